@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(name: str, options: argparse.Namespace) -> None:
     """One phase."""
     import torch
-    from demo_family import dataset, dflash, eagle3, evaluate, export, heads, train, vision
+    from demo_family import dataset, drafters, evaluate, export, train, vision
 
     torch.set_num_threads(1)
     work, out = options.work.resolve(), options.out.resolve()
@@ -78,8 +78,8 @@ def run(name: str, options: argparse.Namespace) -> None:
         share = 0.01 if options.smoke else 1.0
         dataset.build(work, tokenizer_file=options.tokenizer, share=share)
 
-    def mtp() -> None:
-        heads.tune_mtp(work, plan(heads.MTP))
+    def drafter(name: str) -> None:
+        drafters.tune(name, work, out, plan(drafters.PLANS[name]))
         export.write_trained(work, out)
 
     def draft() -> None:
@@ -88,10 +88,6 @@ def run(name: str, options: argparse.Namespace) -> None:
         train.distil_draft(work, plan(train.DISTIL), sampled)
         export.write_trained(work, out)
 
-    def drafter(file: str, tune: Callable[..., None], whole: train.Plan) -> None:
-        tune(work, export.read_member(out / "target", "target"), plan(whole))
-        heads.write_drafter(work / f"{file}.pt", out / file, export.demo.ROOT / file / "config.json")
-
     def reader() -> None:
         made = vision.train_vision(work / "vision.pt", tokenizer, plan(vision.PLAN))
         export.write_vision(made, out / "vision", tokenizer)
@@ -99,11 +95,11 @@ def run(name: str, options: argparse.Namespace) -> None:
     phases: dict[str, Callable[[], None]] = {
         "data": data,
         "main": lambda: trunk("main.pt", "target", train.MAIN),
-        "mtp": mtp,
+        "mtp": lambda: drafter("mtp"),
         "draft": draft,
         "gemma": lambda: trunk("gemma.pt", "gemma", train.GEMMA_MAIN),
-        "eagle3": lambda: drafter("eagle3", eagle3.tune_eagle3, eagle3.PLAN),
-        "dflash": lambda: drafter("dflash", dflash.tune_dflash, dflash.PLAN),
+        "eagle3": lambda: drafter("eagle3"),
+        "dflash": lambda: drafter("dflash"),
         "vision": reader,
         "evaluate": lambda: evaluate.evaluate(work, out, rows=2 if options.smoke else 32),
     }

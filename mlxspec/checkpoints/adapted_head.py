@@ -1,7 +1,8 @@
-"""The MTP head that was adapted to its user's texts: kept in the cache folder, beside models and never in them, one for each model.
+"""The drafter that was adapted to its user's texts: kept in the cache folder, beside models and never in them. One for each model (its own
+MTP head), and one for each pair of a model and a drafter with a folder of its own.
 
-A model is told by its files: config.json, and the header, the first and the last bytes of each file of tensors. So a head is found wherever
-the same files lie, and not for another model or version. Its file holds a card too: what was used, when, and what was measured.
+A model is told by its files: config.json, and the header, the first and the last bytes of each file of tensors. So a drafter is found
+wherever the same files lie, and not for another model or version. Its file holds a card too: what was used, when, and what was measured.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _PREFIX, _CARD = "mtp.", "mlxspec_card"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What is known of an adapted head. before, after: shares of drafted tokens accepted at depths 1 to 3 on held-out text, of the head as
-    it drafts. texts: the files that were read. made: a date, ISO 8601."""
+    """What is known of an adapted drafter. before, after: shares of drafted tokens accepted at each depth on held-out text, of the drafter
+    as it drafts. texts: the files that were read. made: a date, ISO 8601."""
 
     model: str
     made: str
@@ -49,7 +50,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedHead:
-    """path: of its weights, by the names that a model's folder has for them; norms shifted."""
+    """path: of its weights, by the names that a folder has for them; norms of an MTP head shifted."""
 
     path: Path
     card: Card
@@ -59,10 +60,10 @@ class AdaptedHead:
         return {name.removeprefix(_PREFIX): value for name, value in read_file(self.path).items()}
 
 
-def find(model: ModelFolder) -> AdaptedHead | None:
-    """The head that was adapted for this model; None where there is none whose card can be read."""
+def find(model: ModelFolder, beside: ModelFolder | None = None) -> AdaptedHead | None:
+    """What was adapted of this model's own head, or of the drafter `beside` it; None where there is none whose card can be read."""
     try:
-        path = _path(model)
+        path = _path(model, beside)
     except StorageError:  # a cache folder that cannot be used keeps nothing
         return None
     if not path.is_file():
@@ -75,30 +76,38 @@ def find(model: ModelFolder) -> AdaptedHead | None:
     return None if card is None else AdaptedHead(path=path, card=card)
 
 
-def keep(model: ModelFolder, weights: Mapping[str, mx.array], card: Card) -> Path:
-    """Put a head in the place of the one before. Raises StorageError; the one before is there then."""
-    path = _path(model)
-    beside = path.with_name(f"{path.stem}.new.safetensors")
+def keep(
+    model: ModelFolder, weights: Mapping[str, mx.array], card: Card, beside: ModelFolder | None = None
+) -> Path:
+    """Put a drafter in the place of the one before. Raises StorageError; the one before is there then."""
+    path = _path(model, beside)
+    new = path.with_name(f"{path.stem}.new.safetensors")
     try:
         named = {f"{_PREFIX}{name}": value for name, value in weights.items()}
-        mx.save_safetensors(str(beside), named, metadata={"format": "mlx", _CARD: json.dumps(asdict(card))})
-        beside.replace(path)
+        mx.save_safetensors(str(new), named, metadata={"format": "mlx", _CARD: json.dumps(asdict(card))})
+        new.replace(path)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise StorageError(f"The adapted head cannot be kept in {path.parent}: {error}.") from error
+            new.unlink(missing_ok=True)
+        raise StorageError(f"The adapted drafter cannot be kept in {path.parent}: {error}.") from error
     return path
 
 
+def files_of(model: ModelFolder) -> list[Path]:
+    """Of all that was adapted for a model, or of the drafter in a folder for any model. Raises ModelError, StorageError."""
+    path = _path(model, None)
+    return sorted(path.parent.glob(f"*{path.stem}*{path.suffix}"))
+
+
 def remove(name: str) -> bool:
-    """Delete the adapted head of a model, given the model's name. Returns whether there was one. Raises ModelError, StorageError."""
-    path = _path(folder_of(name))
+    """Delete what was adapted for a model, given the model's name. Returns whether there was any. Raises ModelError, StorageError."""
+    found = files_of(folder_of(name))
     try:
-        found = path.is_file()
-        path.unlink(missing_ok=True)
+        for path in found:
+            path.unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"The adapted head could not be removed: {error.strerror}.") from error
-    return found
+        raise StorageError(f"The adapted drafter could not be removed: {error.strerror}.") from error
+    return bool(found)
 
 
 def folder_of(name: str) -> ModelFolder:
@@ -107,23 +116,22 @@ def folder_of(name: str) -> ModelFolder:
 
 
 @contextlib.contextmanager
-def only_one(model: ModelFolder) -> Iterator[None]:
-    """Raises ConfigError where another process adapts this model's head."""
-    with _path(model).with_suffix(".lock").open("a") as file:
+def only_one(model: ModelFolder, beside: ModelFolder | None = None) -> Iterator[None]:
+    """Raises ConfigError where another process adapts this drafter."""
+    with _path(model, beside).with_suffix(".lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(
-                "Another run adapts this model's head already; wait for it, or end it."
-            ) from error
+            raise ConfigError("Another run adapts this drafter already; wait for it, or end it.") from error
         yield
 
 
-def _path(model: ModelFolder) -> Path:
+def _path(model: ModelFolder, beside: ModelFolder | None) -> Path:
     folder, why = folders.private_folder(_FOLDER)
     if why is not None:
         raise StorageError(why)
-    return folder / f"{_digest(model)}.safetensors"
+    digests = (_digest(part) for part in (model, beside) if part is not None)
+    return folder / f"{'-'.join(digests)}.safetensors"
 
 
 def _digest(model: ModelFolder) -> str:

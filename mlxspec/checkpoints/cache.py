@@ -109,12 +109,11 @@ def removal(name: str, revision: str | None = None) -> Removal:
 
 
 def _adapted(folder: Path) -> list[Path]:
-    """The head that was adapted for the model in this folder, if there is one."""
+    """What was adapted for the model in this folder, or of the drafter in it."""
     try:
-        found = adapted_head.find(ModelFolder(folder))
-    except ModelError:
+        return adapted_head.files_of(ModelFolder(folder))
+    except (ModelError, StorageError):
         return []
-    return [] if found is None else [found.path]
 
 
 def _scan() -> Any:

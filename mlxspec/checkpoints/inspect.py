@@ -120,7 +120,9 @@ def inspect(
     packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)
     pair = paired(folder.path)[0] if draft_model is None else None
     beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
-    drafters = _usable(head, beside, made)
+    drafters = _usable(
+        head, beside, made, _adapted(folder, draft_model if pair is None else str(pair), beside)
+    )
 
     def of_rank(who: Ranks) -> Assembled:
         return assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, ranks=who)
@@ -361,7 +363,16 @@ def _memory(
     )
 
 
-def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable, ...]:
+def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -> str:
+    """What is known of what was adapted of a drafter in a folder of its own, for the end of a sentence."""
+    if drafter is None or beside is None or beside.kind not in ("eagle3", "dflash"):
+        return ""
+    found = adapted_head.find(folder, adapted_head.folder_of(drafter))
+    return "" if found is None else f"; adapted: {found.card.told()}"
+
+
+def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -> tuple[Usable, ...]:
+    """adapted: what to add on the drafter beside."""
     found = []
     for name in DRAFTER_NAMES:
         usable, why, drafting = True, "needs no weights", None
@@ -381,6 +392,7 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
             why = "what a grammar forces"
         elif name == "predicted":
             why = "what a request predicts"
+        why += adapted if usable and beside is not None and name == DRAFTS_AS[beside.kind] else ""
         read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)
         found.append(Usable(name=name, usable=usable, why=why, proposing=read))
     return tuple(found)

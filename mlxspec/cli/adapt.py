@@ -1,4 +1,4 @@
-"""`mlxspec adapt`: teach a model's MTP head the user's texts, and keep it if it drafts better. Knows options and output; what is done is
+"""`mlxspec adapt`: teach a model's drafter the user's texts, and keep it if it drafts better. Knows options and output; what is done is
 training/adapt.py's.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mlxspec.cli import options, terminal
 from mlxspec.cli.interrupt import clearing_away
 from mlxspec.cli.parser import declare
+from mlxspec.cli.settings import drafter_of
 from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
 
@@ -28,8 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--texts", list, "PATH", "a file or a folder of UTF-8 text like what you write; may be given again"),
         ("--minutes", float, "M", f"how long it may take (default {_MINUTES:g})", _MINUTES),
-        ("--fresh", bool, "", "begin with the model's own head, not with the one that was adapted before"),
-        ("--remove", bool, "", "remove the adapted head; the model's own drafts again"),
+        options.DRAFT_MODEL,
+        ("--fresh", bool, "", "begin with the drafter itself, not with what was adapted of it before"),
+        ("--remove", bool, "", "remove what was adapted for this model"),
         options.JSON,
     )
     options.add_debug(parser)
@@ -54,8 +56,16 @@ def run(args: argparse.Namespace) -> int:
         )
     from mlxspec.training.adapt import adapt
 
+    drafter = args.draft_model or drafter_of(args.model)
     with clearing_away():
-        made = adapt(args.model, texts, minutes=args.minutes, is_fresh=args.fresh, told=terminal.note)
+        made = adapt(
+            args.model,
+            texts,
+            minutes=args.minutes,
+            drafter=drafter,
+            is_fresh=args.fresh,
+            told=terminal.note,
+        )
     if args.json:
         terminal.say(json.dumps(asdict(made)) + "\n")
         return 0
@@ -64,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def told(made: Adapted) -> str:
-    """What came of it, in three lines at most."""
+    """What came of it, a line for each depth and two more."""
     before, after = made.card.before, made.card.after
     lines = [
         f"depth {i + 1}: {100 * was:.1f} % → {100 * now:.1f} % of drafted tokens accepted on held-out text"
@@ -73,9 +83,9 @@ def told(made: Adapted) -> str:
     was, now = made.general
     lines.append(f"on the model's own texts, depth 1: {100 * was:.1f} % → {100 * now:.1f} %")
     lines.append(
-        "The head is kept and drafts from now on; --head base leaves it."
+        "It is kept and drafts from now on; --head base leaves it."
         if made.is_kept
-        else "The head is not better, so what drafted before stays."
+        else "It is not better, so what drafted before stays."
     )
     return "\n".join(lines) + "\n"
 
@@ -85,6 +95,8 @@ def _remove(args: argparse.Namespace) -> int:
 
     was_there = adapted_head.remove(args.model)
     terminal.say(
-        "The adapted head was removed.\n" if was_there else "There is no adapted head of this model.\n"
+        "What was adapted for this model was removed.\n"
+        if was_there
+        else "Nothing was adapted for this model.\n"
     )
     return 0

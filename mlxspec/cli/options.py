@@ -327,7 +327,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
             "--head",
             HEADS,
             None,
-            "which MTP head drafts: adapted (the default; see `mlxspec adapt`) or base, the model's own",
+            "which drafters draft: adapted ones (the default; see `mlxspec adapt`) or base, those in the folders",
         ),
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
         ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +21,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, not_read
 from mlxspec.models.assemble_drafter import (
     assemble_assistant_lazily,
@@ -28,8 +30,9 @@ from mlxspec.models.assemble_drafter import (
     assemble_head_lazily,
     assemble_named_head,
 )
+from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import unknown_dflash_keys
-from mlxspec.models.eagle3 import unknown_eagle3_keys
+from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
@@ -38,12 +41,20 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 
+Made = TypeVar("Made", bound=nn.Module)
+_TITLES = {
+    "mtp": "MTP head",
+    "eagle3": "EAGLE-3 drafter",
+    "dflash": "block drafter",
+    "draft-model": "draft model",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterBuilder:
     """What drafters are made of, and what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
     floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
-    and on what is not used. adapted: the head that was adapted to the user's texts, in the place of the model's own."""
+    and on what is not used. adapted: by name, drafters that were adapted to the user's texts, in the place of those in the folders."""
 
     spec: SpecConfig
     target: Assembled
@@ -52,7 +63,7 @@ class DrafterBuilder:
     dtype: mx.Dtype | None
     modules: list[nn.Module]
     notices: list[str]
-    adapted: AdaptedHead | None = None
+    adapted: Mapping[str, AdaptedHead] = field(default_factory=dict)
 
     def drafter(self, name: str) -> Drafter:
         """Without its weights. Raises ConfigError and ModelError."""
@@ -91,7 +102,11 @@ class DrafterBuilder:
 
     def _eagle3(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
-        head = assemble_eagle3_lazily(config, beside.read, model, self.dtype)
+
+        def make(read: Callable[[], Weights]) -> Eagle3Head:
+            return assemble_eagle3_lazily(config, read, model, self.dtype)
+
+        head = self._adapted("eagle3", make) or make(beside.read)
         self._check_own_tokenizer(beside)
         self._say_unread(unknown_eagle3_keys(config), "the EAGLE-3 drafter's config.json")
         if self.spec.draft_vocab:
@@ -103,9 +118,12 @@ class DrafterBuilder:
 
     def _dflash(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
-        block = assemble_dflash_lazily(
-            config, beside.read, model, self.dtype, draft_bits=self.spec.draft_bits
-        )
+        bits = self.spec.draft_bits
+
+        def make(read: Callable[[], Weights]) -> DFlash:
+            return assemble_dflash_lazily(config, read, model, self.dtype, draft_bits=bits)
+
+        block = self._adapted("dflash", make) or make(beside.read)
         self._check_own_tokenizer(beside)
         self.notices.append(
             f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
@@ -137,19 +155,27 @@ class DrafterBuilder:
         return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _own_head(self) -> Qwen35Mtp | None:
-        """The model's, or the one that was adapted from it. A damaged one costs a notice."""
-        head, adapted = self.target.mtp, self.adapted
-        if adapted is None or head is None:
-            return head
+        """The model's, or the one that was adapted from it."""
+
+        def make(read: Callable[[], Weights]) -> Qwen35Mtp:
+            return assemble_named_head(read(), self.target, self.dtype, draft_bits=self.spec.draft_bits)
+
+        return self._adapted("mtp", make) or self.target.mtp
+
+    def _adapted(self, name: str, make: Callable[[Callable[[], Weights]], Made]) -> Made | None:
+        """The drafter that was adapted, None where there is none. A damaged one costs a notice."""
+        found = self.adapted.get(name)
+        if found is None:
+            return None
         try:
-            head = assemble_named_head(
-                adapted.weights(), self.target, self.dtype, draft_bits=self.spec.draft_bits
-            )
+            made = make(found.weights)
         except ModelError as error:
-            self.notices.append(f"The adapted head is not used: {error}")
-        else:
-            self.notices.append(f"The adapted MTP head drafts: {adapted.card.told()}. --head base leaves it.")
-        return head
+            self.notices.append(f"The adapted {_TITLES[name]} is not used: {error}")
+            return None
+        self.notices.append(
+            f"The adapted {_TITLES[name]} drafts: {found.card.told()}. --head base leaves it."
+        )
+        return made
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
         """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""

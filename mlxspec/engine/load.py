@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.quantized import check_kv_bits
+from mlxspec.checkpoints.adapted_head import AdaptedHead
 from mlxspec.checkpoints.adapted_head import find as find_adapted
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
@@ -49,7 +50,7 @@ from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
-from mlxspec.models.folder import ModelFolder
+from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
@@ -59,7 +60,7 @@ from mlxspec.policy.cost_file import models_of
 _OLD_COSTS = "What rounds and drafts cost was kept by another version of mlxspec or MLX: drafting begins with that, and measures it anew."
 HeadChoice = Literal[
     "adapted", "base"
-]  # the MTP head that was adapted to the user's texts, or the model's own
+]  # drafters that were adapted to the user's texts, or those in the folders
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -96,7 +97,7 @@ def load(
     there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file with a template that counts instead of the
     model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided (engine/ranks/);
     all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none. head: "adapted"
-    drafts with the MTP head that `mlxspec adapt` made, where there is one; "base" with the model's own.
+    drafts with what `mlxspec adapt` made of a drafter, where there is such; "base" with the drafter itself.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -153,9 +154,7 @@ def load(
         if tokenizer.template is not None:
             tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
-        adapted = (
-            find_adapted(folder) if head == "adapted" and peers is None and target.mtp is not None else None
-        )
+        adapted = _adapted(folder, beside, names) if head == "adapted" and peers is None else {}
         builder = DrafterBuilder(
             spec=spec,
             target=target,
@@ -182,7 +181,7 @@ def load(
         files = [
             *folder.files(),
             *(beside.files() if beside is not None else ()),
-            *([adapted.path] if adapted else ()),
+            *(found.path for found in adapted.values()),
         ]
         made, useless = _without_useless_head(made, tokenizer, files, adapter, together)
         names = tuple(name for name in names if not (useless and name == "mtp"))
@@ -232,6 +231,15 @@ def load(
         loaded.notices += (_OLD_COSTS,) if costs.is_doubted else ()
         loaded.follow(costs)
     return loaded
+
+
+def _adapted(folder: ModelFolder, beside: ModelFolder | None, names: Sequence[str]) -> dict[str, AdaptedHead]:
+    """By name, what was adapted of the drafters that draft: of the model's own head, and of the one in a folder of its own."""
+    places: dict[str, ModelFolder | None] = {"mtp": None}
+    if beside is not None and (kind := beside.kind()) in ("eagle3", "dflash"):
+        places[DRAFTS_AS[kind]] = beside
+    found = {name: find_adapted(folder, where) for name, where in places.items() if name in names}
+    return {name: adapted for name, adapted in found.items() if adapted is not None}
 
 
 def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:

@@ -98,15 +98,21 @@ def assemble_assistant_lazily(
 
 
 def assemble_eagle3_lazily(
-    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    target: Trunk,
+    dtype: mx.Dtype | None = None,
+    *,
+    is_fused: bool = True,
 ) -> Eagle3Head:
-    """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. Raises ModelError, also if it is for
-    another model."""
+    """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. is_fused: ready to run. Raises ModelError,
+    also if it is for another model."""
     parsed, given = Eagle3Config.from_dict(config), read()
     weights, dtype = sanitize_eagle3(given), unpacked_dtype(given, dtype)
     head = Eagle3Head(parsed, target, weights)
     fill(head, weights, dtype, "The EAGLE-3 drafter", foreign_format(config))
-    head.fuse()
+    if is_fused:
+        head.fuse()
     return head
 
 
@@ -117,8 +123,10 @@ def assemble_dflash_lazily(
     dtype: mx.Dtype | None = None,
     *,
     draft_bits: int = 16,
+    is_fused: bool = True,
 ) -> DFlash:
-    """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. Raises ModelError, also if it is for another model."""
+    """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. is_fused: ready to run. Raises ModelError, also if it
+    is for another model."""
     given = read()
     weights, dtype = sanitize_dflash(given), unpacked_dtype(given, dtype)
     parsed = DFlashConfig.from_dict(config, weights.keys())
@@ -127,7 +135,8 @@ def assemble_dflash_lazily(
     own_is_packed = bool(fill(made, weights, dtype, f"The {parsed.kind} drafter", foreign_format(config)))
     if is_packed(target) and not own_is_packed:
         quantize_floats(made, draft_bits)
-    made.fuse()
+    if is_fused:
+        made.fuse()
     return made
 
 

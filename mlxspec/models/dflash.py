@@ -201,7 +201,7 @@ class DFlash(nn.Module):
         config.check_fits(target)
         c = config.text
         self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
-        self._rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
+        self.rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
         self.fc = nn.Linear(len(config.layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(c.hidden_size)
         self.layers = [DFlashLayer(config) for _ in config.windows]
@@ -269,8 +269,8 @@ class DFlash(nn.Module):
         """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
         Output has no logits, and as hidden the cells (N, H). certain: as in models.base."""
         places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self._rotary.table(places.turns)
-        cells = self._runners.get("cells", self._cells, rows)(features.astype(self.dtype))
+        cos, sin = self.rotary.table(places.turns)
+        cells = self._runners.get("cells", self.cells, rows)(features.astype(self.dtype))
         for i in range(len(self.layers)):
             keys, values = self._runners.of_layer("keys", i, _keys, rows)(cells, cos, sin)
             cache.attention(i).append(keys, values, places)
@@ -282,9 +282,9 @@ class DFlash(nn.Module):
         """
         num_cold, shape = self._runners.num_cold, rows.num_tokens
         turns = Places(rows, cache.lengths, cache.exact)
-        cos, sin = self._rotary.table(turns.turns)
+        cos, sin = self.rotary.table(turns.turns)
         places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
-        x = self._embed(tokens).astype(self.dtype)
+        x = self.embed(tokens).astype(self.dtype)
         for i in range(len(self.layers)):
             enter = self._runners.of_layer("enter", i, _enter, rows, shape=shape)
             q, k, v, taps = enter(x, cos, sin, places)
@@ -294,10 +294,10 @@ class DFlash(nn.Module):
         hidden = rms_norm(x, self.norm.weight, self.config.text.rms_eps).astype(self.target.dtype)
         return Output(logits=None, hidden=hidden, is_warm=self._runners.num_cold == num_cold)
 
-    def _cells(self, features: mx.array) -> mx.array:
+    def cells(self, features: mx.array) -> mx.array:
         return rms_norm(self.fc(features), self.hidden_norm.weight, self.config.text.rms_eps)
 
-    def _embed(self, tokens: mx.array) -> mx.array:
+    def embed(self, tokens: mx.array) -> mx.array:
         return self.embed_tokens(tokens) if "embed_tokens" in self else self.target.embed(tokens)
 
     def _attend(

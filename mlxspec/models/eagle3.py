@@ -273,7 +273,7 @@ def sanitize_eagle3(weights: Weights) -> Weights:
 class _Attention(nn.Module):
     def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
         super().__init__()
-        self._c, wide = c, 2 * c.hidden_size
+        self._c, wide, self.scale = c, 2 * c.hidden_size, c.head_dim**-0.5
         self.q_proj = nn.Linear(wide, c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
@@ -351,8 +351,8 @@ class Eagle3Head(nn.Module):
         super().__init__()
         config.check_fits(target)
         c = config
-        self._config, self._target = c, (target,)  # in a tuple: the target's parameters are not ours
-        self._rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
+        self.config, self._target = c, (target,)  # in a tuple: the target's parameters are not ours
+        self.rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
         self._runners = Runners()
         self.layers_read = c.layers_of(target)
         num = len(self.layers_read)
@@ -384,7 +384,7 @@ class Eagle3Head(nn.Module):
             self[name] = FusedLinear([self[name]])
         if "d2t" not in self:
             return
-        self.ids = target_ids(self.d2t, self._config.vocab_size, self.title)
+        self.ids = target_ids(self.d2t, self.config.vocab_size, self.title)
         del self.d2t
 
     @property
@@ -399,17 +399,17 @@ class Eagle3Head(nn.Module):
     @property
     def num_proposed(self) -> int:
         """How many of the target's tokens it can propose."""
-        return self._config.draft_vocab
+        return self.config.draft_vocab
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """kv_bits: as in models.base."""
-        c = self._config
+        c = self.config
         layer = attention_cache(c.num_kv_heads, c.head_dim, self.dtype, num_rows, kv_bits)
         return ModelCache([layer], num_rows)
 
     def take(self, streams: mx.array) -> mx.array:
         """Residual streams of the target (N, layers * target's H) -> g (N, H), what a cell of a known token takes."""
-        c = self._config
+        c = self.config
         x = streams.astype(self.dtype)
         if c.norm_before_fc:
             x = rms_norm(x, self.input_norm.weight, c.rms_eps)
@@ -434,37 +434,37 @@ class Eagle3Head(nn.Module):
         images: of these the rows replace embeddings, and positions stay indices. logits (rows, R); hidden (N, H) is what the next
         step takes."""
         places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self._rotary.table(places.turns)
-        embedded = self._embed(tokens)
+        cos, sin = self.rotary.table(places.turns)
+        embedded = self.embed(tokens)
         if images is not None:
             embedded = images.placed(embedded)
-        residual, (q, k, v) = self._runners.get("before", self._before, rows)(embedded, hidden, cos, sin)
+        residual, (q, k, v) = self._runners.get("before", self.before, rows)(embedded, hidden, cos, sin)
         device.start(residual, num_launches=_OF_A_CELL)
-        attended = attend_in_places(q, k, v, places, cache.attention(0), self._config.head_dim**-0.5)
-        out = self._runners.get("after", self._after, rows)(residual, attended)
+        attended = attend_in_places(q, k, v, places, cache.attention(0), self.layers[0].self_attn.scale)
+        out = self._runners.get("after", self.after, rows)(residual, attended)
         seen = rows.last(out) if logits_at == "last" else out
         logits = None if logits_at == "none" else self.head(seen)
         return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
 
     def head(self, hidden: mx.array) -> mx.array:
         """What `forward` gives as hidden (N, H) -> logits (N, R)"""
-        return self.lm_head(hidden if self._config.norm_output else self._normed(hidden))  # type: ignore[no-any-return]
+        return self.lm_head(hidden if self.config.norm_output else self._normed(hidden))  # type: ignore[no-any-return]
 
     def _normed(self, x: mx.array) -> mx.array:
-        return rms_norm(x, self.norm.weight, self._config.rms_eps)
+        return rms_norm(x, self.norm.weight, self.config.rms_eps)
 
-    def _embed(self, tokens: mx.array) -> mx.array:
+    def embed(self, tokens: mx.array) -> mx.array:
         """(N,) -> (N, H). Of the target the table itself, without what a model multiplies it by."""
         own = self if "embed_tokens" in self else self._target[0].language_model.model
         return own.embed_tokens(tokens).astype(self.dtype)  # type: ignore[no-any-return]
 
-    def _before(
+    def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, tuple[mx.array, ...]]:
         layer = self.layers[0]
         both, residual = layer.enter(embedded, hidden)
         return residual, layer.self_attn.project(both, cos, sin)
 
-    def _after(self, residual: mx.array, attended: mx.array) -> mx.array:
+    def after(self, residual: mx.array, attended: mx.array) -> mx.array:
         x = self.layers[0].leave(residual, attended)
-        return self._normed(x) if self._config.norm_output else x
+        return self._normed(x) if self.config.norm_output else x

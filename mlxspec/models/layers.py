@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,20 @@ def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
     return (normed * weight).astype(normed.dtype)
 
 
+_stays_whole = False
+
+
+@contextmanager
+def kept_whole() -> Iterator[None]:
+    """What is fused within keeps its weight whole: MLX has gradients of products with that for any number of rows."""
+    global _stays_whole
+    _stays_whole = True
+    try:
+        yield
+    finally:
+        _stays_whole = False
+
+
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
@@ -55,7 +70,7 @@ class FusedLinear(nn.Module):
         self._is_split_by_panels = all(s % PANEL == 0 for s in self._splits) and sum(self._sizes) % PANEL == 0
         if all(type(p) is nn.Linear for p in parts):
             weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
-            if not device.has_gpu() and weight.dtype == mx.float32:
+            if not device.has_gpu() and weight.dtype == mx.float32 and not _stays_whole:
                 self.panels = in_panels(weight)
                 # numbers, not operations: those a compiled forward would run anew at every call
                 num = len(self.panels)

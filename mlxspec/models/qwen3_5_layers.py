@@ -49,7 +49,7 @@ class Qwen35Attention(nn.Module):
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
         self._c = c
-        self._scale = c.head_dim**-0.5
+        self.scale = c.head_dim**-0.5
         num_parts = 2 if c.is_gated else 1  # of a head's outputs: its query, and its gate behind it
         self.q_proj = nn.Linear(c.hidden_size, num_parts * c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
@@ -81,8 +81,8 @@ class Qwen35Attention(nn.Module):
         )
         query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
         # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
-        self._query_factor = self._scale if log2(self._scale).is_integer() else 1.0
-        query_norm, self._scale = query_norm * self._query_factor, self._scale / self._query_factor
+        self._query_factor = self.scale if log2(self.scale).is_integer() else 1.0
+        query_norm, self.scale = query_norm * self._query_factor, self.scale / self._query_factor
         self.qk_norm = mx.concatenate(
             [
                 mx.repeat(weight[None, order], num, axis=0)
@@ -110,7 +110,7 @@ class Qwen35Attention(nn.Module):
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """x (N, H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D), gate (N, Hq * D) or None; queries and keys rotated, queries
-        scaled but for `_scale`."""
+        scaled but for `scale`."""
         c = self._c
         num_heads = c.num_heads + c.num_kv_heads
         qk, *gates, v = self.qkv.split(
@@ -133,7 +133,7 @@ class Qwen35Attention(nn.Module):
         cache: AttentionLayerCache,
     ) -> mx.array:
         """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
-        return attend_in_places(q, k, v, places, cache, self._scale)
+        return attend_in_places(q, k, v, places, cache, self.scale)
 
     def finish(self, attended: mx.array, gate: mx.array | None) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""

@@ -43,8 +43,8 @@ class Qwen35Mtp(nn.Module):
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__()
-        self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
-        self._rotary = qwen_rotary(config)
+        self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self.rotary = qwen_rotary(config)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
@@ -95,7 +95,7 @@ class Qwen35Mtp(nn.Module):
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """kv_bits: as in models.base."""
-        c = self._config
+        c = self.config
         layer = attention_cache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows, kv_bits)
         return ModelCache([layer], num_rows)
 
@@ -112,18 +112,18 @@ class Qwen35Mtp(nn.Module):
     ) -> Output:
         """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. certain, images: as in
         models.base."""
-        target, layer = self._target[0], self.layers[0]
+        layer = self.layers[0]
         places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self._rotary.table(turns_of(self._rotary, places, images))
-        embedded = target.embed(tokens)
+        cos, sin = self.rotary.table(turns_of(self.rotary, places, images))
+        embedded = self.embed(tokens)
         if images is not None:
             embedded = images.placed(embedded)
-        x, (q, k, v, gate) = self._runners.get("before", self._before, rows)(embedded, hidden, cos, sin)
+        x, (q, k, v, gate) = self._runners.get("before", self.before, rows)(embedded, hidden, cos, sin)
         device.start(
             x, num_launches=_OF_THE_HEAD
         )  # so that the device need not wait until all of the forward is built
         attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
-        out = self._runners.get("after", self._after, rows)(x, attended, gate)
+        out = self._runners.get("after", self.after, rows)(x, attended, gate)
         seen = rows.last(out) if logits_at == "last" else out
         logits = None if logits_at == "none" else self.head(seen)
         return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
@@ -132,15 +132,19 @@ class Qwen35Mtp(nn.Module):
         """The head's own hiddens (N, H) -> logits (N, V)"""
         return self._target[0].head(hidden)
 
-    def _before(
+    def embed(self, tokens: mx.array) -> mx.array:
+        """(N,) -> (N, H)"""
+        return self._target[0].embed(tokens)
+
+    def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, Any]:
-        eps = self._config.rms_eps
+        eps = self.config.rms_eps
         e = rms_norm(embedded, self.pre_fc_norm_embedding.weight, eps)
         h = rms_norm(hidden, self.pre_fc_norm_hidden.weight, eps)
         x = self.fc(mx.concatenate([e, h], axis=-1))
         return x, before_attention(self.layers[0], x, cos, sin)
 
-    def _after(self, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+    def after(self, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
         x = after_attention(self.layers[0], x, attended, gate)
-        return rms_norm(x, self.norm.weight, self._config.rms_eps)
+        return rms_norm(x, self.norm.weight, self.config.rms_eps)

@@ -1,7 +1,7 @@
-"""`adapt`: reads texts with a model, teaches its MTP head the model's distributions on them, and keeps the head if it is better.
+"""`adapt`: reads texts with a model, teaches its drafter the model's distributions on them, and keeps the drafter if it is better.
 
 What is kept is judged as it will draft, in the dtype and quantization that `load` gives it, on texts that were held out. Half of what is
-trained on are texts of the model's own: they keep the head from losing what it could, and a head that loses more than a point there is not
+trained on are texts of the model's own: they keep the drafter from losing what it could, and one that loses more than a point there is not
 kept. The model writes them out of nothing, behind one random token or where a user's first turn would stand (as Magpie does: Xu et al.
 2024, arXiv 2406.08464). Nothing leaves the machine.
 """
@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-import mlx.core as mx
-
 from mlxspec.checkpoints import adapted_head
 from mlxspec.checkpoints.adapted_head import Card
 from mlxspec.config import SamplingParams, SpecConfig
@@ -24,15 +22,10 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError
 from mlxspec.loading.progress import amount
-from mlxspec.loading.weights import Weights
-from mlxspec.models.fill import fill, is_packed, quantize_floats
-from mlxspec.models.qwen3_5 import Qwen35
-from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
 from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
-from mlxspec.training.mtp_network import Head, MtpNetwork, float_head
+from mlxspec.training.network import Head
+from mlxspec.training.pupil import Pupil
 from mlxspec.training.states import HELD_OUT, LENGTH, States, pieces_of
 
 _SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
@@ -43,7 +36,7 @@ _OWN = 8  # texts at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """What came of a run. general: depth 1 on texts of the model's own, before and after. is_kept: whether the head is better."""
+    """What came of a run. general: depth 1 on texts of the model's own, before and after. is_kept: whether it is better."""
 
     card: Card
     general: tuple[float, float]
@@ -55,67 +48,63 @@ def adapt(
     texts: Sequence[tuple[str, str]],
     *,
     minutes: float,
+    drafter: str | None = None,
     is_fresh: bool = False,
     told: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Adapted:
-    """Adapt the MTP head of a model. texts: name and text of each file. is_fresh: begin with the model's own head, not with one that was
-    adapted before. told: lines on how far it is. KeyboardInterrupt while training ends it early, with the best head so far.
+    """Adapt the drafter of a model. texts: name and text of each file. drafter: folder or id of one; None: the model's own head, else the
+    one that is paired with it. is_fresh: begin with the drafter itself, not with what was adapted of it before. told: lines on how far it
+    is. KeyboardInterrupt while training ends it early, with the best so far.
 
     Raises MlxspecError subclasses; what was kept before is there then.
     """
     began, seconds = clock(), 60 * minutes
-    engine = load(model, draft=["mtp"], spec=SpecConfig(policy="fixed"), images=False, head="base")
-    with adapted_head.only_one(adapted_head.folder_of(engine.name)):
-        return _Run(engine, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
+    engine = load(model, draft_model=drafter, spec=SpecConfig(policy="fixed"), images=False, head="base")
+    pupil = Pupil(engine, drafter)
+    with adapted_head.only_one(pupil.folder, pupil.beside):
+        return _Run(engine, pupil, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
 
 
 class _Run:
     """One run on one model."""
 
     def __init__(
-        self, engine: Engine, ends: float, told: Callable[[str], None], clock: Callable[[], float]
+        self,
+        engine: Engine,
+        pupil: Pupil,
+        ends: float,
+        told: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
-        target = engine.model
-        loaded = next(
-            (m for m in engine.chain.drafters["mtp"].modules or () if isinstance(m, Qwen35Mtp)), None
-        )
-        self._folder = adapted_head.folder_of(engine.name)
-        parsed = architecture(self._folder.config()).parse(self._folder.config())
-        tokenizer = engine.tokenizer
-        if (
-            loaded is None
-            or not isinstance(target, Qwen35)
-            or not isinstance(parsed, Qwen35Config)
-            or tokenizer is None
-        ):
-            raise ModelError("Only MTP heads of Qwen3.5 models can be adapted yet.")
-        self._tokenizer = tokenizer
-        self._engine, self._target, self._config, self._loaded = engine, target, parsed, loaded
+        if engine.tokenizer is None:
+            raise ModelError("This model has no tokenizer, so it reads no texts.")
+        self._tokenizer, self._engine, self._pupil = engine.tokenizer, engine, pupil
+        self._network = pupil.network
         self._ends, self._told, self._clock = ends, told, clock
-        self._network = MtpNetwork(parsed, target)
 
     def run(self, texts: Sequence[tuple[str, str]], seconds: float, *, is_fresh: bool) -> Adapted:
-        base = self._base()
+        pupil, base = self._pupil, self._pupil.base
         head = None if is_fresh else self._adapted_before()
         self._check_memory(base)
-        with States(self._target, _STATES) as states, States(self._target, _STATES) as own:
+        about = self._network.target, self._network.layers, _STATES
+        with States(*about) as states, States(*about) as own:
             tokens = self._read(texts, states, seconds * _SHARES[0])
             self._write_own(own, seconds * _SHARES[1])
             held, guard = states.batches_held_out(ROWS), own.batches_held_out(ROWS)
             judging = self._clock()
             first = accepted(self._network, base, held)
             start = first if head is None else accepted(self._network, head, held)
-            self._told(f"accepted at depths 1 to 3 on held-out text: {start}")
+            self._told(f"accepted at depths 1 to {len(start.depths)} on held-out text: {start}")
             general_first = accepted(self._network, base, guard).depths[0]
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
             start_head = base if head is None else head
             best = train(self._network, start_head, states, left, own=own, told=self._tell, clock=self._clock)
-            as_it_drafts = self._as_drafting(_in_dtype(best, self._target.dtype))
+            as_it_drafts = pupil.as_drafting(pupil.stored(best))
             after = accepted(self._network, as_it_drafts, held)
             general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
-        is_kept = after.depths[0] > start.depths[0] and general[1] > general[0] - 0.01
+        is_kept = sum(after.depths) > sum(start.depths) and general[1] > general[0] - 0.01
         card = Card(
             model=self._engine.name,
             made=datetime.date.today().isoformat(),
@@ -125,44 +114,26 @@ class _Run:
             texts=tuple(name for name, _ in texts),
         )
         if is_kept:
-            adapted_head.keep(self._folder, _in_dtype(best, self._target.dtype), card)
+            adapted_head.keep(pupil.folder, pupil.stored(best), card, pupil.beside)
         return Adapted(card=card, general=general, is_kept=is_kept)
 
-    def _base(self) -> Head:
-        """The model's own head, as it drafts."""
-        kind = architecture(self._folder.config())
-        _, weights = kind.sanitize(self._folder.read(), self._config)
-        bare = Qwen35Mtp(self._config, self._target)
-        fill(bare, weights, self._target.dtype, "The MTP head")
-        if self._loaded.bits_at_load is not None:
-            quantize_floats(bare, self._loaded.bits_at_load)
-        return float_head(bare, self._loaded)
-
     def _adapted_before(self) -> Head | None:
-        found = adapted_head.find(self._folder)
+        found = adapted_head.find(self._pupil.folder, self._pupil.beside)
         try:
-            return None if found is None else self._as_drafting(found.weights())
+            return None if found is None else self._pupil.as_drafting(found.weights())
         except ModelError as error:
-            self._told(
-                f"the head that was adapted before is damaged, so this begins with the model's own: {error}"
-            )
+            self._told(f"what was adapted before is damaged, so this begins with the drafter itself: {error}")
             return None
 
-    def _as_drafting(self, weights: Weights) -> Head:
-        """A head that was adapted, as `load` makes it of these weights."""
-        bare = Qwen35Mtp(self._config, self._target)
-        fill(bare, weights, self._target.dtype, "The adapted head")
-        if is_packed(self._target):
-            quantize_floats(bare, SpecConfig.draft_bits)
-        return float_head(bare)
-
     def _check_memory(self, base: Head) -> None:
-        own = sum(w.size for w in base.values()) * BYTES_A_PARAMETER + self._network.vocab_size * BYTES_A_WORD
-        needed = bytes_of(self._target) + own
+        words = self._network.target.vocab_size * self._network.head_copies
+        own = sum(w.size for w in base.values()) * BYTES_A_PARAMETER + words * BYTES_A_WORD
+        own += self._network.layer_bytes
+        needed = bytes_of(self._network.target) + own
         self._told(f"training takes about {amount(own)} of memory beside the model")
         if needed > self._engine.memory.budget:
             raise MemoryBudgetError(
-                f"Adapting this head needs {amount(needed)}, and the memory budget is {amount(self._engine.memory.budget)}."
+                f"Adapting this drafter needs {amount(needed)}, and the memory budget is {amount(self._engine.memory.budget)}."
             )
 
     def _read(self, texts: Sequence[tuple[str, str]], states: States, seconds: float) -> int:
@@ -215,8 +186,3 @@ class _Run:
 
     def _tell(self, progress: Judgement) -> None:
         self._told(f"{progress.seconds:5.0f} s, step {progress.step}: {progress.held_out}")
-
-
-def _in_dtype(head: Head, dtype: mx.Dtype) -> Weights:
-    """Matrices in the target's dtype, norms in float32, as folders have them."""
-    return {name: value if value.ndim == 1 else value.astype(dtype) for name, value in head.items()}

@@ -1,8 +1,8 @@
-"""Teaches an MTP head its target's distributions on given texts, and judges it on those that were held out.
+"""Teaches a drafter its target's distributions on given texts, and judges it on those that were held out.
 
-Distillation: at every position the head's distribution is drawn towards the target's own, at each depth of a draft (EAGLE-3 trains so too:
-Li et al. 2025, arXiv 2503.01840). The loss of a depth is the cross entropy with the target's distribution, and counts DEPTHS of it. What
-the model says cannot change: its weights are not touched, and drafts are verified.
+Distillation: at every position the drafter's distribution is drawn towards the target's own, at each depth of a draft (EAGLE-3 trains so
+too: Li et al. 2025, arXiv 2503.01840). The loss of a depth is the cross entropy with the target's distribution over the tokens that the
+drafter has, by the weights of its network. What the model says cannot change: its weights are not touched, and drafts are verified.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.optimizers import AdamW, clip_grad_norm
 
-from mlxspec.training.mtp_network import Head, MtpNetwork
+from mlxspec.training.network import Head, Network, Scored
 from mlxspec.training.states import Batch, States
 
-DEPTHS = (1.0, 0.7, 0.5)  # weight of the loss at each depth
-ROWS, SCORED = 2, 128  # pieces of a step, and drafts of each that are scored
+ROWS, SCORED = 2, 384  # pieces of a step, and logits of each that are scored, of all depths together
 BYTES_A_PARAMETER = 20  # of training: weights, gradients, two moments, the best so far; float32
-BYTES_A_WORD = (
-    4 * 6 * len(DEPTHS) * ROWS * SCORED
-)  # of the vocabulary: logits, distributions, their gradients
+BYTES_A_WORD = 4 * 6 * ROWS * SCORED  # of the vocabulary: logits, distributions, their gradients
+_ALONE = 0.2  # weight of a block drafter's loss without what it knows of the token before
 _RATE, _WARM = 1e-3, 20  # highest learning rate for 256 hidden numbers, and steps until it is reached
 _JUDGEMENTS, _PATIENCE = 12, 4  # in the whole time, and how many may bring nothing before it ends
 _JUDGED = 6  # batches of held-out pieces at most that a head is judged on while it is trained
 
 
 class DepthShares(NamedTuple):
-    """Shares of drafted tokens that would be accepted at temperature 1, at depths 1, 2 and 3, each given that those before were."""
+    """Shares of drafted tokens that would be accepted at temperature 1, at depths 1, 2 and so on, each given that those before were."""
 
     depths: tuple[float, ...]
 
@@ -52,7 +50,7 @@ class Judgement:
 
 
 def train(
-    network: MtpNetwork,
+    network: Network,
     head: Head,
     states: States,
     seconds: float,
@@ -70,32 +68,23 @@ def train(
     guard = [] if own is None else own.batches_held_out(ROWS)[:_JUDGED]
     kept = judged = accepted(network, head, held)
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
-    best, current = head, dict(head)
-    rate = _RATE * (256 / head["norm.weight"].size) ** 0.5
-    optimizer = AdamW(learning_rate=0.0, betas=[0.9, 0.98], weight_decay=0.0)
-    optimizer.init(current)
-    loss_of = mx.value_and_grad(lambda weights, batch, places: _loss(network, weights, batch, places))
+    best, teacher = head, Teacher(network, head)
+    rate = _RATE * (256 / network.target.hidden_size) ** 0.5
     batches = _batches(states, own, rng)
     next_look, idle, losses = seconds / _JUDGEMENTS, 0, list[float]()
     step = 0
     try:
         while (spent := clock() - began) < seconds and idle < _PATIENCE:
-            batch = next(batches)
             left = 1 - spent / seconds
-            optimizer.learning_rate = mx.array(rate * min(1.0, (step + 1) / _WARM) * left)
-            loss, gradients = loss_of(current, batch, _places(batch, rng))
-            gradients, _ = clip_grad_norm(gradients, 1.0)
-            current = optimizer.apply_gradients(gradients, current)
-            mx.eval(loss, current, optimizer.state)
-            losses.append(float(loss.item()))
+            losses.append(teacher.step(next(batches), rate * min(1.0, (step + 1) / _WARM) * left, rng))
             step += 1
             if clock() - began < next_look:
                 continue
             next_look += seconds / _JUDGEMENTS
-            judged = accepted(network, current, held)
-            is_safe = not guard or accepted(network, current, guard).depths[0] >= floor
+            judged = accepted(network, teacher.head, held)
+            is_safe = not guard or accepted(network, teacher.head, guard).depths[0] >= floor
             if sum(judged.depths) > sum(kept.depths) and is_safe:
-                best, kept, idle = dict(current), judged, 0
+                best, kept, idle = teacher.head, judged, 0
             else:
                 idle += 1
             told(
@@ -116,46 +105,75 @@ def train(
 def _batches(states: States, own: States | None, rng: random.Random) -> Iterator[Batch]:
     """Of ROWS pieces; half of them the model's own, where there are some."""
     if own is None or not own.training:
-        return states.batches(min(ROWS, len(states.training)), rng)
+        return map(states.read, states.pieces(min(ROWS, len(states.training)), rng))
     half = ROWS // 2
-    pairs = zip(states.batches(half, rng), own.batches(half, rng), strict=True)
-    return (Batch(*(mx.concatenate(parts) for parts in zip(*pair, strict=True))) for pair in pairs)
+    pairs = zip(states.pieces(half, rng), own.pieces(half, rng), strict=True)
+    return (states.read([*first, *second]) for first, second in pairs)
 
 
-def _places(batch: Batch, rng: random.Random) -> mx.array:
-    """The first tokens of the drafts that are scored in a step."""
-    num = batch.tokens.shape[1] - len(DEPTHS)
-    return mx.array(sorted(rng.sample(range(num), min(num, SCORED))))
+class Teacher:
+    """Goes down the loss step by step. head: as far as it is taught; a new one after each step."""
+
+    def __init__(self, network: Network, head: Head) -> None:
+        self.head, self._network = head, network
+        self.optimizer = AdamW(learning_rate=0.0, betas=[0.9, 0.98], weight_decay=0.0)
+        self.optimizer.init(head)
+        self._slopes = mx.value_and_grad(lambda weights, *given: loss(network, weights, *given))
+
+    def step(self, batch: Batch, rate: float, rng: random.Random) -> float:
+        """The loss before it."""
+        self.optimizer.learning_rate = mx.array(rate)
+        value, gradients = self._slopes(self.head, batch, _places(self._network, batch, rng))
+        gradients, _ = clip_grad_norm(gradients, 1.0)
+        self.head = self.optimizer.apply_gradients(gradients, self.head)
+        mx.eval(value, self.head, self.optimizer.state, mx.random.state)  # modules draw their first values
+        return float(value.item())
 
 
-def _loss(network: MtpNetwork, head: Head, batch: Batch, places: mx.array) -> mx.array:
-    total = mx.zeros(())
-    for (own, right), weight in zip(_scored(network, head, batch, places), DEPTHS, strict=True):
-        wanted = mx.softmax(right, axis=-1)
-        total = total - weight * (wanted * nn.log_softmax(own, axis=-1)).sum(axis=-1).mean()
-    return total / sum(DEPTHS)
+def _places(network: Network, batch: Batch, rng: random.Random) -> mx.array:
+    """Where the drafts begin that are scored in a step."""
+    num = batch.tokens.shape[1] - len(network.depths)
+    return mx.array(sorted(rng.sample(range(num), min(num, SCORED // len(network.depths)))))
 
 
-def _scored(
-    network: MtpNetwork, head: Head, batch: Batch, places: mx.array
-) -> Iterator[tuple[mx.array, mx.array]]:
-    """Of each depth the head's and the target's logits (B, places, V) for the same token."""
-    cells = network.drafts(head, batch.tokens, batch.hidden, len(DEPTHS))
-    for j, cell in enumerate(cells):
-        right = mx.stop_gradient(network.logits(batch.hidden[:, places + 1 + j]))
-        yield network.logits(cell[:, places].astype(batch.hidden.dtype)), right
+def loss(network: Network, head: Head, batch: Batch, places: mx.array) -> mx.array:
+    """Mean over the drafts that begin at `places` (n,), weighted by depth and by the chance that a draft is accepted so far."""
+    total, weights, reached = mx.zeros(()), mx.zeros(()), mx.ones(())
+    scored = network.scored(head, batch, places, is_drafting=False)
+    for (own, right, alone), share in zip(scored, network.depths, strict=True):
+        wanted = mx.softmax(_of(network, right), axis=-1)
+        told = nn.log_softmax(own, axis=-1)
+        each = (wanted * told).sum(axis=-1)
+        if alone is not None:
+            each = each + _ALONE * (wanted * nn.log_softmax(alone, axis=-1)).sum(axis=-1)
+        weight = mx.broadcast_to(share + network.reach * reached, each.shape)
+        total, weights = total - (weight * each).sum(), weights + weight.sum()
+        if network.reach:
+            reached = mx.stop_gradient(reached * mx.minimum(wanted, mx.exp(told)).sum(axis=-1))
+    return total / weights
 
 
-def accepted(network: MtpNetwork, head: Head, batches: Sequence[Batch]) -> DepthShares:
-    """Means over all positions of the overlap sum_v min(p_v, q_v) of the two distributions, which is what rejection accepts."""
-    sums, num = mx.zeros(len(DEPTHS)), 0
+def _of(network: Network, x: mx.array) -> mx.array:
+    """(..., V) -> (..., R): of the tokens that the drafter has."""
+    return x if network.ids is None else x[..., network.ids]
+
+
+def accepted(network: Network, head: Head, batches: Sequence[Batch]) -> DepthShares:
+    """Means of the overlap sum_v min(p_v, q_v) of the two distributions, which is what rejection accepts, over the more positions the fewer
+    depths there are."""
+    depth = len(network.depths)
+    sums, num, a_time = mx.zeros(depth), 0, SCORED // depth
     for batch in batches:
-        length = batch.tokens.shape[1] - len(DEPTHS)
-        for begin in range(0, length, SCORED):
-            places = mx.arange(begin, min(length, begin + SCORED))
-            scored = _scored(network, head, batch, places)
-            overlaps = [mx.minimum(*(mx.softmax(x, axis=-1) for x in pair)).sum() for pair in scored]
-            sums = sums + mx.stack(overlaps)
-            mx.eval(sums)
-        num += batch.tokens.shape[0] * length
+        size, length = batch.tokens.shape
+        every = range(0, length - depth, max(1, depth // 2))
+        for begin in range(0, len(every), a_time):
+            scored = network.scored(head, batch, mx.array([*every[begin : begin + a_time]]), is_drafting=True)
+            sums = sums + mx.stack([_overlap(network, pair) for pair in scored])
+            mx.eval(sums, mx.random.state)
+        num += size * len(every)
     return DepthShares(tuple((sums / max(num, 1)).tolist()))
+
+
+def _overlap(network: Network, pair: Scored) -> mx.array:
+    right = _of(network, mx.softmax(pair.right, axis=-1))
+    return mx.minimum(right, mx.softmax(pair.own, axis=-1)).sum()

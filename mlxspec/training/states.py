@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from mlxspec.errors import StorageError
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.qwen3_5 import Qwen35
+from mlxspec.models.registry import Trunk
 
 LENGTH = 256  # tokens of a piece
 HELD_OUT = 8  # of so many pieces one is held out
@@ -22,17 +22,30 @@ _SPARE = 256 << 20  # bytes of the disk to be left alone
 
 
 class Batch(NamedTuple):
-    """tokens (B, T) int32; hidden (B, T, H) of the target, after its final norm."""
+    """tokens (B, T) int32; hidden (B, T, H) of the target, after its final norm; streams (B, T, layers * H): its residual streams behind
+    the layers that the drafter reads, None where it reads none."""
 
     tokens: mx.array
     hidden: mx.array
+    streams: mx.array | None = None
+
+    @classmethod
+    def of(cls, target: Trunk, layers: Sequence[int], tokens: Sequence[Sequence[int]]) -> Batch:
+        """Of texts of one length, each read by itself. layers: that the drafter reads."""
+        rows = FlatRows(tuple(map(len, tokens)))
+        given = mx.array(tokens, mx.int32)
+        cache = target.make_cache(len(tokens))
+        out = target.forward(given.reshape(-1), rows, cache, certain=True, logits_at="none", taps=layers)
+        streams = [mx.concatenate([out.taps[i] for i in layers], axis=-1)] if layers else []
+        return cls(given, *(x.reshape(*given.shape, -1) for x in (out.hidden, *streams)))
 
 
 class States:
-    """Use as a context manager: what was written is removed. most: bytes in all. Raises StorageError where the disk is full."""
+    """Use as a context manager: what was written is removed. layers: of the target, that the drafter reads. most: bytes in all. Raises
+    StorageError where the disk is full."""
 
-    def __init__(self, target: Qwen35, most: int) -> None:
-        self._target, self._most = target, most
+    def __init__(self, target: Trunk, layers: Sequence[int], most: int) -> None:
+        self._target, self._layers, self._most = target, layers, most
         self._folder = Path(tempfile.mkdtemp(prefix="mlxspec-adapt-"))
         self.training: list[Path] = []
         self.held_out: list[Path] = []
@@ -48,9 +61,8 @@ class States:
 
     def add(self, tokens: Sequence[int], *, held_out: bool) -> bool:
         """Read a piece of LENGTH tokens with the target. False where there is no more room."""
-        given, rows = mx.array(list(tokens), mx.int32), FlatRows((len(tokens),))
-        out = self._target.forward(given, rows, self._target.make_cache(1), certain=True, logits_at="none")
-        arrays = {"tokens": given, "hidden": out.hidden}
+        batch = Batch.of(self._target, self._layers, [list(tokens)])
+        arrays = {name: x[0] for name, x in batch._asdict().items() if x is not None}
         mx.eval(arrays)
         size = sum(array.nbytes for array in arrays.values())
         if self.nbytes + size > self._most:
@@ -69,19 +81,19 @@ class States:
         self.nbytes += size
         return True
 
-    def batches(self, size: int, rng: random.Random) -> Iterator[Batch]:
-        """Of `size` training pieces, without end, each piece once before any comes again."""
+    def pieces(self, size: int, rng: random.Random) -> Iterator[list[Path]]:
+        """`size` training pieces at a time, without end, each piece once before any comes again."""
         while True:
             order = rng.sample(self.training, len(self.training))
             for begin in range(0, len(order) - size + 1, size):
-                yield self.read(order[begin : begin + size])
+                yield order[begin : begin + size]
 
     def batches_held_out(self, size: int) -> list[Batch]:
         return [self.read(self.held_out[i : i + size]) for i in range(0, len(self.held_out), size)]
 
     def read(self, paths: Iterable[Path]) -> Batch:
         loaded = [mx.load(str(path)) for path in paths]
-        return Batch(*(mx.stack([each[name] for each in loaded]) for name in ("tokens", "hidden")))
+        return Batch(**{name: mx.stack([each[name] for each in loaded]) for name in loaded[0]})
 
 
 def pieces_of(texts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], bool]]:

@@ -6,9 +6,9 @@ In reading order:
     dataset                                                  tokenizer, token arrays, batches
     network, gemma                                           the two text architectures
     train                                                    the loop; trunks; the draft model
-    heads, eagle3, dflash                                    drafters that read the target
+    drafters                                                 those that read the target, by mlxspec's own training room
     vision_network, vision                                   the member that reads pictures
     export, evaluate                                         folders; figures and model cards
 
-Networks and losses are PyTorch on a CPU. Decoding is the engine's own.
+Networks and losses are PyTorch on a CPU, but for drafters. Decoding is the engine's own.
 """

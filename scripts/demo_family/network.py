@@ -159,15 +159,15 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(s.heads * s.head_dim, s.hidden, bias=False)
         self.q_norm, self.k_norm = CentredNorm(s.head_dim), CentredNorm(s.head_dim)
 
-    def project(self, x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, values (B, H, T, D) and gates (B, T, H*D); position of the first token is `offset`."""
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, values (B, H, T, D) and gates (B, T, H*D)."""
         batch, length, _ = x.shape
         s = self.s
         query, gate = self.q_proj(x).view(batch, length, s.heads, 2 * s.head_dim).chunk(2, -1)
         q = self.q_norm(query).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, s.kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, s.kv_heads, -1).transpose(1, 2)
-        angles = self.angles_of(length, offset, x.device)
+        angles = self.angles_of(length, x.device)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         share = s.heads // s.kv_heads
         k = rotate(k, cos, sin).repeat_interleave(share, 1)
@@ -178,12 +178,12 @@ class Attention(nn.Module):
             gate.reshape(batch, length, -1),
         )
 
-    def angles_of(self, length: int, offset: int, device: torch.device) -> Tensor:
+    def angles_of(self, length: int, device: torch.device) -> Tensor:
         """Radians (length, rotary dims), or of a shape that goes with (B, H, length, rotary dims)."""
         s = self.s
         dims = int(s.head_dim * s.rotary_fraction)
         rates = s.rope_theta ** (-torch.arange(0, dims, 2, device=device).float() / dims)
-        angles = torch.arange(offset, offset + length, device=device).float()[:, None] * rates
+        angles = torch.arange(length, device=device).float()[:, None] * rates
         return torch.cat([angles, angles], -1)
 
     def join(self, out: Tensor, gate: Tensor) -> Tensor:
@@ -240,23 +240,8 @@ class Trunk(nn.Module):
         return self.norm(x)
 
 
-def attend_to_chain(q: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention of one recursive step, (B, H, T, D). q (B, H, T, D); seen: keys and values of every step so far, each (B, H, T, D). Cell p
-    attends to the first step's cells up to p, and of the later steps to its own cell only: so a drafting loop does."""
-    (first_k, first_v), own = seen[0], seen[1:]
-    length = first_k.shape[2]
-    causal = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    scores = (q @ first_k.transpose(-1, -2)).float().masked_fill(~causal, -1e9)
-    extra = [(q * k).sum(-1, keepdim=True).float() for k, _ in own]
-    weights = torch.softmax(torch.cat([scores, *extra], -1) * q.shape[-1] ** -0.5, -1).to(q.dtype)
-    out = weights[..., :length] @ first_v
-    for i, (_, v) in enumerate(own):
-        out = out + weights[..., length + i : length + i + 1] * v
-    return out
-
-
 class Mtp(nn.Module):
-    """The multi-token head: from hidden t and token t+1 to the hidden that predicts token t+2; may be fed its own output."""
+    """The multi-token head: from hidden t and token t+1 to the hidden that predicts token t+2."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
@@ -265,33 +250,9 @@ class Mtp(nn.Module):
         self.layers = nn.ModuleList([Layer(s, attention=True)])
         self.norm = CentredNorm(s.hidden)
 
-    def mix(self, embedding: Tensor, hidden: Tensor) -> Tensor:
-        both = self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)
-        return self.fc(torch.cat(both, -1))
-
     def forward(self, embedding: Tensor, hidden: Tensor) -> Tensor:
-        return self.norm(self.layers[0](self.mix(embedding, hidden)))
-
-    def recurse(self, embed: nn.Embedding, hidden: Tensor, ids: Tensor, steps: int) -> list[Tensor]:
-        """Hiddens of `steps` recursive steps at every cell: hidden (B, T, H), ids (B, >= T + steps - 1).
-
-        Cell p holds token p and the trunk's hidden p-1 (zeros at p = 0), so `hidden` comes shifted by one. Step j at cell p
-        reads token p+j-1 and the hidden of step j-1, and predicts token p+j. It attends to the first step's keys of cells
-        <= p (made from true hiddens) and to this chain's own keys, as a drafting loop does.
-        """
-        length = hidden.shape[1]
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
-        outputs: list[Tensor] = []
-        seen: list[tuple[Tensor, Tensor]] = []
-        for j in range(1, steps + 1):
-            x = self.mix(embed(ids[:, j - 1 : j - 1 + length]), hidden)
-            q, k, v, gate = layer.self_attn.project(layer.input_layernorm(x), offset=j - 1)
-            seen.append((k, v))
-            x = x + layer.self_attn.join(attend_to_chain(q, seen), gate)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-            hidden = self.norm(x)
-            outputs.append(hidden)
-        return outputs
+        both = self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)
+        return self.norm(self.layers[0](self.fc(torch.cat(both, -1))))
 
 
 class LanguageModel(nn.Module):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .dataset import CURRICULUM, LONG, MIX, Data, Sampler
@@ -192,11 +193,13 @@ class Rows:
 
 
 def load_target(work: Path) -> LanguageModel:
-    """The target as trained so far, frozen, with its MTP head from `mtp.pt` where that is there."""
+    """The target as trained so far, frozen, with its MTP head as it was tuned, where it was."""
     model = LanguageModel(TARGET)
     model.load_state_dict(torch.load(work / "main.pt")["model"])
-    if (work / "mtp.pt").exists() and model.mtp is not None:
-        model.mtp.load_state_dict(torch.load(work / "mtp.pt")["model"])
+    if (work / "mtp.safetensors").exists() and model.mtp is not None:
+        tuned = load_file(work / "mtp.safetensors")
+        head = {n.removeprefix("head."): v for n, v in tuned.items() if n.startswith("head.")}
+        model.mtp.load_state_dict({n: v - 1 if v.ndim == 1 else v for n, v in head.items()})  # norms: 1 + w
     return model.requires_grad_(False).eval()
 
 

@@ -107,7 +107,7 @@ class Turned(Attention):
 
     angles: Tensor
 
-    def angles_of(self, length: int, offset: int, device: torch.device) -> Tensor:
+    def angles_of(self, length: int, device: torch.device) -> Tensor:
         return self.angles
 
 

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch", reason="the training network needs PyTorch"
 import train_demo  # noqa: E402
 from demo_family import export, network, train  # noqa: E402
 from demo_family.evaluate import DEPTHS  # noqa: E402
-from demo_family.heads import shifted  # noqa: E402
 
 from mlxspec import demo  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
@@ -67,21 +66,6 @@ def test_exported_weights_are_the_network_for_the_engine(member: str, tmp_path: 
     np.testing.assert_allclose(np.array(out.logits), whole, atol=2e-4, rtol=1e-4)
     read = export.read_member(tmp_path / member, member)
     torch.testing.assert_close(read.lm_head(read.model(ids))[0].numpy(), whole, atol=1e-6, rtol=1e-6)
-
-
-def test_the_first_recursive_step_is_the_plain_head_and_later_ones_are_causal() -> None:
-    model = untrained_but_mixing(export.untrained("target"))
-    ids = torch.randint(0, 2048, (2, 64))
-    cells = shifted(model.model(ids))
-    first, *_, last = model.mtp.recurse(model.model.embed_tokens, cells[:, :32], ids, 3)
-    torch.testing.assert_close(
-        first, model.mtp(model.model.embed_tokens(ids), cells)[:, :32], atol=1e-4, rtol=1e-4
-    )
-    changed = ids.clone()
-    changed[:, 20:] = 7
-    again = model.mtp.recurse(model.model.embed_tokens, shifted(model.model(changed))[:, :32], changed, 3)[-1]
-    torch.testing.assert_close(last[:, :18], again[:, :18], atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(last[:, 18:], again[:, 18:], atol=1e-4)
 
 
 def test_a_plan_is_one_of_steps() -> None:

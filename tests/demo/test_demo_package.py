@@ -7,12 +7,17 @@ import json
 import struct
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from demo_family.chat import CHAT_TEMPLATE
 from tokenizers import Tokenizer
 
-from mlxspec import demo
+from mlxspec import demo, load
 from mlxspec.errors import ConfigError
+from mlxspec.models.assemble import assemble_folder
+from mlxspec.models.folder import ModelFolder
+from mlxspec.training.pupil import Pupil
+from mlxspec.training.states import Batch
 
 MEMBERS = {"target": demo.TARGET, "draft": demo.DRAFT}
 EVERY = {**MEMBERS, "gemma": demo.GEMMA}
@@ -186,29 +191,23 @@ def test_an_unknown_workload_is_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.torch
 def test_the_weights_reach_the_recorded_acceptance() -> None:
-    torch = pytest.importorskip("torch", reason="measured in PyTorch")
-    from demo_family.export import read_member
-    from demo_family.heads import shifted
-
-    torch.set_num_threads(1)
     items = json.loads(demo.workload("sampled").read_text())["items"]
-    ids = torch.tensor([item["prompt_ids"] + item["reference_ids"] for item in items])
-    length, skip = ids.shape[1] - 32, 32
-    with torch.no_grad():
-        target, draft = read_member(demo.TARGET, "target"), read_member(demo.DRAFT, "draft")
-        hidden = target.model(ids)
-        best = target.lm_head(hidden).argmax(-1)
-        drafted = target.mtp.recurse(target.model.embed_tokens, shifted(hidden)[:, :length], ids, 3)
-        same = [
-            (target.lm_head(h).argmax(-1) == best[:, j : j + length])[:, skip:] for j, h in enumerate(drafted)
-        ]
-        of_draft = (draft.lm_head(draft.model(ids)).argmax(-1) == best)[:, skip:length]
-    agreed, found = torch.ones_like(same[0]), []
-    for each in same:  # given that the depths before agreed
-        found.append(float((agreed & each).sum() / agreed.sum()))
-        agreed = agreed & each
+    tokens = [item["prompt_ids"] + item["reference_ids"] for item in items]
+    end, skip = len(tokens[0]) - 32, 32
+    engine = load("demo", draft=["mtp"], dtype="float32")
+    pupil, draft = Pupil(engine, None), assemble_folder(ModelFolder(demo.DRAFT), mx.float32).model
+    batch = Batch.of(engine.model, (), tokens)
+    places = mx.arange(skip - 1, end - 1)
+    scored = list(pupil.network.scored(pupil.base, batch, places, is_drafting=True))
+    best = scored[0].right.argmax(axis=-1)
+    hidden = Batch.of(draft, (), tokens).hidden[:, places + 1]
+    of_draft = draft.head(hidden.reshape(-1, hidden.shape[-1])).argmax(axis=-1) == best.reshape(-1)
+    agreed, found = mx.ones_like(best), []
+    for each in scored:  # given that the depths before agreed
+        same = agreed * (each.own.argmax(axis=-1) == each.right.argmax(axis=-1))
+        found.append((same.sum() / agreed.sum()).item())
+        agreed = same
     recorded = FIGURES["workload_sampled"]
     assert found == pytest.approx(recorded["mtp_accepted_at_depth"], abs=0.01)
-    assert float(of_draft.float().mean()) == pytest.approx(recorded["draft_accepted"], abs=0.01)
+    assert of_draft.mean().item() == pytest.approx(recorded["draft_accepted"], abs=0.01)

@@ -20,13 +20,14 @@ from mlxspec import SamplingParams, SpecConfig, load
 from mlxspec.checkpoints import adapted_head
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MemoryBudgetError, StorageError
+from mlxspec.loading import hub
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.training import adapt as adapting
 from mlxspec.training import adapt_head, states
 from mlxspec.training.adapt import Adapted, adapt
 from mlxspec.training.adapt_head import Judgement, train
-from mlxspec.training.mtp_network import MtpNetwork, float_head
+from mlxspec.training.network import ChainNetwork, float_weights
 from mlxspec.training.states import LENGTH, States, pieces_of
 from tests import tiny_models
 
@@ -129,6 +130,42 @@ def test_a_second_run_goes_on_and_a_fresh_one_does_not() -> None:
     assert second > first
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_drafter_beside_learns_is_found_and_can_be_left_or_removed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = short(drafter=f"demo-{name}")
+    assert made.is_kept
+    drafter, spec = ModelFolder(hub.resolve(f"demo-{name}")), SpecConfig(policy="fixed")
+    paired = {"draft_model": f"demo-{name}", "draft": [name], "spec": spec}
+    engine, base = load("demo", **paired), load("demo", head="base", **paired)
+    assert any(f"{made.card.told()}. --head base" in notice for notice in engine.notices)
+    assert not any("adapted" in notice for notice in base.notices)
+    assert not is_adapted()  # the model's own head is as it was
+    plain = load("demo", draft="off")
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=24, temperature=temperature, seed=3)
+        drafted, right = engine.generate(PROMPT, params), plain.generate(PROMPT, params)
+        assert drafted.tokens == right.tokens
+        assert drafted.stats.num_drafted > 0
+    assert main(["inspect", "demo", "--draft-model", f"demo-{name}"]) == 0
+    assert made.card.told() in " ".join(capsys.readouterr().out.split())
+    assert adapted_head.files_of(drafter) == adapted_head.files_of(demo())
+    assert main(["adapt", "demo", "--remove"]) == 0
+    assert adapted_head.find(demo(), drafter) is None
+    assert not any("adapted" in notice for notice in load("demo", **paired).notices)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dflash"])
+def test_a_damaged_drafter_beside_costs_a_notice(name: str) -> None:
+    card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
+    beside = ModelFolder(hub.resolve(f"demo-{name}"))
+    adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card, beside)
+    notices = load("demo", draft_model=f"demo-{name}").notices
+    assert any(n.startswith("The adapted") and "is not used" in n for n in notices)
+
+
 def test_a_head_of_another_version_is_not_found(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(demo().path, folder)
@@ -148,7 +185,7 @@ def test_a_head_of_another_version_is_not_found(tmp_path: Path) -> None:
 def test_a_damaged_head_costs_a_notice_or_nothing() -> None:
     card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
     path = adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card)
-    assert any("The adapted head is not used" in n for n in load("demo", draft=["mtp"]).notices)
+    assert any("The adapted MTP head is not used" in n for n in load("demo", draft=["mtp"]).notices)
     lines: list[str] = []
     with pytest.raises(ConfigError, match="too short"):
         short([], told=lines.append)
@@ -178,7 +215,7 @@ def test_one_run_at_a_time() -> None:
 
 def test_too_little_memory_is_said_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapting, "BYTES_A_PARAMETER", 1 << 30)
-    with pytest.raises(MemoryBudgetError, match="Adapting this head needs"):
+    with pytest.raises(MemoryBudgetError, match="Adapting this drafter needs"):
         short()
 
 
@@ -219,9 +256,11 @@ def test_an_overfit_is_not_kept() -> None:
     rng = random.Random(0)
     pieces = [[rng.randrange(3, 40) for _ in range(64)] for _ in range(2)]
     mx.random.seed(0)
-    head = float_head(Qwen35Mtp(config, target))
-    network, told = MtpNetwork(config, target), list[Judgement]()
-    with States(target, 1 << 30) as own:
+    like = Qwen35Mtp(config, target)
+    head, fixed = float_weights(like)
+    network = ChainNetwork(target, lambda: Qwen35Mtp(config, target), fixed, like)
+    told = list[Judgement]()
+    with States(target, (), 1 << 30) as own:
         for piece in pieces:
             own.add(piece, held_out=False)
         first, other = own.training
@@ -269,4 +308,4 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     data = json.loads(out)
     assert data["card"]["texts"] == [str(folder / name) for name, _ in TEXTS]
     assert main(["adapt", "demo-gemma", "--texts", str(folder)]) == 2
-    assert "for Qwen3.5 models only" in capsys.readouterr().err
+    assert "this model has none of them" in capsys.readouterr().err
