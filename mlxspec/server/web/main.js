@@ -505,7 +505,7 @@ byId("export-all").addEventListener("click", async () => {
 
 byId("examples").append(
   ...EXAMPLES.map((text) =>
-    element("li", {}, element("button", { type: "button", onclick: () => { if (!running) send(text); } }, text)),
+    element("li", {}, element("button", { type: "button", onclick: () => { if (!running) send(text); } }, text.replace(/\n[^]*/, " …"))),
   ),
 );
 
