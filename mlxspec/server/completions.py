@@ -113,7 +113,7 @@ class LlamaWriter(AnswerWriter):
         answer.take(update)
         if not self._is_wanted:
             return
-        said = {"content": _text(update), "tokens": self._tokens(update.tokens), "stop": False}
+        said = {"content": _text(update), "tokens": list(update.tokens), "stop": False}
         said |= _probabilities(update.logprobs)
         yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
 

@@ -20,6 +20,8 @@ from mlxspec.loading.pooling import Pooling
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
+from mlxspec.server.forms.completions import has_several
+from mlxspec.server.request_parsing import ids_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -59,7 +61,7 @@ class Texts:
 def embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
     """Of /v1/embeddings. Raises BadField, ConfigError, ContextOverflowError."""
     given, size = body["input"], _size(body, engine)
-    several = given if isinstance(given, list) and not isinstance(given[0], (int, float)) else [given]
+    several = given if has_several(given) else [given]
     tokenizer = _tokenizer(engine)
     ids = [_ids(text, tokenizer, engine, f"input[{i}]") for i, text in enumerate(several)]
     as_text = body.get("encoding_format") == "base64"
@@ -140,21 +142,16 @@ def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
     return short / max(float(np.linalg.norm(short)), 1e-12) if is_normal else short
 
 
-def _ids(
-    text: str | Sequence[int], tokenizer: Tokenizer, engine: Engine, path: str, *, cuts: bool = False
-) -> list[int]:
+def _ids(text: Any, tokenizer: Tokenizer, engine: Engine, path: str, *, cuts: bool = False) -> list[int]:
     """cuts: a text longer than the context loses its end, but not what the tokenizer puts behind it."""
-    if not isinstance(text, str):
-        found, size = [int(t) for t in text], engine.model.vocab_size
-        if max(found) >= size:
-            raise BadField(path, f"{path} holds an id that is not there; ids end at {size - 1}.")
-    else:
-        found = tokenizer.encode(text, pause=check_wanted)
-        end = tokenizer.around[1]
-        if cuts and len(found) > engine.max_context:
-            found = [*found[: engine.max_context - len(end)], *end]
+    found, size = ids_of(text, partial(tokenizer.encode, pause=check_wanted)), engine.model.vocab_size
+    end = tokenizer.around[1]
+    if cuts and len(found) > engine.max_context:
+        found = [*found[: engine.max_context - len(end)], *end]
     if not found:
         raise BadField(path, f"{path} has no tokens.")
+    if max(found) >= size:
+        raise BadField(path, f"{path} holds an id that is not there; ids end at {size - 1}.")
     _check(len(found), engine, path)
     return found
 

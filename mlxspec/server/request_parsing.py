@@ -6,7 +6,8 @@ Everything that can be wrong with a request is found here or when the engine tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -435,9 +436,9 @@ def scales_of(given: str | Sequence[Mapping[str, Any]], engine: Engine, field: s
 
 
 def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine) -> dict[int, float]:
-    """OpenAI's object, or llama.cpp's pairs. Raises BadField."""
+    """An object by token id or by text, or llama.cpp's pairs. Raises BadField."""
     if isinstance(given, Mapping):
-        return {int(k): v for k, v in given.items()}
+        given = [(int(k) if re.fullmatch("[0-9]{1,9}", k) else k, v) for k, v in given.items()]
     found: dict[int, float] = {}
     for place, (token, bias) in enumerate(given):
         is_id = (
@@ -475,6 +476,16 @@ def _asks(
     )
 
 
+def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
+    """Of a text, of llama.cpp's object with one, or of ids with texts between them."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt["prompt_string"]
+    tokens: list[int] = []
+    for part in [prompt] if isinstance(prompt, str) else prompt:
+        tokens += encode(part, special=not tokens) if isinstance(part, str) else [int(part)]
+    return tokens
+
+
 def _prompts(given: Any, engine: Engine) -> list[list[int]]:
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
@@ -482,13 +493,7 @@ def _prompts(given: Any, engine: Engine) -> list[list[int]]:
         raise BadField("images", "A raw prompt holds no images; use the chat format.")
     several = given if has_several(given) else [given]
     encode = partial(engine.tokenizer.encode, most=engine.max_context, pause=check_wanted)
-    out = []
-    for prompt in several:
-        parts = [prompt] if isinstance(prompt, str) else prompt
-        tokens: list[int] = []
-        for part in parts:
-            tokens += encode(part, special=not tokens) if isinstance(part, str) else [int(part)]
-        out.append(tokens)
+    out = [ids_of(prompt, encode) for prompt in several]
     for place, tokens in enumerate(out):
         if not tokens:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")

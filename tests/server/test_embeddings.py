@@ -91,6 +91,12 @@ def test_all_forms_give_the_models_vectors(server: Served, right: list[Any]) -> 
     for given in (ids, ids[0], TEXTS[0]):
         found = post(server, "/v1/embeddings", {"model": "vectors", "input": given})["data"]
         assert np.allclose([d["embedding"] for d in found], right[: len(found)], atol=1e-5)
+    start = post(server, "/tokenize", {"content": TEXTS[0][:3]})["tokens"]
+    mixed = [[*start, TEXTS[0][3:]], {"prompt_string": TEXTS[1]}, ids[2]]
+    for given in (mixed, mixed[0], mixed[1]):
+        found = post(server, "/v1/embeddings", {"model": "vectors", "input": given})["data"]
+        wanted = right[1:2] if given is mixed[1] else right[: len(found)]
+        assert np.allclose([d["embedding"] for d in found], wanted, atol=1e-5)
     ollama = post(server, "/api/embed", {"model": "vectors:latest", "input": TEXTS})
     assert np.allclose(ollama["embeddings"], right, atol=1e-5)
     short = post(server, "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 16})
@@ -163,7 +169,7 @@ def test_models_are_listed(server: Served) -> None:
         ("/v1/embeddings", {"model": "nobody", "input": "a"}, "There is no model 'nobody'"),
         ("/v1/embeddings", {"model": "vectors", "input": ""}, "input must not be empty."),
         ("/v1/embeddings", {"model": "vectors", "input": []}, "input must have at least 1 item."),
-        ("/v1/embeddings", {"model": "vectors", "input": ["a", 3]}, "input[1] must be"),
+        ("/v1/embeddings", {"model": "vectors", "input": ["a", None]}, "input[1] must be"),
         ("/v1/embeddings", {"model": "vectors", "input": [1 << 29]}, "input[0] holds an id that is not there"),
         ("/v1/embeddings", {"model": "vectors", "input": "a", "dimensions": 1000}, "dimensions must be at most 192"),
         ("/v1/embeddings", {"model": "vectors", "input": "word " * 9000}, "tokens"),

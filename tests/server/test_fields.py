@@ -357,6 +357,10 @@ def test_completions_in_llama_cpps_form(demo: Served) -> None:
     assert not done  # OpenAI's mark; here the object that stops is the last
     assert "".join(c["content"] for c in chunks) == direct
     assert [t for c in chunks for t in c["tokens"]] == whole["tokens"]
+    quiet, _, _ = demo.stream("/completion", {"prompt": "def main():", "n_predict": 12})
+    assert [t for c in quiet for t in c["tokens"]] == whole[
+        "tokens"
+    ]  # a stream always has them, as llama.cpp's
     assert [c["stop"] for c in chunks] == [False] * (len(chunks) - 1) + [True]
     assert chunks[-1]["timings"]["predicted_n"] == 12
     several = demo.post("/completion", {"prompt": ["a", "b"], "n": 2, "n_predict": 2})[1]

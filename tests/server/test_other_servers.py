@@ -103,7 +103,11 @@ def test_allowed_tokens_and_pairs_of_biases(demo: Served) -> None:
     without = text(demo, logit_bias={str(first): -100})
     assert without != text(demo)
     assert text(demo, logit_bias=[[first, -100]]) == text(demo, logit_bias=[[first, False]]) == without
-    assert text(demo, logit_bias=[["x", 100]], max_tokens=3) == "xxx"
+    assert (
+        text(demo, logit_bias=[["x", 100]], max_tokens=3)
+        == text(demo, logit_bias={"x": 100}, max_tokens=3)
+        == "xxx"
+    )
     for wrong in ([[first]], [[first, True]], [[-1, 1]], [["x", 1000]], [[1.5, 1]], [5]):
         status, answer = demo.post("/v1/completions", {**BODY, "logit_bias": wrong})
         assert (status, answer["error"]["param"].startswith("logit_bias")) == (400, True), (wrong, answer)
@@ -118,7 +122,18 @@ def test_mixed_prompts(demo: Served) -> None:
     )
     several = complete(demo, prompt=[start + end, whole, [*ids(demo, start), end]])["choices"]
     assert [c["text"] for c in several] == [text(demo), wanted, wanted]
-    for wrong in ([], [[]], ["", 1], [1, [2]], [True]):
+    told = complete(demo, prompt=[{"prompt_string": start + end}, whole])["choices"]
+    assert [c["text"] for c in told] == [text(demo, prompt={"prompt_string": start + end}), wanted]
+    for wrong in (
+        [],
+        [[]],
+        ["", 1],
+        [1, [2]],
+        [True],
+        {},
+        {"prompt_string": "a", "multimodal_data": ["x"]},
+        [{}],
+    ):
         assert demo.post("/v1/completions", {**BODY, "prompt": wrong})[0] == 400, wrong
 
 

@@ -13,7 +13,6 @@ from mlxspec.server.forms.shared import Count, TokenId
 
 _Prompt = Annotated[str, Field(min_length=1, max_length=1 << 24)]
 _Mixed = Annotated[t.Many[TokenId | _Prompt], Field(min_length=1)]
-_Several = Field(min_length=1, max_length=64)
 _LengthOrNone = Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))]
 
 
@@ -28,12 +27,22 @@ def _kind_of_prompt(value: Any) -> str:
     return "several" if has_several(value) else "one"
 
 
+class PromptText(t.Fields):
+    """llama.cpp's form of a prompt that may hold images."""
+
+    prompt_string: _Prompt
+    refused = t.refuse("multimodal_data", "a raw prompt holds no images; use the chat format", *t.OFF)
+
+
+def prompts(most: int) -> Any:
+    """The type of one prompt, a text or ids with texts between them, or of several, `most` of them."""
+    one = _Prompt | _Mixed | PromptText
+    several = Annotated[t.Many[one], Field(min_length=1, max_length=most), Tag("several")]  # type: ignore[valid-type]
+    return Annotated[Annotated[one, Tag("one")] | several, Discriminator(_kind_of_prompt)]
+
+
 class WithPrompt(shared.Continued):
-    prompt: Annotated[
-        Annotated[_Prompt | _Mixed, Tag("one")]
-        | Annotated[t.Many[_Prompt | _Mixed], _Several, Tag("several")],
-        Discriminator(_kind_of_prompt),
-    ]
+    prompt: prompts(64)  # type: ignore[valid-type]
 
 
 class CompletionRequest(WithPrompt):

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
-from mlxspec.server.forms.shared import Count, TokenId
+from mlxspec.server.forms.completions import prompts
+from mlxspec.server.forms.shared import Count
 
 MOST = 2048  # texts of a request
 _Text = Annotated[str, Field(min_length=1, max_length=1 << 24)]
-_Ids = Annotated[t.Many[TokenId], Field(min_length=1)]
 _Several = Field(min_length=1, max_length=MOST)
 Size = Annotated[int, t.Range(1, 1 << 20)]
-
-
-def _kind_of_input(value: Any) -> str:
-    first = value[0] if isinstance(value, list) and value else None
-    return "ids" if isinstance(first, (int, float)) else "several" if isinstance(value, list) else "one"
-
-
-_Input = Annotated[
-    Annotated[_Text, Tag("one")]
-    | Annotated[_Ids, Tag("ids")]
-    | Annotated[t.Many[_Text | _Ids], _Several, Tag("several")],
-    Discriminator(_kind_of_input),
-]
 
 
 class VectorsBody(t.Fields):
@@ -41,7 +28,7 @@ class VectorsBody(t.Fields):
 
 
 class EmbeddingsRequest(VectorsBody):
-    input: _Input
+    input: prompts(MOST)  # type: ignore[valid-type]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Size | None = t.optional("so many first numbers of each vector, made as long as before")
 

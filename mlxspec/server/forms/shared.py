@@ -29,7 +29,7 @@ Choices = Annotated[
     t.Many[Annotated[str, Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=1000)
 ]
 Bias = Annotated[float, t.Range(-100, 100)]
-Biases = Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Bias], Field(max_length=10_000)]
+Biases = Annotated[dict[Annotated[str, Field(min_length=1, max_length=1000)], Bias], Field(max_length=10_000)]
 BiasPairs = Annotated[
     t.Many[Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]],
     Field(max_length=10_000),
@@ -246,7 +246,7 @@ class Generation(t.Fields):
     dry_penalty_last_n: LastTokens | None = None
     dry_sequence_breakers: Words | None = None
     logit_bias: Biases | BiasPairs | None = t.optional(
-        "by token id; or pairs of an id or a text, all of whose tokens are meant, and a number, or false for never"
+        "by token id or by a text, all of whose tokens are meant; or pairs of one of these and a number, or false for never"
     )
     allowed_token_ids: TokenIds | None = t.optional("an answer has no other tokens")
     stop_token_ids: TokenIds | None = t.optional("they end the answer, and are no part of it")
