@@ -183,6 +183,7 @@ def _block(config: Qwen35Config, drafts: str) -> DFlashConfig:
     return DFlashConfig(
         text=text,
         windows=(None,) * BLOCK,
+        causal=(False,) * BLOCK,
         layer_ids=tuple(range(1, num - 1, max(1, num // BLOCK)))[:BLOCK],
         num_target_layers=num,
         mask_id=3,

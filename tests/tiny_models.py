@@ -248,6 +248,7 @@ def make_dflash(
         kind=kind,
         text=text,
         windows=(None, window),
+        causal=(kind == "DSpark", window is not None),
         layer_ids=(0, num_layers - 1),
         num_target_layers=num_layers,
         mask_id=3,

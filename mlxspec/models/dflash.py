@@ -4,7 +4,7 @@ The drafter reads the residual stream behind chosen layers of its target. For ea
     c = hidden_norm(fc([r_1 ; ... ; r_n]))                        the same for every layer; a layer keeps its keys and values of c
 A draft is a block: the newest known token, which the target has not seen, and masks behind it. Positions go on behind the context.
     x = embed(block);  per layer: x += attention(norm(x) over [context ; block]);  x += mlp(norm(x));  h = norm(x)
-Every place of a block sees all of the block, but for drafters whose layers with a window are causal. logits = head(h), of the masks' places
+Every place of a block sees all of the block, but in causal layers only what lies before it. logits = head(h), of the masks' places
 (of all places where the block starts at its anchor). Embedding and language-model head are the target's unless the checkpoint has its own.
 Only context cells are kept, and they are made of committed tokens, so nothing is ever rolled back. A shorter block is another block, not
 the beginning of a longer one.
@@ -314,8 +314,11 @@ class DFlash(nn.Module):
                 keys, values = (unpacked(x)[:, :, x.shape[2] - seen :] for x in (keys, values))
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
             mask = _seen(r, rows.widths[r], cache)
-            if window is not None and self.config.causal_windows:
-                mask = mx.tri(rows.widths[r], keys.shape[2] + rows.widths[r], keys.shape[2], dtype=mx.bool_)
+            if self.config.causal[i]:
+                earlier = mx.tri(
+                    rows.widths[r], keys.shape[2] + rows.widths[r], keys.shape[2], dtype=mx.bool_
+                )
+                mask = earlier if mask is None else mask & earlier
             out = attend_tailed(own[0], keys, values, own[1], own[2], scale, mask)
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)

@@ -3,13 +3,13 @@
 What such a checkpoint is, its tensors tell: `candidate_selector.*` is in DFlash2 only, `markov_head.*` in DSpark only. config.json has one
 of two layouts: the authors' (sizes at the top level, `dflash_config` beside them) or the speculators library's
 (`transformer_layer_config`, and `aux_hidden_state_layer_ids` that count the layers that have run: 2 is the output of layer 1). A window of
-the authors' counts the block's first token too, the library's only what lies before it; and in its layers with a window a token of the
-block sees no later one unless `sliding_window_non_causal` is set (speculators 0.5, models/dflash/attention.py).
+the authors' counts the block's first token too, the library's only what lies before it. A causal layer is one in which a token of the block
+sees no later one: config.json says which are, and where it does not they are those with a window (vLLM, SGLang).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,8 +25,9 @@ BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
 INNER_KEYS = Keys(
     read=frozenset(
         """
-        block_size confidence_head_with_markov conv_group_size conv_kernel_size final_logit_softcapping mask_token_id markov_rank
-        num_target_layers query_zero_predicts_next sample_from_anchor selector_rank selector_top_k sliding_window target_layer_ids
+        block_size causal confidence_head_with_markov conv_group_size conv_kernel_size dflash_query_causal final_logit_softcapping
+        is_causal markov_rank mask_token_id num_target_layers query_zero_predicts_next sample_from_anchor selector_rank selector_top_k
+        sliding_window target_layer_ids
         """.split()
     ),
     # how long other engines' drafts are, and which heads there are: the tensors tell
@@ -38,8 +39,6 @@ INNER_KEYS = Keys(
     ),
     only={
         "attention_sink_bias": (False,),
-        "causal": (False,),
-        "dflash_query_causal": (False,),
         "dspark_bonus_anchor": (False,),
         "input_embedding_scale": (1, 1.0),
         "markov_head_type": ("vanilla",),
@@ -73,8 +72,8 @@ OWN_KEYS = Keys(
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig:
     """text: the layers, which are plain Qwen3's. windows: of each layer, how many tokens it sees, the block's first among them; None for
-    all. causal_windows: in a layer with a window a token of the block sees none behind it. layer_ids: layers of the target (0-based) whose
-    outputs it reads. softcap: of its target's logits, None where it does not say. num_drafts: tokens of its longest draft.
+    all. causal: of each layer, whether a token of the block sees none behind it. layer_ids: layers of the target (0-based) whose outputs it
+    reads. softcap: of its target's logits, None where it does not say. num_drafts: tokens of its longest draft.
     starts_at_anchor: the newest known token's own place predicts the first of them, in place of a mask's. draft_vocab: rows of a
     language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens. conv_kernel, conv_group: of
     DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's Markov head."""
@@ -82,11 +81,11 @@ class DFlashConfig:
     kind: BlockKind
     text: Qwen35Config
     windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
     layer_ids: tuple[int, ...]
     num_target_layers: int | None
     mask_id: int
     num_drafts: int
-    causal_windows: bool = False
     starts_at_anchor: bool = False
     softcap: float | None = None
     conv_kernel: int = 0
@@ -120,8 +119,8 @@ class DFlashConfig:
         made = cls(
             kind=kind,
             text=plain_layers(get, rope, max_context, get.size("intermediate_size")),
-            windows=_windows(get),
-            causal_windows=_causal(get),
+            windows=(windows := _windows(get)),
+            causal=_causal(get, windows),
             layer_ids=_layer_ids(get),
             num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
             mask_id=_index(get, "mask_token_id"),
@@ -259,10 +258,15 @@ def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
     return kind == "DSpark" or (isinstance(names, list) and any("DSpark" in str(name) for name in names))
 
 
-def _causal(get: Values) -> bool:
-    """Only in the speculators library's layout, where DFlash2's default differs from the others'."""
+def _causal(get: Values, windows: Sequence[int | None]) -> tuple[bool, ...]:
+    """is_causal, or what others call it, speaks of all layers; the library's sliding_window_non_causal of those with a window, where
+    DFlash2's default differs from the others'."""
+    for name in ("is_causal", "causal", "dflash_query_causal"):
+        if get.raw.get(name) is not None:
+            return (get.flag(name),) * len(windows)
     library = get.raw.get("speculators_model_type")
-    return library is not None and not get.flag("sliding_window_non_causal", library == "dflash2")
+    sees_all = library is not None and get.flag("sliding_window_non_causal", library == "dflash2")
+    return tuple(window is not None and not sees_all for window in windows)
 
 
 def _windows(get: Values) -> tuple[int | None, ...]:

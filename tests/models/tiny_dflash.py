@@ -159,14 +159,13 @@ def write(folder: Path, c: Config, arrays: Arrays, *, dtype: mx.Dtype = mx.float
 
 
 class Reference:
-    """What a block gives, from all committed features at once: no cache, float64. is_causal: layers with a window are. starts_at_anchor:
-    the newest token's place predicts the first token."""
-
-    is_causal = False
+    """What a block gives, from all committed features at once: no cache, float64. causal: which layers are: those with a window, unless it
+    is changed. starts_at_anchor: the newest token's place predicts the first token."""
 
     def __init__(self, kind: str, c: Config, arrays: Arrays, embed: np.ndarray, head: np.ndarray) -> None:
         """embed, head (V, H): the target's, used where the drafter has none of its own."""
         self.kind, self.c, self.starts_at_anchor = kind, c, kind == "DSpark"
+        self.causal = [self._window(i) is not None for i in range(c["num_hidden_layers"])]
         self.dim, self.heads = c["head_dim"], c["num_attention_heads"]
         self.groups = self.heads // c["num_key_value_heads"]
         self.w = {k: v.astype(np.float64) for k, v in arrays.items()}
@@ -184,7 +183,7 @@ class Reference:
         for i in range(c["num_hidden_layers"]):
             base = f"layers.{i}."
             seen, back = self._conv(base + "attention_conv", self._norm(base + "input_layernorm", x))
-            x = x + back(self._attention(base + "self_attn.", seen, context, n, self._window(i)))
+            x = x + back(self._attention(base + "self_attn.", seen, context, n, i))
             seen, back = self._conv(base + "mlp_conv", self._norm(base + "post_attention_layernorm", x))
             gate, up = (seen @ w[f"{base}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
             x = x + back((gate / (1 + np.exp(-gate)) * up) @ w[f"{base}mlp.down_proj.weight"].T)
@@ -236,10 +235,8 @@ class Reference:
 
         return run(0, x), lambda y: run(1, y)
 
-    def _attention(
-        self, base: str, x: np.ndarray, context: np.ndarray, n: int, window: int | None
-    ) -> np.ndarray:
-        w, num = self.w, len(x)
+    def _attention(self, base: str, x: np.ndarray, context: np.ndarray, n: int, layer: int) -> np.ndarray:
+        w, num, window = self.w, len(x), self._window(layer)
         places = np.arange(n + num)
         both = np.concatenate([context, x])
         k = self._turn(self._heads(base + "k_norm", both @ w[base + "k_proj.weight"].T), places)
@@ -250,7 +247,7 @@ class Reference:
         for h in range(self.heads):
             kv = h // self.groups
             scores = q[:, h] @ k[first:, kv].T / np.sqrt(self.dim)
-            if self.is_causal and window is not None:
+            if self.causal[layer]:
                 scores = np.where(places[first:] <= places[n:, None], scores, -np.inf)
             chances = np.exp(scores - scores.max(-1, keepdims=True))
             outs[:, h] = chances / chances.sum(-1, keepdims=True) @ v[first:, kv]
