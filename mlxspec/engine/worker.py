@@ -78,6 +78,7 @@ class Worker:
         self._make = make
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
+        self._pieces: deque[_Command] = deque()  # of long work, one of which comes between two rounds
         self._open: set[Stream] = set()  # submitted and not ended
         self._state: State = "loading"
         self._why: BaseException | None = None
@@ -171,8 +172,9 @@ class Worker:
         with suppress(EngineStoppedError):
             self._ask(leave)
 
-    def call(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Run `work` on the engine's thread between two rounds. What it raises is the future's; it must not keep the engine.
+    def call(self, work: Callable[[Engine], T], *, is_piece: bool = False) -> Future[T]:
+        """Run `work` on the engine's thread between two rounds. What it raises is the future's; it must not keep the engine. is_piece: of
+        long work: whoever asks for pieces, rows wait for one of them.
 
         Raises EngineStoppedError like `submit`.
         """
@@ -190,7 +192,7 @@ class Worker:
             else:
                 future.set_result(result)
 
-        self._ask(begin)
+        self._ask(begin, is_piece=is_piece)
         return future
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
@@ -221,11 +223,11 @@ class Worker:
     def _refusal(self) -> BaseException:
         return self._why or EngineStoppedError("The engine is not running.")
 
-    def _ask(self, command: _Command) -> None:
+    def _ask(self, command: _Command, *, is_piece: bool = False) -> None:
         with self._changed:
             if self._state in ("stopped", "failed"):
                 raise EngineStoppedError(str(self._refusal()))
-            self._commands.append(command)
+            (self._pieces if is_piece else self._commands).append(command)
             self._changed.notify_all()
 
     def _forget(self, stream: Stream) -> None:
@@ -279,6 +281,7 @@ class Worker:
                 self._changed.wait_for(
                     lambda: (
                         self._commands
+                        or self._pieces
                         or self._state != "ready"
                         or not (engine.is_idle or engine.is_resting)
                         or engine.prefix.can_work
@@ -294,6 +297,10 @@ class Worker:
                     break
                 command = self._commands.popleft()
             command(engine)
+        with self._changed:
+            piece = self._pieces.popleft() if self._pieces else None
+        if piece is not None:
+            piece(engine)
         return True
 
     def _rehearse(self, rehearsal: Iterator[None]) -> None:
@@ -350,9 +357,10 @@ class Worker:
                 return
             self._state, self._why = state, why
             atexit.unregister(self._exit)
-            streams, commands = tuple(self._open), tuple(self._commands)
+            streams, commands = tuple(self._open), (*self._commands, *self._pieces)
             self._open.clear()
             self._commands.clear()
+            self._pieces.clear()
             self._changed.notify_all()
         for command in commands:
             command(None)

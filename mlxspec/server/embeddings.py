@@ -50,7 +50,7 @@ class Texts:
             return next(running[0], None)
 
         try:
-            while (ended := await asyncio.wrap_future(worker.call(step))) is not None:
+            while (ended := await asyncio.wrap_future(worker.call(step, is_piece=True))) is not None:
                 found |= ended
         finally:
             with suppress(EngineStoppedError):  # arrays are let go of in their own thread

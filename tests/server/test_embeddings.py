@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from planting import catches
 
 import mlxspec
 import mlxspec.demo
-from mlxspec import EngineConfig
-from mlxspec.engine.embedding import judged, ranks, vectors
+from mlxspec import EngineConfig, SamplingParams
+from mlxspec.engine.embedding import Found, judged, ranks, vectors
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.worker import Worker
+from mlxspec.server.embeddings import Texts
+from tests.engine.test_embedding import engine as tiny_engine
 from tests.engine.test_embedding import with_pooling
 from tests.server.serving import QUESTION, Served
 
@@ -153,6 +159,50 @@ def test_a_chat_goes_on_meanwhile(server: Served) -> None:
     assert len(found["vectors"]["data"]) == 300
     assert len(texts) > 1  # it did not wait for all the vectors
     assert set(texts) == {alone}
+
+
+def _as_commands(right: Any) -> Any:
+    return lambda self, work, *, is_piece=False: right(self, work)
+
+
+@catches("rows wait for as many pieces as were asked for", "mlxspec.engine.worker:Worker.call", _as_commands)
+def test_one_piece_comes_between_two_rounds() -> None:
+    """Whoever reads texts, and however many do: a row that decodes waits for one forward over them."""
+    happened: list[str] = []
+    rests = threading.Event()  # the row goes on for ever
+
+    def make() -> Engine:
+        engine = tiny_engine("float32", "last")
+        step = engine.step
+
+        def noted() -> Any:
+            happened.append("round")
+            return [] if rests.is_set() else step()
+
+        engine.step = noted  # type: ignore[method-assign]
+        return engine
+
+    def texts(name: str) -> Texts:
+        def begin(_: Any) -> Iterator[Found]:
+            for i in range(20):
+                happened.append(name)
+                yield {i: np.zeros(1, np.float32)}
+
+        return Texts(ids=[], begin=begin, answer=lambda *_: {})
+
+    async def all_of_them(worker: Worker) -> None:
+        await asyncio.gather(*(texts(f"text {i}").run(worker) for i in range(4)))
+
+    with Worker(make) as worker:
+        worker.wait_ready()
+        stream = worker.submit([5, 6, 7, 8], SamplingParams(max_tokens=1000, ignore_eos=True))
+        next(iter(stream))
+        rests.set()
+        asyncio.run(all_of_them(worker))
+        assert not worker.call(lambda engine: engine.is_idle).result()
+    pieces = [i for i, what in enumerate(happened) if what != "round"]
+    assert len(pieces) == 80
+    assert all(later - earlier > 1 for earlier, later in pairwise(pieces))
 
 
 def test_models_are_listed(server: Served) -> None:
