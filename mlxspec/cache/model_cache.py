@@ -104,7 +104,7 @@ class ModelCache:
 
     @property
     def takes_unread(self) -> bool:
-        """Whether a commit may be unread: no layer must know its numbers."""
+        """Whether a forward may begin behind an unread commit: no layer must know its numbers."""
         return not any(isinstance(layer, WindowedLayerCache) for layer in self.layers)
 
     @property
@@ -122,6 +122,8 @@ class ModelCache:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
             raise CacheError(f"The forward has {rows.num_rows} rows, the cache has {self.num_rows}.")
+        if self.exact is not None and not self.takes_unread:
+            raise CacheError("A sliding window must know where its rows end: settle the last commit first.")
         self._require_alive()
         self._family["writer"] = id(self)
         self.pending, self.pending_certain = rows, certain
@@ -163,8 +165,6 @@ class ModelCache:
             raise CacheError(
                 "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
             )
-        if not self.takes_unread:
-            raise CacheError("A sliding window must know where its rows end: commit by numbers.")
         most = rows.max_width - 1
         if self.max_rollback is not None and most > self.max_rollback:
             raise CacheError(
@@ -191,6 +191,11 @@ class ModelCache:
         num_committed = checked(num_committed, rows)
         self.lengths = [n + k for n, k in zip(before, num_committed, strict=True)]
         self.deferred, self.exact, self._unread = Committed.of(rows, num_committed), None, None
+
+    @property
+    def least(self) -> list[int]:
+        """By row, what its length is at least: before an unread commit, if there is one."""
+        return self.lengths if self._unread is None else self._unread[1]
 
     @property
     def is_unread(self) -> bool:

@@ -66,9 +66,11 @@ class WindowedLayerCache(AttentionLayerCache):
             views.append((self.keys[r][:, :, first:end], self.values[r][:, :, first:end]))
         return views
 
-    def view(self, row: int, length: int) -> tuple[mx.array, mx.array]:
-        """Keys and values that a token after `length` committed ones sees, and up to ALIGNMENT - 1 tokens before them."""
-        first, end = self.first_seen(length) - self.starts[row], length - self.starts[row]
+    def view(self, row: int, length: int, least: int | None = None) -> tuple[mx.array, mx.array]:
+        """Keys and values that a token after `length` committed ones sees, and up to ALIGNMENT - 1 tokens before them. least: what
+        length is at least, where it is a bound; the view begins where a token after so many would see first."""
+        first = self.first_seen(length if least is None else least) - self.starts[row]
+        end = length - self.starts[row]
         return self.keys[row][:, :, first:end], self.values[row][:, :, first:end]
 
     def can_truncate(self, row: int, length: int) -> bool:

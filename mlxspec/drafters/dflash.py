@@ -80,18 +80,6 @@ class DFlashDrafter(BehindUnread):
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
         return self._model.remember(step.hidden, step.rows, step.cache)
 
-    @property
-    def runs_behind(self) -> bool:
-        """Cells of a window must know where their row ends."""
-        return all(window is None for window in self._model.config.windows)
-
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
-        if not self.runs_behind:
-            return None
-        return super().propose_behind(asks, sampler, unread)
-
     def _draft_behind(
         self,
         cache: ModelCache,

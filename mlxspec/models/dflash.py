@@ -30,7 +30,6 @@ from mlxspec.errors import ModelError
 from mlxspec.kernels.activations import swiglu
 from mlxspec.kernels.attention import attend_tailed
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.quantized_kv import unpacked
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
@@ -308,16 +307,17 @@ class DFlash(nn.Module):
         scale = self.config.text.head_dim**-0.5
         for r in rows.active:
             start, end = rows.starts[r], rows.starts[r + 1]
-            keys, values = layer.view(r, cache.lengths[r])
-            if window is not None:
-                seen = min(window - 1, cache.lengths[r])
-                keys, values = (unpacked(x)[:, :, x.shape[2] - seen :] for x in (keys, values))
+            length, width = cache.lengths[r], rows.widths[r]
+            if isinstance(layer, WindowedLayerCache):
+                least = cache.least[r]
+                most = min(layer.window - 1 + length - least, length)
+                keys, values = (x[:, :, x.shape[2] - most :] for x in layer.view(r, length, least))
+            else:
+                keys, values = layer.view(r, length)
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
-            mask = _seen(r, rows.widths[r], cache)
+            mask = _seen(r, width, cache, length - keys.shape[2], window)
             if self.config.causal[i]:
-                earlier = mx.tri(
-                    rows.widths[r], keys.shape[2] + rows.widths[r], keys.shape[2], dtype=mx.bool_
-                )
+                earlier = mx.tri(width, keys.shape[2] + width, keys.shape[2], dtype=mx.bool_)
                 mask = earlier if mask is None else mask & earlier
             out = attend_tailed(own[0], keys, values, own[1], own[2], scale, mask)
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
@@ -357,13 +357,17 @@ class DFlash(nn.Module):
         return mx.sigmoid(project(self.confidence_head.proj, seen)[:, 0].astype(mx.float32))
 
 
-def _seen(row: int, width: int, cache: ModelCache) -> mx.array | None:
-    """(width, lengths[row] + width) bool, which cells and tokens of its block a row's block sees; None where it sees all."""
+def _seen(row: int, width: int, cache: ModelCache, begin: int, window: int | None) -> mx.array | None:
+    """(width, lengths[row] - begin + width) bool, which cells from `begin` on and tokens of its block a row's block sees; None where it
+    sees all. window: how many cells and tokens the block's first one sees, None for all."""
     if cache.exact is None:
         return None
-    length = cache.lengths[row]
-    places = mx.arange(length + width)
-    return mx.broadcast_to((places < cache.exact[row]) | (places >= length), (width, length + width))
+    length, exact = cache.lengths[row], cache.exact[row]
+    places = mx.arange(begin, length + width)
+    sees = places < exact
+    if window is not None:
+        sees = sees & (places > exact - window)
+    return mx.broadcast_to(sees | (places >= length), (width, length - begin + width))
 
 
 def _keys(layer: Any, cells: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:

@@ -63,13 +63,13 @@ class BlockNetwork(Network):
         before = module.rotary.table(mx.tile(mx.arange(length), size))
         cells = module.cells(batch.streams.reshape(size * length, -1).astype(mx.float32))
         x = module.embed(ids.reshape(-1)).astype(mx.float32)
-        for layer, window in zip(module.layers, c.windows, strict=True):
+        for layer, window, is_causal in zip(module.layers, c.windows, c.causal, strict=True):
             q, k, v, taps = layer.enter(x, *turns, inside)
             own = [part.reshape(size, num, width, *part.shape[1:]) for part in (q, k, v)]
             context = [
                 part.reshape(size, length, *part.shape[1:]) for part in layer.self_attn.keys(cells, *before)
             ]
-            attended = _attend(own, context, places, window, is_causal=c.causal_windows)
+            attended = _attend(own, context, places, window, is_causal=is_causal)
             x = layer.leave(x, attended, taps, inside)
         hidden = rms_norm(x, module.norm.weight, c.text.rms_eps).astype(batch.hidden.dtype)
         return hidden.reshape(size, num, width, -1)[:, :, masks:]
@@ -87,10 +87,9 @@ def _attend(
     keys, values = (mx.repeat(x, groups, 2).swapaxes(1, 2) for x in context)
     cells = mx.arange(length)
     seen = cells < places[:, None]
-    inside = mx.ones((width, width), mx.bool_)
+    inside = mx.tri(width, dtype=mx.bool_) if is_causal else mx.ones((width, width), mx.bool_)
     if window is not None:
         seen = seen & (cells > places[:, None] - window)
-        inside = mx.tri(width, dtype=mx.bool_) if is_causal else inside
     flat = q.reshape(size, heads, num * width, dim) * dim**-0.5
     outside = (flat @ keys.swapaxes(2, 3)).reshape(size, heads, num, width, length)
     scores = [

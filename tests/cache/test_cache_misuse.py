@@ -124,8 +124,11 @@ def test_what_must_know_its_numbers_refuses_arrays() -> None:
     few.commit([2])
     windowed = ModelCache([WindowedLayerCache(1, 2, 8, mx.float32, 1)], 1)
     windowed.begin(FlatRows((2,)))
+    windowed.commit(one)
     with pytest.raises(CacheError, match="sliding window"):
-        windowed.commit(one)
+        windowed.begin(FlatRows((1,)))
+    windowed.settle([1])
+    windowed.begin(FlatRows((1,)))
 
 
 def test_facts_are_committed_whole() -> None:
