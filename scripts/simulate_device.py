@@ -177,12 +177,12 @@ def _block(config: Qwen35Config, drafts: str) -> DFlashConfig:
     )
     more: dict[str, Any] = (
         {"kind": "DFlash2", "conv_kernel": 2, "conv_group": 16, "top_k": 16, "rank": 256}
+        | {"windows": (2048,) * BLOCK}
         if drafts == "dflash2"
-        else {"kind": "DFlash"}
+        else {"kind": "DFlash", "windows": (None,) * BLOCK}
     )
     return DFlashConfig(
         text=text,
-        windows=(None,) * BLOCK,
         causal=(False,) * BLOCK,
         layer_ids=tuple(range(1, num - 1, max(1, num // BLOCK)))[:BLOCK],
         num_target_layers=num,
