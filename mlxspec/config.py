@@ -317,7 +317,8 @@ class SpecConfig:
     wherever there are drafters at all; the name for that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names
     they bear.
 
-    owner: whose earlier texts `suffix` drafts from, and adds to when an answer has ended. Owners never see each other's.
+    owner: whose earlier texts `suffix` drafts from, and adds to when an answer has ended, and whose
+    prefixes are gone on from. Owners never see each other's.
 
     predicted: what the answer will probably be, as text or as token ids: a file that is to be returned with a change, say. It is drafted
     from before other drafters are asked, and found again behind what differs. It never changes the text.

@@ -1,13 +1,14 @@
 """Connects rows to the prefix store: saves states of rows for later prompts, and finds states for new ones.
 
-Knows caches, drafters, where a prompt's states are kept, and which of them are anchors and which waypoints; the tree, its budget and its
-eviction are prefix_store.py's. Only committed tokens enter. Behind the store in memory there may be one on disk (prefix_disk): anchors are
-offered to it, and a prompt of which it knows more than memory does waits for what is read. The bytes that it holds in memory meanwhile
-are taken from the budget of the store in memory.
+Knows caches, drafters, owners, where a prompt's states are kept, and which of them are anchors and which waypoints; the tree, its budget
+and its eviction are prefix_store.py's. Only committed tokens enter. Behind the store in memory there may be one on disk (prefix_disk):
+anchors are offered to it, and a prompt of which it knows more than memory does waits for what is read. The bytes that it holds in memory
+meanwhile are taken from the budget of the store in memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -38,12 +39,13 @@ def stride_of(cache: ModelCache) -> int:
 
 
 def key_of(request: Request, tokens: Sequence[int]) -> Sequence[int]:
-    """A beginning of the request's text as the store knows it. Under adapters it is another text from its first token on: that one is a
-    number that no token and no other set of adapters has."""
-    if not request.scales or not tokens:
+    """A beginning of the request's text as the store knows it. Another owner's, or one under adapters, is another text from its first token
+    on: that one is a negative number, equal only for the same owner, adapters and token but for a chance of 2**-63."""
+    owner = request.spec.owner
+    if not tokens or not (owner or request.scales):
         return tokens
-    said = repr((request.scales, tokens[0])).encode()  # at least ten bytes, which no image's key has
-    return [-int.from_bytes(said), *tokens[1:]]
+    said = hashlib.sha256(repr((owner, request.scales, tokens[0])).encode()).digest()
+    return [~(int.from_bytes(said[:8]) >> 1), *tokens[1:]]
 
 
 class Prefix:
@@ -135,8 +137,8 @@ class Prefix:
         follow."""
         if self.disk is None or not self.is_on or request.prompt_logprobs is not None or request.scales:
             return None  # the disk knows texts of the weights alone
-        room = self._allowed - self._coming - self.disk.reserve
-        fetch = self.disk.fetch(request.prompt, self.store.depth(request.prompt), room)
+        key, room = key_of(request, request.prompt), self._allowed - self._coming - self.disk.reserve
+        fetch = self.disk.fetch(key, self.store.depth(key), room)
         if fetch is not None:
             self._coming += fetch.nbytes
             self._balance()
@@ -153,9 +155,8 @@ class Prefix:
         if not self.is_on:
             return None
         is_kept = fetched is not None and self._take(request, drafting, fetched)
-        hit = (
-            None if request.prompt_logprobs is not None else self.store.find(key_of(request, request.prompt))
-        )
+        key = key_of(request, request.prompt)
+        hit = None if request.prompt_logprobs is not None else self.store.find(key)
         if fetched is not None and (hit is None or hit.length <= fetched.length):
             hit = fetched
         known = 0 if hit is None else hit.length
@@ -169,7 +170,7 @@ class Prefix:
             and not request.scales
             and (hit is not fetched or is_kept)
         ):
-            self.disk.offer(request.prompt[:known])
+            self.disk.offer(key[:known])
         if hit is not None:
             request.stats.num_cached = known
             if request.spec.drafters:
@@ -186,7 +187,7 @@ class Prefix:
         ]
         if lacking and heard < hit.length:
             return False
-        tokens = request.prompt[: hit.length]
+        tokens = key_of(request, request.prompt[: hit.length])
         sources = hit.sources_from(hit.length - heard) if lacking else None
         return self.store.put(tokens, parts, hit.hidden, sources, rest=len(request.prompt) - hit.length)
 
@@ -236,7 +237,7 @@ class Prefix:
             is_waypoint = not self._is_anchor(request, len(tokens))
             is_kept = self.store.put(key, parts, hidden, sources, rest=rest, is_waypoint=is_waypoint)
             if is_kept and not is_waypoint and self.disk is not None and not request.scales:
-                self.disk.offer(tokens)
+                self.disk.offer(key)
         # what the store did not take is needed for the next state of this text
         if heard is not None and self.store.depth(key) == len(tokens):
             heard.drop(len(tokens))

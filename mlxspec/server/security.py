@@ -138,8 +138,10 @@ def _given_key(headers: Mapping[str, str]) -> bytes:
 
 
 def owner_of(headers: Mapping[str, str]) -> str:
-    """A digest of the API key that a request brings, whether or not the server demands one: texts of different keys are kept apart."""
-    return hashlib.sha256(_given_key(headers)).hexdigest()[:32]
+    """A digest of the API key that a request brings, whether or not the server demands one: texts of different keys are kept apart. Empty
+    without a key."""
+    key = _given_key(headers)
+    return hashlib.sha256(key).hexdigest()[:32] if key else ""
 
 
 def is_open(path: str) -> bool:

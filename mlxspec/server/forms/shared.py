@@ -91,7 +91,7 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("draft_vocab draft_bits draft_kv_bits", _AT_START),
     # vLLM
     **t.refuse("add_special_tokens", "the chat template writes them", False),
-    **t.refuse("cache_salt", "the prefix cache is shared by all clients; --prefix-budget 0 keeps none"),
+    **t.refuse("cache_salt", "the prefix cache is kept apart by API key"),
     **t.refuse("chat_template", "templates come with the model"),
     **t.refuse("documents", "put them into a message", *t.OFF),
     **t.refuse("ec_transfer_params kv_transfer_params", "this server runs on one machine"),
