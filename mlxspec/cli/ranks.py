@@ -84,11 +84,15 @@ def _follow(args: argparse.Namespace, peers: Peers) -> int:
 
 
 def one_model(given: Sequence[str] | None) -> str:
-    """The model that ranks serve. Raises ConfigError for several."""
+    """The model that ranks serve. Raises ConfigError for several, and for one with an adapter."""
     if given is not None and len(given) > 1:
         raise ConfigError("Ranks serve one model, and several were given.")
-    name, equals, model = (given or [options.DEMO])[0].partition("=")
-    return model if equals and model and "/" not in name else (given or [options.DEMO])[0]
+    whole = (given or [options.DEMO])[0]
+    name, equals, model = whole.partition("=")
+    found = model if equals and model and "/" not in name else whole
+    if "+" in found and not os.path.exists(os.path.expanduser(found)):
+        raise ConfigError("An adapter cannot be used with a model that is divided among ranks.")
+    return found
 
 
 def launch(arguments: Sequence[str], *, hosts: str | None, hostfile: str | None) -> int:

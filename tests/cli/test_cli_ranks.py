@@ -93,3 +93,14 @@ def test_the_launcher_ends_as_its_ranks_do(codes: tuple[int, int]) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_one_model_without_an_adapter() -> None:
+    assert (ranks.one_model(None), ranks.one_model(["a=o/m"]), ranks.one_model(["o/m"])) == (
+        "demo",
+        "o/m",
+        "o/m",
+    )
+    for given, says in ((["a", "b"], "several"), (["a=demo+x"], "adapter"), (["demo+x"], "adapter")):
+        with pytest.raises(ConfigError, match=says):
+            ranks.one_model(given)
