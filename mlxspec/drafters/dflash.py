@@ -29,6 +29,7 @@ from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn
+from mlxspec.sampling.truncate import highest
 
 
 class DFlashDrafter(BehindUnread):
@@ -176,7 +177,9 @@ class DFlashDrafter(BehindUnread):
     ) -> dict[int, Draft]:
         """Place after place, each behind the token that was drawn before it, of all rows together. before (rows,) int32: the token before
         each row's first place."""
-        logits = self._model.head(hidden)
+        logits, candidates = self._model.head(hidden), None
+        if self._model.config.top_k:  # of all places together: to find them is the dear part
+            candidates, logits = highest(logits, self._model.config.top_k)
         starts = np.cumsum([0, *(a.limit for a in active)])
         drafted: dict[int, list[tuple[Drawn, int, mx.array]]] = {a.row: [] for a in active}
         going = list(range(len(active)))
@@ -186,7 +189,9 @@ class DFlashDrafter(BehindUnread):
             seen, own = hidden[places], logits[places]
             rows = [active[i] for i in going]
             positions = _positions([len(a.history) + depth for a in rows], going, unread)
-            followed = self._model.follow(seen, own, before)
+            followed = self._model.follow(
+                seen, own, before, None if candidates is None else candidates[places]
+            )
             scored = self._scored(followed, [a.row for a in rows], positions)
             drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions, self._model.ids)
             sure = self._model.sureness(seen, before)

@@ -336,15 +336,19 @@ class DFlash(nn.Module):
         """Whether a token's logits depend on the one drafted before it: `follow` then."""
         return self.config.kind != "DFlash"
 
-    def follow(self, hidden: mx.array, logits: mx.array, before: mx.array) -> mx.array:
-        """Logits (N, R) of places whose own are `logits`, behind the target's tokens `before` (N,) int32."""
+    def follow(
+        self, hidden: mx.array, logits: mx.array, before: mx.array, candidates: mx.array | None = None
+    ) -> mx.array:
+        """Logits (N, R) of places whose own are `logits`, behind the target's tokens `before` (N,) int32. candidates (N, k) int32: the
+        likeliest tokens of each place, of which DFlash2 picks; logits (N, k) are theirs then. None: they are looked for."""
         if self.config.kind == "DSpark":
             return logits + project(self.markov_head.markov_w2, self.markov_head.markov_w1(before))
-        k = self.config.top_k
-        candidates = mx.argpartition(logits, kth=-k, axis=-1)[:, -k:].astype(mx.int32)
-        scores = mx.take_along_axis(logits, candidates, axis=-1)
-        scores = scores + self.candidate_selector(hidden.astype(self.dtype), before, candidates)
-        nothing = mx.full(logits.shape, -mx.inf, scores.dtype)
+        if candidates is None:
+            k = self.config.top_k
+            candidates = mx.argpartition(logits, kth=-k, axis=-1)[:, -k:].astype(mx.int32)
+            logits = mx.take_along_axis(logits, candidates, axis=-1)
+        scores = logits + self.candidate_selector(hidden.astype(self.dtype), before, candidates)
+        nothing = mx.full((len(scores), self.config.text.vocab_size), -mx.inf, scores.dtype)
         return mx.put_along_axis(nothing, candidates, scores, axis=-1)
 
     def sureness(self, hidden: mx.array, before: mx.array) -> mx.array | None:
