@@ -40,7 +40,7 @@ from mlxspec.engine.rehearsal import unraced_notice
 from mlxspec.errors import ConfigError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
-from mlxspec.loading.pooling import pooling_of
+from mlxspec.loading.pooling import Pooling, pooling_of
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models import tune
 from mlxspec.models.adapters import ADAPTER_FILES
@@ -221,6 +221,8 @@ def load(
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
     loaded.pooling = pooling_of(folder.path)
+    if isinstance(loaded.pooling, Pooling):
+        loaded.memory.hold(loaded.pooling.nbytes)
     if isinstance(adapter, Mapping):
         gate = target.model.gate
         loaded.factory.adapters, loaded.refused_adapters = gate.names, gate.refused

@@ -44,6 +44,11 @@ class Pooling:
         """Of a vector; None: that of a hidden."""
         return self.dense[-1][0].shape[0] if self.dense else None
 
+    @property
+    def nbytes(self) -> int:
+        """Of the layers."""
+        return sum(array.nbytes for layer in self.dense for array in layer if array is not None)
+
 
 def pooling_of(folder: Path) -> Pooling | str:
     """Of a model's folder; a text that says why there is none ends a sentence."""

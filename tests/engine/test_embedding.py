@@ -22,6 +22,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.pooling import NO_POOLING, Pooling, pooling_of
+from mlxspec.models.sizes import bytes_of
 from tests import tiny_models
 from tests.loading import byte_tokenizer
 from tests.models.mlx_lm_families import write
@@ -208,6 +209,16 @@ def gemma_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(folder: Path, chunk: int) -> Engine:
     return mlxspec.load(folder, draft="off", dtype="float32", config=EngineConfig(prefill_chunk=chunk))
+
+
+@catches(
+    "the budget knows nothing of layers behind the pooling",
+    "mlxspec.loading.pooling:Pooling.nbytes",
+    lambda right: property(lambda self: 0),
+)
+def test_layers_behind_the_pooling_count_as_weights(gemma_folder: Path) -> None:
+    engine = loaded(gemma_folder, 16)
+    assert engine.memory.weights == bytes_of(engine.model) + 4 * (96 * 64 + 48 * 96)
 
 
 @catches(
