@@ -284,10 +284,11 @@ class DFlash(nn.Module):
         cos, sin = self.rotary.table(turns.turns)
         places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
         x = self.embed(tokens).astype(self.dtype)
+        masks: dict[object, mx.array | None] = {}
         for i in range(len(self.layers)):
             enter = self._runners.of_layer("enter", i, _enter, rows, shape=shape)
             q, k, v, taps = enter(x, cos, sin, places)
-            attended = self._attend(i, q, k, v, rows, cache)
+            attended = self._attend(i, q, k, v, rows, cache, masks)
             x = self._runners.of_layer("leave", i, _leave, rows, shape=shape)(x, attended, taps, places)
             device.start(x, num_launches=_OF_A_LAYER)
         hidden = rms_norm(x, self.norm.weight, self.config.text.rms_eps).astype(self.target.dtype)
@@ -300,9 +301,16 @@ class DFlash(nn.Module):
         return self.embed_tokens(tokens) if "embed_tokens" in self else self.target.embed(tokens)
 
     def _attend(
-        self, i: int, q: mx.array, k: mx.array, v: mx.array, rows: FlatRows, cache: ModelCache
+        self,
+        i: int,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        rows: FlatRows,
+        cache: ModelCache,
+        masks: dict[object, mx.array | None],
     ) -> mx.array:
-        """(N, Hq * D)"""
+        """(N, Hq * D). masks: those that layers before made, which are the same for all alike."""
         layer, window, outs = cache.attention(i), self.config.windows[i], []
         scale = self.config.text.head_dim**-0.5
         for r in rows.active:
@@ -315,11 +323,10 @@ class DFlash(nn.Module):
             else:
                 keys, values = layer.view(r, length)
             own = [x[None, start:end].swapaxes(1, 2) for x in (q, k, v)]
-            mask = _seen(r, width, cache, length - keys.shape[2], window)
-            if self.config.causal[i]:
-                earlier = mx.tri(width, keys.shape[2] + width, keys.shape[2], dtype=mx.bool_)
-                mask = earlier if mask is None else mask & earlier
-            out = attend_tailed(own[0], keys, values, own[1], own[2], scale, mask)
+            form = r, keys.shape[2], window, self.config.causal[i]
+            if form not in masks:
+                masks[form] = _seen(r, width, cache, length - keys.shape[2], window, self.config.causal[i])
+            out = attend_tailed(own[0], keys, values, own[1], own[2], scale, masks[form])
             outs.append(out.swapaxes(1, 2).reshape(end - start, -1))
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
@@ -361,17 +368,22 @@ class DFlash(nn.Module):
         return mx.sigmoid(project(self.confidence_head.proj, seen)[:, 0].astype(mx.float32))
 
 
-def _seen(row: int, width: int, cache: ModelCache, begin: int, window: int | None) -> mx.array | None:
+def _seen(
+    row: int, width: int, cache: ModelCache, begin: int, window: int | None, is_causal: bool
+) -> mx.array | None:
     """(width, lengths[row] - begin + width) bool, which cells from `begin` on and tokens of its block a row's block sees; None where it
     sees all. window: how many cells and tokens the block's first one sees, None for all."""
-    if cache.exact is None:
-        return None
-    length, exact = cache.lengths[row], cache.exact[row]
-    places = mx.arange(begin, length + width)
-    sees = places < exact
-    if window is not None:
-        sees = sees & (places > exact - window)
-    return mx.broadcast_to(sees | (places >= length), (width, length - begin + width))
+    length, sees = cache.lengths[row], None
+    if cache.exact is not None:
+        exact, places = cache.exact[row], mx.arange(begin, length + width)
+        sees = places < exact
+        if window is not None:
+            sees = sees & (places > exact - window)
+        sees = mx.broadcast_to(sees | (places >= length), (width, length - begin + width))
+    if not is_causal:
+        return sees
+    earlier = mx.tri(width, length - begin + width, length - begin, dtype=mx.bool_)
+    return earlier if sees is None else sees & earlier
 
 
 def _keys(layer: Any, cells: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
