@@ -227,37 +227,16 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--max-context", int, "N", "tokens of context (default: the model's)"),
         ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
-        (
-            "--engine",
-            ENGINES,
-            "NAME",
-            "whose code runs the model: auto, or mlx-lm for any that mlx-lm has",
-            "auto",
-        ),
+        ("--engine", ENGINES, "NAME", "whose code runs the model: auto, or mlx-lm for any that mlx-lm has", "auto"),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),
-        (
-            "--thinking",
-            ("on", "off"),
-            "on|off",
-            "what the chat template is told of thinking (default: nothing)",
-        ),
+        ("--thinking", ("on", "off"), "on|off", "what the chat template is told of thinking (default: nothing)"),
         ("--preserve-thinking", bool, "", "keep the thinking of earlier turns in the prompt"),
-        (
-            "--chat-template-args",
-            list,
-            "JSON",
-            "an object of variables of the chat template; may be given again",
-        ),
+        ("--chat-template-args", list, "JSON", "an object of variables of the chat template; may be given again"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
-        (
-            "--exact",
-            bool,
-            "",
-            "draft only where results equal plain decoding bit for bit; may leave no drafting",
-        ),
+        ("--exact", bool, "", "draft only where results equal plain decoding bit for bit; may leave no drafting"),
         ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
-    )
+    )  # fmt: skip
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
@@ -273,12 +252,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)"),
         ("--repetition-penalty", float, "R", "above 1: tokens that occurred become less likely (default 1)"),
         ("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)"),
-        (
-            "--frequency-penalty",
-            float,
-            "R",
-            "above 0: tokens become less likely each time they occur (default 0)",
-        ),
+        ("--frequency-penalty", float, "R", "above 0: tokens become less likely each time they occur (default 0)"),
         ("--repeat-last-n", int, "N", "penalties look at the last N tokens only (default -1: at all)"),
         ("--top-n-sigma", float, "N", "keep logits within N deviations of the highest (default 0: off)"),
         ("--typical-p", float, "P", "keep the tokens of the most usual surprise up to P (default 1: off)"),
@@ -288,32 +262,17 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--dry-base", float, "B", "DRY: what loses B times as much with each token (default 1.75)"),
         ("--dry-allowed-length", int, "N", "DRY: the shortest sequence that costs (default 2)"),
         ("--dry-penalty-last-n", int, "N", "DRY looks at the last N tokens only (default -1: at all)"),
-        (
-            "--dry-sequence-breaker",
-            list,
-            "TEXT",
-            "DRY: no sequence goes beyond it; again for more; none: none",
-        ),
+        ("--dry-sequence-breaker", list, "TEXT", "DRY: no sequence goes beyond it; again for more; none: none"),
         ("--min-tokens", int, "N", "nothing ends the answer before N tokens (default 0)"),
         ("--seed", int, "S", "the same seed gives the same text, with drafting and without"),
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
         ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
         ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
-        (
-            "--loop-breaker",
-            get_args(LoopBreaker),
-            None,
-            "close thinking that loops (repeats itself), or end the answer too",
-        ),
+        ("--loop-breaker", get_args(LoopBreaker), None, "close thinking that loops (repeats itself), or end the answer too"),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
-        (
-            "--regex",
-            text_or_file,
-            "REGEX",
-            "the answer matches this expression; @FILE reads it, [@] begins one with @",
-        ),
+        ("--regex", text_or_file, "REGEX", "the answer matches this expression; @FILE reads it, [@] begins one with @"),
         ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),
-    )
+    )  # fmt: skip
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
@@ -323,12 +282,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
         ("--acceptance", get_args(Acceptance), None, _ACCEPTANCE),
         DRAFT_MODEL,
-        (
-            "--head",
-            HEADS,
-            None,
-            "which drafters draft: adapted ones (the default; see `mlxspec adapt`) or base, those in the folders",
-        ),
+        ("--head", HEADS, None, "which drafters draft: adapted ones (the default; see `mlxspec adapt`) or base, those in the folders"),
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
         ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
         ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
@@ -338,27 +292,17 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
         ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
         ("--ngram-min-hits", int, "N", "ngram-map-*: how often they must have stood before (default 1)"),
-    )
+    )  # fmt: skip
 
 
 def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
     declare(
         parser,
         ("--prefix-disk", size, "SIZE", _PREFIX_DISK),
-        (
-            "--prefix-dir",
-            str,
-            "DIR",
-            "a private folder for these files (default: prefix in the cache folder)",
-        ),
+        ("--prefix-dir", str, "DIR", "a private folder for these files (default: prefix in the cache folder)"),
         ("--prefix-states", get_args(PrefixStates), "FORM", _PREFIX_STATES),
-        (
-            "--past-texts-disk",
-            size,
-            "SIZE",
-            "keep texts in files of at most SIZE bytes, for the drafter suffix",
-        ),
-    )
+        ("--past-texts-disk", size, "SIZE", "keep texts in files of at most SIZE bytes, for the drafter suffix"),
+    )  # fmt: skip
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:

@@ -35,47 +35,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     bound = "change a limit on the work of one client, like max_grammar=256K; may be given again; GET /limits lists all"
     declare(
         parser.add_argument_group("server"),
-        (
-            "--host",
-            str,
-            "ADDRESS",
-            "address to listen on; all but 127.0.0.1 (the default) need a key",
-            "127.0.0.1",
-        ),
-        (
-            "--alias",
-            str,
-            "NAME",
-            "what clients call the model, where there is one; of several by commas the first",
-        ),
+        ("--host", str, "ADDRESS", "address to listen on; all but 127.0.0.1 (the default) need a key", "127.0.0.1"),
+        ("--alias", str, "NAME", "what clients call the model, where there is one; of several by commas the first"),
         ("--port", int, "N", "port to listen on, 0 for any that is free (default 8080)", 8080),
         ("--api-key", str, "KEY", key),
-        (
-            "--allowed-origins",
-            list,
-            "ORIGIN",
-            "an origin that may call, like https://example.com; may be given again",
-        ),
-        (
-            "--allowed-hosts",
-            list,
-            "NAME",
-            "another host name of this machine that requests may use; may be given again",
-        ),
-        (
-            "--embedding-model",
-            list,
-            "[NAME=]M",
-            "a model for embeddings or a reranker, held beside the others; may be given again",
-        ),
-        (
-            "--idle-unload",
-            float,
-            "SECONDS",
-            "unload the model after this time without a request (default: never)",
-        ),
+        ("--allowed-origins", list, "ORIGIN", "an origin that may call, like https://example.com; may be given again"),
+        ("--allowed-hosts", list, "NAME", "another host name of this machine that requests may use; may be given again"),
+        ("--embedding-model", list, "[NAME=]M", "a model for embeddings or a reranker, held beside the others; may be given again"),
+        ("--idle-unload", float, "SECONDS", "unload the model after this time without a request (default: never)"),
         ("--limit", list, "NAME=VALUE", bound),
-    )
+    )  # fmt: skip
     declare(
         parser.add_argument_group("several machines"),
         ("--hosts", str, "LIST", "machines among which the model is divided, as mlx.launch has them: a,b"),
@@ -85,25 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     declare(
         memory,
         ("--max-rows", int, "N", "answers that are decoded together (default 8)"),
-        (
-            "--prefill-chunk",
-            int,
-            "N",
-            "tokens of prompts read between two rounds (default 2048 on a GPU, 512 on a CPU)",
-        ),
-        (
-            "--memory-budget",
-            size,
-            "SIZE",
-            "memory in all, weights included, like 6G (default: what is there)",
-        ),
-        (
-            "--prefix-budget",
-            size,
-            "SIZE",
-            "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)",
-        ),
-    )
+        ("--prefill-chunk", int, "N", "tokens of prompts read between two rounds (default 2048 on a GPU, 512 on a CPU)"),
+        ("--memory-budget", size, "SIZE", "memory in all, weights included, like 6G (default: what is there)"),
+        ("--prefix-budget", size, "SIZE", "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)"),
+    )  # fmt: skip
     options.add_prefix_disk(memory)
     options.add_sampling(parser, MAX_TOKENS, recommended=True)
     options.add_drafting(parser)
@@ -113,6 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from mlxspec.server import log
+    from mlxspec.server.models import Models
     from mlxspec.server.run import serve
     from mlxspec.server.settings import ServerConfig
 
@@ -144,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
         return options.sampling_params(own, max_tokens=MAX_TOKENS, **found)
 
     try:
-        has_ended = serve(makers, config, tell, sampling, watch, _beside(args, makers))
+        beside = _beside(args, makers)
+        table = Models(makers, idle_seconds=config.idle_unload, sampling=sampling, beside=beside)
+        has_ended = serve(table, config, tell, watch)
     except RankError as error:
         terminal.complain(str(error))
         os._exit(2)  # a thread may wait for a rank that is gone

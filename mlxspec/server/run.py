@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
 
-from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.server import log
 from mlxspec.server.app import Server
@@ -28,7 +27,7 @@ from mlxspec.server.settings import ServerConfig
 from mlxspec.server.signals import ending_on_signals, exit_later
 
 if TYPE_CHECKING:
-    from mlxspec.engine.engine import Engine
+    pass
 
 _STREAMS_END_SECONDS = 1
 _WRITTEN_SECONDS = 0.5  # in which the last lines of the log are written
@@ -65,20 +64,14 @@ class _Uvicorn(uvicorn.Server):
 
 
 def serve(
-    makers: Mapping[str, Callable[[], Engine]],
-    config: ServerConfig,
-    tell: Callable[[str, Loaded], None],
-    sampling: Callable[[str], SamplingParams] | None = None,
-    watch: Watch | None = None,
-    beside: Mapping[str, Callable[[], Engine]] | None = None,
+    models: Models, config: ServerConfig, tell: Callable[[str, Loaded], None], watch: Watch | None = None
 ) -> bool:
-    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. sampling, beside: see Models. watch:
-    is given a function that ends all answers and the server with an error, wherever the engine is. Returns whether everything has ended by
-    itself; where not, only leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and
-    that error."""
+    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. watch: is given a function that ends
+    all answers and the server with an error, wherever the engine is. Returns whether everything has ended by itself; where not, only
+    leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and that error."""
     listener = _listen(config)
     with listener:
-        return asyncio.run(_serve(makers, config, listener, tell, sampling, watch, beside))
+        return asyncio.run(_serve(models, config, listener, tell, watch))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -119,23 +112,17 @@ def web_config(app: App) -> uvicorn.Config:
 
 
 async def _serve(
-    makers: Mapping[str, Callable[[], Engine]],
+    models: Models,
     config: ServerConfig,
     listener: socket.socket,
     tell: Callable[[str, Loaded], None],
-    sampling: Callable[[str], SamplingParams] | None,
     watch: Watch | None,
-    beside: Mapping[str, Callable[[], Engine]] | None,
 ) -> bool:
     raise_descriptors()
     log.take_over()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    models = Models(makers, idle_seconds=config.idle_unload, sampling=sampling, beside=beside)
     server = Server(models, config)
-    web = _Uvicorn(
-        web_config(server.app),
-        Door(config.limits),
-    )
+    web = _Uvicorn(web_config(server.app), Door(config.limits))
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     with ending_on_signals(partial(loop.call_soon_threadsafe, stopping.set)):
         broken = _Broken(models, stopping)
