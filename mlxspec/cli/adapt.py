@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxspec.cli import options, terminal
+from mlxspec.cli import options, saved, terminal
 from mlxspec.cli.interrupt import clearing_away
 from mlxspec.cli.parser import declare
 from mlxspec.cli.settings import drafter_of
@@ -18,7 +19,7 @@ from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mlxspec.training.adapt import Adapted
+    from mlxspec.training.adapt import Adapted, Named
 
 _MINUTES = 20.0
 
@@ -29,8 +30,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         ("--texts", list, "PATH", "a file or a folder of UTF-8 text like what you write; may be given again"),
         ("--minutes", float, "M", f"how long it may take (default {_MINUTES:g})", _MINUTES),
+        (
+            "--from-conversations",
+            bool,
+            "",
+            "use the chats with this model that were kept, too; they are listed",
+        ),
         options.DRAFT_MODEL,
         ("--fresh", bool, "", "begin with the drafter itself, not with what was adapted of it before"),
+        (
+            "--export",
+            str,
+            "FOLDER",
+            "train nothing: write tokens and hidden states for the speculators library",
+        ),
         ("--remove", bool, "", "remove what was adapted for this model"),
         options.JSON,
     )
@@ -42,21 +55,29 @@ def run(args: argparse.Namespace) -> int:
     if args.remove:
         return _remove(args)
     check_number("--minutes", args.minutes, 0.05, 24 * 60)
-    if not args.texts or not all(args.texts):
+    given = args.texts or ()
+    if not all(given) or not (given or args.from_conversations):
         raise ConfigError("--texts names no file; give a file or a folder of text like what you write.")
     from mlxspec.bench.texts import named_texts_in
 
     passed_over: list[Path] = []
-    texts = list(named_texts_in((Path(p).expanduser() for p in args.texts), passed_over))
-    if not texts:
+    texts: list[Named] = list(named_texts_in((Path(p).expanduser() for p in given), passed_over))
+    if given and not texts:
         raise ConfigError("--texts: there is no text to be read.")
+    if args.from_conversations:
+        texts += _conversations(args.model)
     if passed_over:
         terminal.note(
             f"{len(passed_over)} files are no UTF-8 text of up to 16 MiB and were passed over, such as {passed_over[0]}."
         )
-    from mlxspec.training.adapt import adapt
+    from mlxspec.training.adapt import adapt, export_states
 
     drafter = args.draft_model or drafter_of(args.model)
+    if args.export is not None:
+        folder = Path(args.export).expanduser()
+        num = export_states(args.model, texts, folder, minutes=args.minutes, drafter=drafter)
+        terminal.say(f"{num:,} tokens and their hidden states were written to {folder}.\n")
+        return 0
     with clearing_away():
         made = adapt(
             args.model,
@@ -71,6 +92,21 @@ def run(args: argparse.Namespace) -> int:
         return 0
     terminal.say(told(made))
     return 0
+
+
+def _conversations(model: str) -> list[Named]:
+    """Those with this model that `chat` kept, each of them told. Raises ConfigError where there is none."""
+    found: list[Named] = []
+    for path in saved.kept_files():
+        with suppress(ConfigError):  # a damaged one is no text
+            kept = saved.load(path)
+            if kept.model == model and kept.messages and not any("images" in m for m in kept.messages):
+                system = [{"role": "system", "content": kept.system}] if kept.system else []
+                found.append((str(path), [*system, *kept.messages]))
+                terminal.note(f"uses the conversation {saved.title(path)}, {path}")
+    if not found:
+        raise ConfigError("--from-conversations: no conversation of text with this model is kept.")
+    return found
 
 
 def told(made: Adapted) -> str:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 from mlxspec.checkpoints import adapted_head
 from mlxspec.checkpoints.adapted_head import Card
@@ -22,12 +24,17 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError
 from mlxspec.loading.progress import amount
+from mlxspec.models.registry import Trunk
 from mlxspec.models.sizes import bytes_of
 from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
+from mlxspec.training.export import check_folder, export
 from mlxspec.training.network import Head
 from mlxspec.training.pupil import Pupil
 from mlxspec.training.states import HELD_OUT, LENGTH, States, pieces_of
 
+Named = tuple[
+    str, str | Sequence[Mapping[str, Any]]
+]  # a file's name, and its text or its conversation's messages
 _SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
 _HELD_OUT = 64  # pieces at most
 _STATES = 1 << 30  # bytes on the disk, of the texts and of the model's own each
@@ -45,7 +52,7 @@ class Adapted:
 
 def adapt(
     model: str,
-    texts: Sequence[tuple[str, str]],
+    texts: Sequence[Named],
     *,
     minutes: float,
     drafter: str | None = None,
@@ -53,17 +60,57 @@ def adapt(
     told: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Adapted:
-    """Adapt the drafter of a model. texts: name and text of each file. drafter: folder or id of one; None: the model's own head, else the
-    one that is paired with it. is_fresh: begin with the drafter itself, not with what was adapted of it before. told: lines on how far it
-    is. KeyboardInterrupt while training ends it early, with the best so far.
+    """Adapt the drafter of a model. texts: name and text, or conversation, of each file. drafter: folder or id of one; None: the model's
+    own head, else the one that is paired with it. is_fresh: begin with the drafter itself, not with what was adapted of it before. told:
+    lines on how far it is. KeyboardInterrupt while training ends it early, with the best so far.
 
     Raises MlxspecError subclasses; what was kept before is there then.
     """
     began, seconds = clock(), 60 * minutes
-    engine = load(model, draft_model=drafter, spec=SpecConfig(policy="fixed"), images=False, head="base")
+    engine = _loaded(model, drafter)
     pupil = Pupil(engine, drafter)
     with adapted_head.only_one(pupil.folder, pupil.beside):
         return _Run(engine, pupil, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
+
+
+def export_states(
+    model: str,
+    texts: Sequence[Named],
+    folder: Path,
+    *,
+    minutes: float,
+    drafter: str | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Write what a drafter learns from into a new folder, as export.py has it: as much of the texts as the minutes allow. Others as in
+    `adapt`. Returns how many tokens were written. Raises MlxspecError subclasses."""
+    until = clock() + 60 * minutes
+    check_folder(folder)
+    engine = _loaded(model, drafter)
+    if not isinstance(engine.model, Trunk):
+        raise ModelError("A model that runs by mlx-lm's code shows no hidden states.")
+    try:
+        pupil = Pupil(engine, drafter)
+        judged = pupil.network, pupil.base
+    except ModelError:  # it has no drafter yet
+        judged = None
+    pieces = (tokens for tokens, _ in pieces_of(_encoded(engine, texts)))
+    return LENGTH * export(folder, engine.model, takewhile(lambda _: clock() < until, pieces), judged)
+
+
+def _loaded(model: str, drafter: str | None) -> Engine:
+    return load(model, draft_model=drafter, spec=SpecConfig(policy="fixed"), images=False, head="base")
+
+
+def _encoded(engine: Engine, texts: Sequence[Named]) -> list[list[int]]:
+    if engine.tokenizer is None:
+        raise ModelError("This model has no tokenizer, so it reads no texts.")
+    return [
+        engine.tokenizer.encode(text, special=False)
+        if isinstance(text, str)
+        else engine.chat_prompt(list(text), add_generation_prompt=False)
+        for _, text in texts
+    ]
 
 
 class _Run:
@@ -83,7 +130,7 @@ class _Run:
         self._network = pupil.network
         self._ends, self._told, self._clock = ends, told, clock
 
-    def run(self, texts: Sequence[tuple[str, str]], seconds: float, *, is_fresh: bool) -> Adapted:
+    def run(self, texts: Sequence[Named], seconds: float, *, is_fresh: bool) -> Adapted:
         pupil, base = self._pupil, self._pupil.base
         head = None if is_fresh else self._adapted_before()
         self._check_memory(base)
@@ -104,7 +151,7 @@ class _Run:
             as_it_drafts = pupil.as_drafting(pupil.stored(best))
             after = accepted(self._network, as_it_drafts, held)
             general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
-        is_kept = sum(after.depths) > sum(start.depths) and general[1] > general[0] - 0.01
+        is_kept = after.length > start.length and general[1] > general[0] - 0.01
         card = Card(
             model=self._engine.name,
             made=datetime.date.today().isoformat(),
@@ -136,10 +183,10 @@ class _Run:
                 f"Adapting this drafter needs {amount(needed)}, and the memory budget is {amount(self._engine.memory.budget)}."
             )
 
-    def _read(self, texts: Sequence[tuple[str, str]], states: States, seconds: float) -> int:
+    def _read(self, texts: Sequence[Named], states: States, seconds: float) -> int:
         """Hidden states of the texts, as far as the time and the disk allow. Returns how many tokens were read."""
         until, order = self._clock() + seconds, random.Random(0).sample(range(len(texts)), len(texts))
-        encoded = [self._tokenizer.encode(texts[i][1], special=False) for i in order]
+        encoded = _encoded(self._engine, [texts[i] for i in order])
         pieces = list(pieces_of(encoded))
         num = 0
         for tokens, is_held_out in random.Random(1).sample(pieces, len(pieces)):

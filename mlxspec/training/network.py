@@ -37,10 +37,12 @@ class Scored(NamedTuple):
 class Network(ABC):
     """A drafter's form and what it shares with its target. depths: weight of the loss at each depth; reach: weight, at each depth, of the
     chance that a draft is accepted so far. layers: of the target, 0-based, whose residual streams it reads. ids (R,) int32: the target's
-    tokens that its logits are of; None: all of them. fixed: tensors that are not trained."""
+    tokens that its logits are of; None: all of them. fixed: tensors that are not trained. begins_behind: how many tokens the first draft
+    stands behind that place 0 gives, less one."""
 
     depths: tuple[float, ...] = (1.0, 0.7, 0.5)
     reach = 0.0
+    begins_behind = 0
 
     def __init__(
         self, target: Trunk, new: Callable[[], Any], fixed: Head, sizes: Any, num_layers: int
@@ -87,6 +89,8 @@ class ChainNetwork(Network):
     """An MTP head or an EAGLE-3 drafter. A draft begins at every position: its first cell takes what the target had, each further one the
     hidden of the cell before it, and the token that stands in the text. A cell attends to the first cells of the positions up to its own,
     and to the cells of its own draft, as drafting does."""
+
+    begins_behind = 1
 
     def __init__(
         self, target: Trunk, new: Callable[[], Any], fixed: Head, like: Qwen35Mtp | Eagle3Head

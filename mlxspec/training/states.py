@@ -69,14 +69,7 @@ class States:
             return False
         files = self.held_out if held_out else self.training
         path = self._folder / f"{len(self.training) + len(self.held_out):06d}.safetensors"
-        try:
-            if shutil.disk_usage(self._folder).free < size + _SPARE:
-                raise StorageError(
-                    f"The disk of {self._folder.parent} is full; free some space, or use fewer texts."
-                )
-            mx.save_safetensors(str(path), arrays)
-        except (OSError, RuntimeError) as error:
-            raise StorageError(f"Hidden states cannot be written to {self._folder}: {error}.") from error
+        write(path, arrays)
         files.append(path)
         self.nbytes += size
         return True
@@ -94,6 +87,17 @@ class States:
     def read(self, paths: Iterable[Path]) -> Batch:
         loaded = [mx.load(str(path)) for path in paths]
         return Batch(**{name: mx.stack([each[name] for each in loaded]) for name in loaded[0]})
+
+
+def write(path: Path, arrays: dict[str, mx.array]) -> None:
+    """Raises StorageError, where the disk is full before anything is written."""
+    folder = path.parent
+    try:
+        if shutil.disk_usage(folder).free < sum(x.nbytes for x in arrays.values()) + _SPARE:
+            raise StorageError(f"The disk of {folder.parent} is full; free some space, or use fewer texts.")
+        mx.save_safetensors(str(path), arrays)
+    except (OSError, RuntimeError) as error:
+        raise StorageError(f"Hidden states cannot be written to {folder}: {error}.") from error
 
 
 def pieces_of(texts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], bool]]:

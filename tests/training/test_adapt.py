@@ -26,7 +26,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.training import adapt as adapting
 from mlxspec.training import adapt_head, states
 from mlxspec.training.adapt import Adapted, adapt
-from mlxspec.training.adapt_head import Judgement, train
+from mlxspec.training.adapt_head import DepthShares, Judgement, train
 from mlxspec.training.network import ChainNetwork, float_weights
 from mlxspec.training.states import LENGTH, States, pieces_of
 from tests import tiny_models
@@ -242,6 +242,11 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert is_adapted()
 
 
+def test_early_depths_count_more_since_later_ones_need_them() -> None:
+    assert DepthShares((0.5, 0.5, 0.0)).length == 0.75
+    assert DepthShares((0.45, 0.19, 0.13)).length > DepthShares((0.43, 0.18, 0.17)).length
+
+
 _calls = count()
 
 
@@ -270,7 +275,7 @@ def test_an_overfit_is_not_kept() -> None:
         own.training = [other]
         assert train(network, learned, own, 200, told=told.append, clock=ticking()) is learned
     assert told[-1].loss < told[0].loss
-    assert sum(told[-1].held_out.depths) < sum(told[-1].best.depths)
+    assert told[-1].held_out.length < told[-1].best.length
 
 
 @catches(
