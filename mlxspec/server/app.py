@@ -45,7 +45,7 @@ from mlxspec.server.ollama_api import (
 )
 from mlxspec.server.openapi import document
 from mlxspec.server.prompt_watch import PromptWatch
-from mlxspec.server.request_parsing import Job, scales_of
+from mlxspec.server.request_parsing import Job, scales_of, tokenizer_of
 from mlxspec.server.responses_api import ResponsesWriter, resolved, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
 from mlxspec.server.security import App, Guard, error_response, owner_of
@@ -466,9 +466,7 @@ def _checked(body: dict[str, Any], form: type[Fields]) -> tuple[dict[str, Any], 
 
 
 def _tokenizer_told(body: Body, engine: Engine) -> dict[str, Any]:
-    tokenizer = engine.tokenizer
-    if tokenizer is None:
-        raise ApiError("This model has no tokenizer.")
+    tokenizer = tokenizer_of(engine)
     template = None if tokenizer.template is None else tokenizer.template.source
     named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
     return {**named, **tokenizer.special, "chat_template": template, "model_max_length": engine.max_context}
@@ -477,18 +475,17 @@ def _tokenizer_told(body: Body, engine: Engine) -> dict[str, Any]:
 def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:
     if sum(body.get(name) is not None for name in ("content", "prompt", "messages")) != 1:
         raise BadField("content", "Give one of content, prompt and messages.")
-    if engine.tokenizer is None:
-        raise ApiError("This model has no tokenizer.")
+    tokenizer = tokenizer_of(engine)
     if body.get("messages") is not None:
         tokens = request_parsing.token_ids(request_parsing.rendered(chat_request(body), engine)[1])
     else:
         is_vllms = body.get("prompt") is not None
         special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
         text = body["prompt" if is_vllms else "content"]
-        tokens = engine.tokenizer.encode(text, special=special, pause=check_wanted)
+        tokens = tokenizer.encode(text, special=special, pause=check_wanted)
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
     texts = (
-        [engine.tokenizer.token_text(t) for t in tokens]
+        [tokenizer.token_text(t) for t in tokens]
         if body.get("with_pieces") or body.get("return_token_strs")
         else []
     )
@@ -501,14 +498,13 @@ def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:
 
 
 def _detokenized(body: Body, engine: Engine) -> dict[str, Any]:
-    if engine.tokenizer is None:
-        raise ApiError("This model has no tokenizer.")
+    tokenizer = tokenizer_of(engine)
     tokens = [int(t) for t in body["tokens"]]
     if any(t >= engine.model.vocab_size for t in tokens):
         raise BadField(
             "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
         )
-    text = engine.tokenizer.decode(tokens)
+    text = tokenizer.decode(tokens)
     return {"content": text, "prompt": text}
 
 

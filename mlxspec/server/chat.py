@@ -123,11 +123,7 @@ def _logprobs(found: Sequence[TokenLogprob]) -> dict[str, Any] | None:
 
 
 def _entry(logprob: float, data: bytes) -> dict[str, Any]:
-    return {
-        "token": data.decode("utf-8", errors="replace"),
-        "logprob": finite(logprob),
-        "bytes": list(data),
-    }
+    return {"token": data.decode("utf-8", errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
 def finite(logprob: float) -> float:

@@ -21,7 +21,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
 from mlxspec.server.forms.completions import has_several
-from mlxspec.server.request_parsing import ids_of
+from mlxspec.server.request_parsing import ids_of, tokenizer_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -62,7 +62,7 @@ def embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
     """Of /v1/embeddings. Raises BadField, ConfigError, ContextOverflowError."""
     given, size = body["input"], _size(body, engine)
     several = given if has_several(given) else [given]
-    tokenizer = _tokenizer(engine)
+    tokenizer = tokenizer_of(engine)
     ids = [_ids(text, tokenizer, engine, f"input[{i}]") for i, text in enumerate(several)]
     as_text = body.get("encoding_format") == "base64"
 
@@ -79,7 +79,7 @@ def ollama_embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
     """Of /api/embed. Raises as `embeddings` does."""
     given, size, started = body["input"], _size(body, engine), time.monotonic()
     several = given if isinstance(given, list) else [given]
-    tokenizer, cuts = _tokenizer(engine), body.get("truncate") is not False
+    tokenizer, cuts = tokenizer_of(engine), body.get("truncate") is not False
     ids = [_ids(text, tokenizer, engine, f"input[{i}]", cuts=cuts) for i, text in enumerate(several)]
 
     def answer(name: str, found: Found) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def reranking(body: Mapping[str, Any], engine: Engine, *, is_reranker: bool) -> 
     if not is_reranker or isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} ranks nothing; {_RERANKERS}.")
     answers_of(engine)
-    tokenizer, instruction = _tokenizer(engine), body.get("instruction") or INSTRUCTION
+    tokenizer, instruction = tokenizer_of(engine), body.get("instruction") or INSTRUCTION
     texts = [d if isinstance(d, str) else d["text"] for d in body["documents"]]
     ids = []
     for i, text in enumerate(texts):
@@ -115,12 +115,6 @@ def reranking(body: Mapping[str, Any], engine: Engine, *, is_reranker: bool) -> 
         return {"object": "list", "model": name, "results": results, "usage": _usage(ids)}
 
     return Texts(ids=ids, begin=partial(ranks, engine), answer=answer)
-
-
-def _tokenizer(engine: Engine) -> Tokenizer:
-    if engine.tokenizer is None:
-        raise ConfigError(f"{engine.name} has no tokenizer.")
-    return engine.tokenizer
 
 
 def _size(body: Mapping[str, Any], engine: Engine) -> int | None:

@@ -121,13 +121,7 @@ def anthropic_error(error: ApiError) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
     return {
         "type": "error",
-        "error": {
-            "type": kind,
-            "message": message,
-            "param": error.param,
-            "code": error.code,
-            **error.more,
-        },
+        "error": {"type": kind, "message": message, "param": error.param, "code": error.code, **error.more},
     }
 
 

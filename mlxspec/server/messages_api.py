@@ -20,13 +20,7 @@ from typing import Any
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
-from mlxspec.server.chat_request import (
-    ChatRequest,
-    ToolChoice,
-    check_same,
-    goes_on_with,
-    template_variables,
-)
+from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField, anthropic_error
 from mlxspec.server.job_run import End, Progress, Update
 from mlxspec.server.request_parsing import Job

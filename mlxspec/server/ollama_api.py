@@ -42,14 +42,7 @@ def ollama_model(name: str, created: int) -> dict[str, Any]:
         "quantization_level": "",
     }
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": when,
-        "size": 0,
-        "digest": digest,
-        "details": details,
-    }
+    return {"name": name, "model": name, "modified_at": when, "size": 0, "digest": digest, "details": details}
 
 
 def ollama_chat_request(body: Mapping[str, Any]) -> ChatRequest:

@@ -16,6 +16,7 @@ from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_nam
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
+from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
@@ -142,19 +143,17 @@ def completion_job(
     elif wanted is not None:
         extra[wanted.kind] = wanted.value
     params = _params(body, defaults, extra, min(map(len, prompts)), engine)
-    asks, tokenizer, spec = _asks(prompts, params, body), engine.tokenizer, spec_of(body, engine)
+    asks, tokenizer, spec = _asks(prompts, params, body), tokenizer_of(engine), spec_of(body, engine)
     shown = asks if shows_prompts or body.get("echo") else ()
-    first = asks if params.prompt_logprobs and tokenizer is not None else ()
+    first = asks if params.prompt_logprobs else ()
     return Job(
         asks=asks,
         spec=spec,
         num_prompts=len(prompts),
         timeout=body.get("timeout"),
         notices=(*notices, *_unused(spec)),
-        prompts=tuple("" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)) for a in shown),
-        first_tokens=tuple(
-            "" if tokenizer is None else tokenizer.decode(token_ids(a.prompt)[:1]) for a in first
-        ),
+        prompts=tuple(tokenizer.decode(token_ids(a.prompt)) for a in shown),
+        first_tokens=tuple(tokenizer.decode(token_ids(a.prompt)[:1]) for a in first),
     )
 
 
@@ -191,6 +190,13 @@ def rendered(request: ChatRequest, engine: Engine) -> tuple[str, list[int] | Pro
 def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
     """Under the vocabulary's ids."""
     return prompt.tokens if isinstance(prompt, PromptWithImages) else prompt
+
+
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """Raises ConfigError."""
+    if engine.tokenizer is None:
+        raise ConfigError(f"{engine.name} has no tokenizer.")
+    return engine.tokenizer
 
 
 def format_of(engine: Engine) -> ChatFormat:
@@ -288,13 +294,10 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
 
 def _predicted(content: str | Sequence[Mapping[str, str]], engine: Engine) -> tuple[int, ...]:
     """Ids of OpenAI's `prediction`. Raises ConfigError."""
-    if engine.tokenizer is None:
-        raise ConfigError(f"{engine.name} has no tokenizer.")
+    tokenizer = tokenizer_of(engine)
     text = content if isinstance(content, str) else "".join(part["text"] for part in content)
     try:
-        return tuple(
-            engine.tokenizer.encode(text, special=False, most=engine.max_context + 1, pause=check_wanted)
-        )
+        return tuple(tokenizer.encode(text, special=False, most=engine.max_context + 1, pause=check_wanted))
     except ContextOverflowError as error:
         raise BadField("prediction", "The prediction is longer than the context of the model.") from error
 
@@ -487,12 +490,11 @@ def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
 
 
 def _prompts(given: Any, engine: Engine) -> list[list[int]]:
-    if engine.tokenizer is None:
-        raise ConfigError(f"{engine.name} has no tokenizer.")
+    tokenizer = tokenizer_of(engine)
     if holds_images(given):
         raise BadField("images", "A raw prompt holds no images; use the chat format.")
     several = given if has_several(given) else [given]
-    encode = partial(engine.tokenizer.encode, most=engine.max_context, pause=check_wanted)
+    encode = partial(tokenizer.encode, most=engine.max_context, pause=check_wanted)
     out = [ids_of(prompt, encode) for prompt in several]
     for place, tokens in enumerate(out):
         if not tokens:

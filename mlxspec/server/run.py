@@ -128,10 +128,7 @@ async def _serve(
         broken = _Broken(models, stopping)
         if watch is not None:
             watch(broken.tell)
-        tasks = [
-            asyncio.create_task(web.serve(sockets=[listener])),
-            asyncio.create_task(stopping.wait()),
-        ]
+        tasks = [asyncio.create_task(web.serve(sockets=[listener])), asyncio.create_task(stopping.wait())]
         unloading = asyncio.create_task(models.unload_when_idle())
         loading = asyncio.create_task(_first_load(models, base_url(config, listener.getsockname()[1]), tell))
         try:

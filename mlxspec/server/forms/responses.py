@@ -145,10 +145,7 @@ class OneTool(t.Fields):
     parameters: t.Object | None = None
     strict: t.Flag = None
     format: ToolFormat | None = None
-    harmless: ClassVar = {
-        **shared.CACHE,
-        **t.harmless("defer_loading", "all tools are told to the model"),
-    }
+    harmless: ClassVar = {**shared.CACHE, **t.harmless("defer_loading", "all tools are told to the model")}
 
 
 class ResponsesTool(OneTool):
