@@ -13,6 +13,7 @@ other's texts. Negative tokens are borders: nothing is found or drafted across o
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class TextSegment:
     def __init__(self, room: int) -> None:
         self._tokens = np.full(CONTEXT + room, -1, np.int32)  # begins with a border
         num_bits = max(1, room.bit_length() - 1)
-        self._shift = np.uint64(64 - num_bits)
+        self._down = 64 - num_bits
         self._heads = [np.zeros(1 << num_bits, np.int32) for _ in ANCHORS]
         self._before = [np.zeros(CONTEXT + room, np.int32) for _ in ANCHORS]
         self._raw, self._links = memoryview(self._tokens).cast("B"), [memoryview(x) for x in self._before]
@@ -80,7 +81,7 @@ class TextSegment:
             ends = ends[borders[ends] == borders[ends - n]]
             if not len(ends):
                 continue
-            slots = (((sums[ends] - sums[ends - n]) * inverse[ends]) >> self._shift).astype(np.int64)
+            slots = ((sums[ends] - sums[ends - n]) * inverse[ends] >> np.uint64(self._down)).astype(np.int64)
             order = np.argsort(slots, kind="stable")
             places, slots = ends[order] + (start - begin), slots[order]
             is_first = np.append(True, slots[1:] != slots[:-1])
@@ -90,7 +91,7 @@ class TextSegment:
 
     def links(self, which: int, key: int) -> Iterator[int]:
         """Places behind n-grams of this hash, the latest first; a few may have another one."""
-        place, links = self._slots[which][key >> int(self._shift)], self._links[which]
+        place, links = self._slots[which][key >> self._down], self._links[which]
         for _ in range(STEPS):
             if not place:
                 return
@@ -157,12 +158,10 @@ class TextIndex:
         """What followed the longest suffix of `text` that one of the owner's texts holds, `limit` tokens at most. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
         segments = self._owners.get(owner)
-        last = [max(token, -2) for token in text[-CONTEXT:]]
+        last = [token if token >= 0 else -2 for token in text[-CONTEXT:]]
         if not segments or min(last[-min(ANCHORS) :], default=-1) < 0:
             return None
-        padded = np.full(CONTEXT, -2, np.int32)  # stands in no text
-        padded[CONTEXT - len(last) :] = last
-        padded[padded < 0] = -2
+        padded = array("i", [-2] * (CONTEXT - len(last)) + last)  # -2 stands in no text
         tail = int.from_bytes(padded.tobytes(), "little")
         steps = 0
         for which, n in enumerate(ANCHORS):
@@ -172,12 +171,13 @@ class TextIndex:
             for token in last[-n:]:
                 key = (key + token + 1) * _INVERSE & _MASK
             places: list[tuple[int, TextSegment, int]] = []
-            for segment in reversed(segments):
-                for place in segment.links(which, key):
-                    steps += 1
-                    agreeing = segment.agreeing(place, tail)
-                    if agreeing >= n and len(places) < PLACES:
-                        places.append((agreeing, segment, place))
+            for segment, place in ((s, at) for s in reversed(segments) for at in s.links(which, key)):
+                steps += 1
+                agreeing = segment.agreeing(place, tail)
+                if agreeing >= n:
+                    places.append((agreeing, segment, place))
+                    if len(places) == PLACES:
+                        break
             if places:
                 length = max(p[0] for p in places)
                 said = [s.following(place, limit) for agreeing, s, place in places if agreeing == length]
