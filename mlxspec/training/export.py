@@ -63,14 +63,12 @@ def export(
 def accepted_at(network: Network, head: Head, batch: Batch) -> mx.array:
     """(T,) int32, of a batch of one text: how many tokens of the draft that is made behind each the target would have taken greedily."""
     length, depth = batch.tokens.shape[1], len(network.depths)
-    places, goes_on = mx.arange(length - depth), mx.ones(length - depth, mx.int32)
-    found = mx.zeros_like(goes_on)
-    for own, right, _ in network.scored(head, batch, places, is_drafting=True):
+    agreed = list[mx.array]()
+    for own, right, _ in network.scored(head, batch, mx.arange(length - depth), is_drafting=True):
         drafted = own[0].argmax(axis=-1)
         drafted = drafted if network.ids is None else network.ids[drafted]
-        goes_on = goes_on * (drafted == right[0].argmax(axis=-1))
-        found = found + goes_on
-    behind = network.begins_behind
+        agreed.append((drafted == right[0].argmax(axis=-1)).astype(mx.int32))
+    found, behind = mx.cumprod(mx.stack(agreed), axis=0).sum(axis=0), network.begins_behind
     return mx.concatenate(
         [mx.full(behind, -1, mx.int32), found.astype(mx.int32), mx.full(depth - behind, -1, mx.int32)]
     )
