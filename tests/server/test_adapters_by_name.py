@@ -86,9 +86,9 @@ def test_scales_for_requests_that_do_not_say(served: Served) -> None:
     both = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.25}]
     mixed = text(served, model="base", lora=both)
     assert mixed not in (one, two, base)
-    right = text(served, model="base", max_tokens=400, draft="off")
+    right = text(served, model="base", max_tokens=120, draft="off")
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LONG)
-    body = {"prompt": PROMPT, **ASKED, "model": "base", "max_tokens": 400, "draft": "off", "stream": True}
+    body = {"prompt": PROMPT, **ASKED, "model": "base", "max_tokens": 120, "draft": "off", "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     running = connection.getresponse()
     begun = running.readline()
