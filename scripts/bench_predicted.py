@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures predicted outputs on a model: 40 edit tasks, drafted from a prediction and by lookup alone, beside plain decoding.
+"""Measures drafting from known text on a model: 40 edit tasks, drafted from a prediction, by lookup alone, and from the same answer that
+was said before ("again"), beside plain decoding.
 
     .venv/bin/python scripts/bench_predicted.py [MODEL] [--tokens 96] [--rounds 3] [--tasks 40]
 
@@ -30,6 +31,7 @@ from alternating import alternate, ratio  # noqa: E402
 
 from mlxspec import SamplingParams, SpecConfig, load  # noqa: E402
 from mlxspec.bench.workloads import read_workloads  # noqa: E402
+from mlxspec.config import EngineConfig  # noqa: E402
 from mlxspec.engine.api import Result  # noqa: E402
 from mlxspec.engine.engine import Engine  # noqa: E402
 
@@ -87,12 +89,15 @@ def prompts(engine: Engine, model: str, rng: random.Random) -> list[Sequence[int
 
 
 def run(
-    engine: Engine, prompt: Sequence[int], params: SamplingParams, drafters: tuple[str, ...], predicted: str,
-    last: dict[str, Result], name: str,
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, last: dict[str, Result], name: str,
+    drafters: tuple[str, ...], predicted: str = "", owner: str = "",
 ) -> None:  # fmt: skip
-    """Each answer has an owner of its own, so that no answer is drafted from the same one before."""
+    """owner: whose earlier answers count; without one an answer has an owner of its own, and is not drafted from the same one before."""
     spec = SpecConfig(
-        drafters=drafters, owner=str(next(OWNERS)), policy="auto" if drafters else None, predicted=predicted
+        drafters=drafters,
+        owner=owner or str(next(OWNERS)),
+        policy="auto" if drafters else None,
+        predicted=predicted,
     )
     last[name] = engine.generate([prompt], params, spec=spec)[0]
 
@@ -106,7 +111,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", type=int, default=NUM, help="of them, the first so many are run")
     options = parser.parse_args()
-    engine, rng = load(options.model, draft=list(LOOKUP)), random.Random(7)
+    config = EngineConfig(prefix_budget=0)  # a prompt that is asked again is read again
+    engine, rng = load(options.model, draft=list(LOOKUP), config=config), random.Random(7)
     params = SamplingParams(max_tokens=options.tokens)
     asked, plain = prompts(engine, options.model, rng)[: options.tasks], SpecConfig()
     answers = [engine.generate([prompt], params, spec=plain)[0] for prompt in asked]
@@ -117,31 +123,35 @@ def main() -> int:
         change = CHANGES.get(kind)
         other = answers[(i + len(answers) // 2 + 1) % len(answers)].text
         prediction = change(answer.text or " ", rng) if change else other
-        ways: dict[str, tuple[tuple[str, ...], str]] = {
-            "plain": ((), ""),
-            "lookup": (LOOKUP, ""),
-            "predicted": (LOOKUP, prediction),
-        }
         last: dict[str, Result] = {}
+
+        way = partial(run, engine, prompt, params, last)
+        again = partial(way, "again", LOOKUP, owner=f"task {i}")
+        again()
         taken = alternate(
-            {name: partial(run, engine, prompt, params, *way, last, name) for name, way in ways.items()},
+            {
+                "plain": partial(way, "plain", ()),
+                "lookup": partial(way, "lookup", LOOKUP),
+                "predicted": partial(way, "predicted", LOOKUP, prediction),
+                "again": again,
+            },
             rounds=options.rounds,
         )
         if any(result.tokens != answer.tokens for result in last.values()):
             differ += 1
             continue
         rounds = [
-            last[n].stats.num_decoded / max(1, last[n].stats.num_rounds) for n in ("lookup", "predicted")
+            last[n].stats.num_decoded / max(1, last[n].stats.num_rounds)
+            for n in ("lookup", "predicted", "again")
         ]
-        speeds = [1 / ratio(taken, "predicted", base) for base in ("plain", "lookup")]
+        speeds = [1 / ratio(taken, n, base) for n in ("predicted", "again") for base in ("plain", "lookup")]
         found[kind].append((*rounds, 1 / ratio(taken, "lookup", "plain"), *speeds))
         print(f"{i:3d} {kind:16s}" + "".join(f"{x:8.2f}" for x in found[kind][-1]), flush=True)
-    print(
-        "\n| change | tasks | tokens a round: lookup | predicted | lookup over plain | predicted over plain | over lookup |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    print("\n| change | tasks | tokens a round: lookup | predicted | again | lookup over plain ", end="")
+    print("| predicted over plain | over lookup | again over plain | over lookup |")
+    print("|---" * 10 + "|")
     for kind in kinds:
-        columns = [median(column) for column in zip(*found[kind], strict=True)] or [float("nan")] * 5
+        columns = [median(column) for column in zip(*found[kind], strict=True)] or [float("nan")] * 8
         print(f"| {kind} | {len(found[kind])} | " + " | ".join(f"{x:.2f}" for x in columns) + " |")
     print(f"{differ} of {len(asked)} texts differ from plain decoding.")
     return 1 if differ else 0
