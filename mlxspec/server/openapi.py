@@ -84,7 +84,7 @@ def _operation(route: RouteForm, name: str) -> dict[str, Any]:
         error = messages.AnthropicError
     content = dict.fromkeys(route.answer, _TEXT) if isinstance(route.answer, tuple) else _json(route.answer)
     if route.stream is not None:
-        content[route.stream] = _TEXT
+        content[route.stream] = {}  # of events, whose data is an object as text, which no schema here says
     wrong = {
         status: {"description": _STATUSES[status], "content": _json(error)}
         for status in sorted({"401", "403", *route.statuses})
