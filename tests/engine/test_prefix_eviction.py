@@ -318,7 +318,7 @@ class Row:
 def read(prefix: Prefix, prompt: list[int], marks: tuple[int, ...] = (), answer: int = 40) -> int:
     """What a request does to the store; returns how many tokens were known."""
     stats = SimpleNamespace(notices=[], num_cached=0)
-    spec = SimpleNamespace(drafters=(), policy="fixed")
+    spec = SimpleNamespace(drafters=(), policy="fixed", owner="")
     request = SimpleNamespace(
         number=0,
         prompt=prompt,
