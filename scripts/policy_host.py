@@ -129,10 +129,10 @@ def microseconds(kind: str, num_rounds: int) -> float:
 def _apart(work: Callable[..., object], seconds: list[float]) -> Callable[..., object]:
     """The same, its time added to `seconds`."""
 
-    def timed(*given: object) -> object:
+    def timed(*given: object, **options: object) -> object:
         started = time.thread_time()
         try:
-            return work(*given)
+            return work(*given, **options)
         finally:
             seconds[0] += time.thread_time() - started
 
