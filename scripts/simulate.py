@@ -3,12 +3,15 @@
 
     scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
                      [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--alone] [--like NAME=NAME]
+                     [--rates NAME=94:86:77]
 
 A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
 requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
 --rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
 workload and of all mixed. --alone: the controller with all of --drafters beside the controller with the lookups and one of those that run a
 model. --like dflash=mtp, with --alone: the first says what the second said, seven tokens at most, so that costs alone tell them apart.
+--rates mtp=94:86:77, with --alone, once for each drafter: accepted as a card says, in so many percent of rounds one token at least, two,
+and three.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from simulation.machines import MACHINES
@@ -30,7 +34,7 @@ from simulation.report import (
     worst,
 )
 from simulation.requests import MODELS
-from simulation.traces import read_traces, said_alike
+from simulation.traces import read_traces, said_alike, said_by_rates
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "policy" / "traces.npz"
 
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--like", default="")
+    parser.add_argument("--rates", action="append", default=[])
     options = parser.parse_args()
     _check(parser, options)
     names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
@@ -59,7 +64,16 @@ def main() -> None:
     drafters = options.drafters.split(",")
     if options.alone:
         settings = [
-            (options.traces, options.like, name, length, machines, options.requests, drafters)
+            (
+                options.traces,
+                options.like,
+                _rates(options),
+                name,
+                length,
+                machines,
+                options.requests,
+                drafters,
+            )
             for name in names
             for length in lengths
         ]
@@ -99,6 +113,11 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--alone needs --drafters of which one runs a model")
     if not options.traces.is_file():
         parser.error(f"there is no file {options.traces}")
+    rates = _rates(options)
+    if rates and not (options.alone and set(rates) <= set(MODELS) and all(map(_falls, rates.values()))):
+        parser.error(
+            "--rates goes with --alone and takes NAME=94:86:77, falling percents of a drafter that runs a model"
+        )
     traces = read_traces(options.traces)
     known = {
         "curves": [m.name for m in MACHINES],
@@ -106,7 +125,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         "drafters": list(dict.fromkeys(n for w in traces.values() for a in w.answers for n in a)),
     }
     for option, names in known.items():
-        names += [options.like.split("=")[0]] * bool(options.like and option == "drafters")
+        if option == "drafters":
+            names += [options.like.split("=")[0]] * bool(options.like) + list(_rates(options))
         wrong = [n for n in (getattr(options, option) or "").split(",") if n and n not in names]
         if wrong:
             parser.error(f"--{option} knows no {wrong[0]!r}; there are {', '.join(names)}")
@@ -118,6 +138,20 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--lengths are numbers of tokens with commas between them")
 
 
+def _rates(options: argparse.Namespace) -> dict[str, list[float]]:
+    """By drafter; without any numbers where there are none to read."""
+    found = {}
+    for given in options.rates:
+        name, _, percents = given.partition("=")
+        numbers = percents.split(":")
+        found[name] = [int(n) / 100 for n in numbers] if all(n.isdecimal() for n in numbers) else []
+    return found
+
+
+def _falls(shares: list[float]) -> bool:
+    return bool(shares) and all(1 >= a >= b > 0 for a, b in pairwise([1.0, *shares]))
+
+
 def _job(job):  # type: ignore[no-untyped-def]
     path, name, length, machines, count, drafters = job
     return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
@@ -125,10 +159,12 @@ def _job(job):  # type: ignore[no-untyped-def]
 
 def _alone_job(setting):  # type: ignore[no-untyped-def]
     """Per cell: its name, speed over plain decoding with all drafters, and with the lookups and each that runs a model."""
-    path, like, name, length, machines, count, drafters = setting
+    path, like, rates, name, length, machines, count, drafters = setting
     workload = read_traces(path)[name]
     if like:
         workload = said_alike(workload, *like.split("="))
+    if rates:
+        workload = said_by_rates(workload, rates)
     lookups = [d for d in drafters if d not in MODELS]
     sets = {d: [*lookups, d] for d in drafters if d in MODELS}
 

@@ -170,3 +170,24 @@ def said_alike(workload: Workload, name: str, other: str, most: int = 7) -> Work
             {**answer, name: Said(length=length, stood=stood, confidences=sure, backing=said.backing)}
         )
     return Workload(name=workload.name, answers=answers, distinct=workload.distinct)
+
+
+def said_by_rates(workload: Workload, rates: Mapping[str, Sequence[float]]) -> Workload:
+    """The same places with drafters that say what published acceptance makes of them. rates: by drafter, the share of rounds in which so
+    many tokens at least were accepted, for 1, 2, ... tokens. A place is as hard for one drafter as for the other; what a drafter is sure
+    of is its mean at that depth, so it does not know hard places."""
+    answers = []
+    for number, answer in enumerate(workload.answers):
+        size = len(next(iter(answer.values())))
+        hard = np.random.default_rng(number).random(size)
+        found = dict(answer)
+        for name, shares in rates.items():
+            reached = np.array([1.0, *shares])
+            sure = np.round(255 * reached[1:] / reached[:-1]).astype(np.uint8)
+            found[name] = Said(
+                length=np.full(size, len(shares), np.uint8),
+                stood=(hard[:, None] < reached[1:]).sum(axis=1).astype(np.uint8),
+                confidences=np.tile(sure, (size, 1)),
+            )
+        answers.append(found)
+    return Workload(name=workload.name, answers=answers, distinct=workload.distinct)

@@ -22,7 +22,15 @@ from simulation.requests import (
     plain_group_seconds,
     plain_seconds,
 )
-from simulation.traces import Said, Workload, distinct_share, matched, read_traces, write_traces
+from simulation.traces import (
+    Said,
+    Workload,
+    distinct_share,
+    matched,
+    read_traces,
+    said_by_rates,
+    write_traces,
+)
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy import account
@@ -159,6 +167,18 @@ def test_traces_survive_their_file(tmp_path: Path) -> None:
             assert np.array_equal(before.length, theirs[name].length)
             if before.confidences is not None:
                 assert np.array_equal(before.confidences, theirs[name].confidences)
+
+
+def test_drafters_are_accepted_as_their_cards_say() -> None:
+    """And a place that is hard for one is hard for the other."""
+    given = Workload(name="x", answers=[{"ngram-simple": said([0] * 20_000)}], distinct=[1.0])
+    rates = {"mtp": [0.9, 0.6], "dflash": [0.9, 0.8, 0.5]}
+    answer = said_by_rates(given, rates).answers[0]
+    assert answer.keys() == {"ngram-simple", "mtp", "dflash"}
+    for name, shares in rates.items():
+        reached = [(answer[name].stood > i).mean() for i in range(len(shares))]
+        assert reached == pytest.approx(shares, abs=0.02)
+    assert (answer["dflash"].stood[answer["mtp"].stood == 2] >= 2).all()
 
 
 def test_a_file_that_holds_no_traces_is_one_sentence(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ import simulate
         ("--alone", "--drafters=ngram-simple"),
         ("--like", "dflash=mtp"),
         ("--alone", "--like=mtp"),
+        ("--rates", "mtp=94:86"),
+        ("--alone", "--rates=mtp=94:96"),
+        ("--alone", "--rates=ngram-simple=94"),
+        ("--alone", "--rates=mtp=many"),
     ],
 )
 def test_bad_options(
