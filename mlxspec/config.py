@@ -318,7 +318,7 @@ class SpecConfig:
     they bear.
 
     owner: whose earlier texts `suffix` drafts from, and adds to when an answer has ended, and whose
-    prefixes are gone on from. Owners never see each other's.
+    part of the prefix cache is used. Owners never see each other's.
 
     predicted: what the answer will probably be, as text or as token ids: a file that is to be returned with a change, say. It is drafted
     from before other drafters are asked, and found again behind what differs. It never changes the text.

@@ -69,9 +69,8 @@ class Server:
         self.models, self.config = models, config
         self.metrics = Metrics()
         self._watch = PromptWatch()
-        self._scales: dict[
-            str, dict[str, float]
-        ] = {}  # of adapters, by the model's name, where a client has set them
+        # of adapters, by the model's name, where a client has set them
+        self._scales: dict[str, dict[str, float]] = {}
         self._stored = StoredResponses(config.limits.max_stored, config.limits.stored_seconds)
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -25,9 +24,6 @@ from mlxspec.server.models import Loaded, Models
 from mlxspec.server.security import App
 from mlxspec.server.settings import ServerConfig
 from mlxspec.server.signals import ending_on_signals, exit_later
-
-if TYPE_CHECKING:
-    pass
 
 _STREAMS_END_SECONDS = 1
 _WRITTEN_SECONDS = 0.5  # in which the last lines of the log are written

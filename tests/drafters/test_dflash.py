@@ -179,9 +179,9 @@ def engine(kind: str, form: str = "float32", window: int | None = 9) -> tuple[En
 
 
 @cache
-def batch(number: int) -> tuple:  # type: ignore[type-arg]
+def batch(number: int, form: str = "float32") -> tuple:  # type: ignore[type-arg]
     some, params = prompts(NUM_ROWS, number), asked(number * NUM_ROWS, NUM_ROWS)
-    plain = equality.engine([], prefix_budget=0)
+    plain = equality.engine([], form, prefix_budget=0)
     return some, params, [plain.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
 
 
@@ -192,29 +192,34 @@ LIMITS = {
     "n_min": {"n_max": 6, "p_min": 0.2, "n_min": 2},
     "auto": {"policy": "auto"},
 }
-WINDOWS = {"fixed": None, "whole blocks": None}  # so that rounds overlap
+FORMS = [("DFlash2", "bfloat16"), ("DFlash2", "float16"), ("DSpark", "4bit")]
 
 
 @pytest.mark.parametrize(
-    ("kind", "limits"),
+    ("kind", "limits", "form"),
     [
-        pytest.param(k, n, marks=[] if n == "fixed" or k == "DFlash" else pytest.mark.slow)
-        for k in KINDS
-        for n in LIMITS
+        *(
+            pytest.param(k, n, "float32", marks=[] if n == "fixed" or k == "DFlash" else pytest.mark.slow)
+            for k in KINDS
+            for n in LIMITS
+        ),
+        *((kind, "fixed", form) for kind, form in FORMS),
     ],
 )
-def test_drafted_text_is_plain_text(kind: str, limits: str) -> None:
-    made, drafter = engine(kind, window=WINDOWS.get(limits, 9))
+def test_drafted_text_is_plain_text(kind: str, limits: str, form: str) -> None:
+    """With windows; rounds overlap where drafts are not cut."""
+    made, drafter = engine(kind, form)
+    model = tiny_models.target(form)
     drafted = accepted = 0
     for number in (1, 2):
-        some, params, plain = batch(number)
+        some, params, plain = batch(number, form)
         drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
         how = spec("dflash", **LIMITS[limits])
         together = made.generate(some, params, spec=how)
         alone = [made.generate(p, s, spec=how) for p, s in zip(some, params, strict=True)]
-        for results in (together, alone):
+        for results, is_alone in ((together, form == "float32"), (alone, True)):
             for prompt, wish, wanted, got in zip(some, params, plain, results, strict=True):
-                same(wanted, got, prompt, wish, f"{kind}, {limits}")
+                same(wanted, got, prompt, wish, f"{kind}, {limits}", model, is_alone=is_alone)
                 assert not got.stats.notices, got.stats.notices
                 for did in got.stats.drafters.values():
                     drafted, accepted = drafted + did.num_drafted, accepted + did.num_accepted
