@@ -75,6 +75,7 @@ def train(
     guard = [] if own is None else own.batches_held_out(ROWS)[:_JUDGED]
     kept = judged = accepted(network, head, held)
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
+    longest = kept.length
     best, teacher = head, Teacher(network, head)
     rate = _RATE * (256 / network.target.hidden_size) ** 0.5
     batches = _batches(states, own, rng)
@@ -90,10 +91,11 @@ def train(
             looked = clock()
             judged = accepted(network, teacher.head, held)
             is_safe = not guard or accepted(network, teacher.head, guard).depths[0] >= floor
+            # what costs too much on the model's own texts at first may do so no longer once the learning rate has fallen
+            idle = 0 if judged.length > longest else idle + 1
+            longest = max(longest, judged.length)
             if judged.length > kept.length and is_safe:
-                best, kept, idle = teacher.head, judged, 0
-            else:
-                idle += 1
+                best, kept = teacher.head, judged
             told(
                 Judgement(
                     step=step,

@@ -8,8 +8,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -314,3 +315,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert data["card"]["texts"] == [str(folder / name) for name, _ in TEXTS]
     assert main(["adapt", "demo-gemma", "--texts", str(folder)]) == 2
     assert "this model has none of them" in capsys.readouterr().err
+
+
+def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although what was found so far costs too much on the model's own texts: it is not kept, and a later one is."""
+
+    class Counting:
+        def __init__(self, *_: object) -> None:
+            self.head = {"step": 0}
+
+        def step(self, *_: object) -> float:
+            self.head = {"step": self.head["step"] + 1}
+            return 0.0
+
+    def accepted(_: object, head: dict[str, int], which: str) -> adapt_head.DepthShares:
+        step = head["step"]
+        return adapt_head.DepthShares(
+            (0.5 + step / 1000 if which == "held" else 0.8 - 0.1 * (0 < step < 90),)
+        )
+
+    states, own = (SimpleNamespace(batches_held_out=lambda _, name=name: name) for name in ("held", "guard"))
+    monkeypatch.setattr(adapt_head, "Teacher", Counting)
+    monkeypatch.setattr(adapt_head, "accepted", accepted)
+    monkeypatch.setattr(adapt_head, "_batches", lambda *_: repeat(None))
+    network, times = SimpleNamespace(target=SimpleNamespace(hidden_size=256)), count()
+    found = adapt_head.train(network, {"step": 0}, states, 400.0, own=own, clock=lambda: next(times))  # type: ignore[arg-type]
+    assert found["step"] >= 90
