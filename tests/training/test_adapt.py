@@ -335,6 +335,7 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
         )
 
     states, own = (SimpleNamespace(batches_held_out=lambda _, name=name: name) for name in ("held", "guard"))
+    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 20)
     monkeypatch.setattr(adapt_head, "Teacher", Counting)
     monkeypatch.setattr(adapt_head, "accepted", accepted)
     monkeypatch.setattr(adapt_head, "_batches", lambda *_: repeat(None))
