@@ -19,9 +19,8 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk
 from mlxspec.training.states import LENGTH, Batch
 
-_CELLS = (
-    8 * LENGTH
-)  # of a step, at most: two pieces, with three depths or with blocks of three times as many tokens
+# of a step, at most: two pieces, each with three depths, or with blocks that have three times as many tokens as the piece
+_CELLS = 8 * LENGTH
 Head = dict[str, mx.array]  # float32, by the names that a folder has; an MTP head's norms shifted (1 + w)
 
 
@@ -35,10 +34,10 @@ class Scored(NamedTuple):
 
 
 class Network(ABC):
-    """A drafter's form and what it shares with its target. depths: weight of the loss at each depth; reach: weight, at each depth, of the
-    chance that a draft is accepted so far. layers: of the target, 0-based, whose residual streams it reads. ids (R,) int32: the target's
-    tokens that its logits are of; None: all of them. fixed: tensors that are not trained. begins_behind: how many tokens the first draft
-    stands behind that place 0 gives, less one."""
+    """A drafter as a function of its weights, beside its target. depths: weight of the loss at each depth; reach: weight, at each depth, of
+    the chance that a draft is accepted so far. layers: of the target, 0-based, whose residual streams it reads. ids (R,) int32: the
+    target's tokens that its logits are of; None: all of them. fixed: tensors that are not trained. begins_behind: the draft of place p
+    follows token p + begins_behind."""
 
     depths: tuple[float, ...] = (1.0, 0.7, 0.5)
     reach = 0.0
