@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What drafting is worth for real shapes on whatever device MLX has, with random 4-bit weights: no download, acceptance taken from records.
+"""What drafting is worth for real shapes on whatever device MLX has, with random weights: no download, acceptance taken from records.
 
-    python scripts/bench_gpu.py [--shape 0.8B 9B] [--tokens 128] [--rounds 3] [--json FILE]
+    python scripts/bench_gpu.py [--shape 0.8B 9B] [--bits 4] [--tokens 128] [--rounds 3] [--json FILE]
 
 For each shape: time of a verify of 1 to 8 tokens and the bandwidth at which it reads the weights; then MTP decoding at each depth against
 plain decoding, in turn. The head really runs and its time counts, but its tokens are replaced: as many of each draft are right as were
 accepted at that place of the demo family's recorded answers. No speed-up is given where texts differ. `tiny` is for trying the script.
-Made for an NVIDIA GPU (the extra `cuda`) or a Mac; a CPU can run it and says nothing about either.
+Made for an NVIDIA GPU (the extra `cuda`) or a Mac; a CPU can run it and says nothing about either. On a Hopper GPU MLX compiles each
+kernel of a product with 4-bit weights for some minutes at its first use; `--bits 16` does without.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from mlxspec.models.registry import architecture  # noqa: E402
 from mlxspec.sampling.sampler import BatchSampler  # noqa: E402
 
 TRACES = ROOT / "tests" / "policy" / "traces.npz"
-BITS, GROUP = 4, 64
+GROUP = 64
 DEPTHS = (1, 2, 3, 4)
 WIDTHS = tuple(range(1, 9))
 PROMPT = 128
@@ -108,9 +109,9 @@ def main() -> None:
         print("This is a CPU: the figures below say nothing about GPUs.")
     found: dict[str, Any] = {"device": report.device, "backend": report.backend, "shapes": {}}
     for name in options.shape:
-        print(f"\n{name}: random {BITS}-bit weights")
+        print(f"\n{name}: random {options.bits}-bit weights", flush=True)
         with device.private_kernels():
-            engine, drafter = _engine(SHAPES[name])
+            engine, drafter = _engine(SHAPES[name], options.bits)
             found["shapes"][name] = verify(engine, options.rounds)
             found["shapes"][name] |= _decode(engine, drafter, options.tokens, options.rounds)
         del engine, drafter
@@ -122,21 +123,23 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["0.8B", "9B"])
+    parser.add_argument("--bits", type=int, choices=(4, 8, 16), default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
-def _engine(config: dict[str, Any]) -> tuple[Engine, Recorded]:
-    made = assemble(config | {"quantization": {"bits": BITS, "group_size": GROUP}}, lambda: _weights(config))
+def _engine(config: dict[str, Any], bits: int) -> tuple[Engine, Recorded]:
+    quantized = {} if bits == 16 else {"quantization": {"bits": bits, "group_size": GROUP}}
+    made = assemble(config | quantized, lambda: _weights(config, bits))
     if not isinstance(made.mtp, Qwen35Mtp):
         raise RuntimeError("the random weights hold no head")
     drafter = Recorded(made.mtp, made.model.max_context, made.model.vocab_size)
     return Engine(made.model, drafters=[drafter], spec=SpecConfig(drafters=("mtp",), policy="fixed")), drafter
 
 
-def _weights(config: dict[str, Any]) -> dict[str, mx.array]:
+def _weights(config: dict[str, Any], bits: int) -> dict[str, mx.array]:
     """Under the names and in the formats that conversions have; quantized matrices are random bytes, small and centred."""
     mx.random.seed(0)
     kind = architecture(config)
@@ -145,7 +148,8 @@ def _weights(config: dict[str, Any]) -> dict[str, mx.array]:
     head = Qwen35Mtp(parsed, trunk)  # type: ignore[arg-type]
     found: dict[str, mx.array] = {}
     for prefix, module in (("", trunk), ("mtp.", head)):
-        nn.quantize(module, group_size=GROUP, bits=BITS)
+        if bits != 16:
+            nn.quantize(module, group_size=GROUP, bits=bits)
         for path, array in tree_flatten(module.parameters()):
             found[prefix + path] = _random(path, array)
     return found

@@ -35,6 +35,7 @@ ROWS = (1, 16)  # of a batch, in timed rounds: one layer of one row is too littl
 LIMITS = {"float": 2e-6, "half": 1e-3, "bfloat": 8e-3}  # outputs in T are rounded; gdn_round's are float32
 MICROSCALING = (4, 16, "nvfp4"), (8, 32, "mxfp8"), (4, 32, "mxfp4")  # bits, group, mode
 FORMATS = (4, 32, "affine"), (4, 128, "affine"), (8, 64, "affine"), *MICROSCALING
+REPLAYED = Round((5,), (0,), key_heads=2, value_heads=6, value_dim=64)
 CHECKED_PRODUCT = Product(num_rows=1, out_features=64, in_features=1024)
 _LARGE_COPY = 1 << 30
 _SETS_BYTES = 1 << 30  # what the launches of one graph touch together
@@ -128,6 +129,7 @@ def checked_cases() -> list[Case]:
     rounds += [
         replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "certain", "states") for dtype in LIMITS
     ]
+    rounds += [REPLAYED, replace(REPLAYED, mode="certain"), replace(REPLAYED, kept=(5,))]
     products = [replace(CHECKED_PRODUCT, num_rows=m) for m in WIDTHS]
     products += [
         replace(CHECKED_PRODUCT, num_rows=3, out_features=62, bits=bits, group=group, dtype=dtype, mode=mode)
@@ -170,10 +172,9 @@ def correctness(run: Run, checked: Sequence[Case]) -> tuple[bool, dict[str, floa
 
 def replay_is_forward(run: Run) -> bool:
     """The tape of a round, replayed by the next, against the state that the same tokens gave."""
-    r = Round((5,), (0,), key_heads=2, value_heads=6, value_dim=64)
-    forward = cases.gdn_round(replace(r, mode="certain"))
-    made = run(cases.gdn_round(r))
-    given = cases.gdn_round(replace(r, kept=(5,)))
+    forward = make(replace(REPLAYED, mode="certain"))
+    made = run(make(REPLAYED))
+    given = make(replace(REPLAYED, kept=(5,)))
     tape = {"tape_k": given.inputs["k"], "tape_delta": made["delta"], "tape_log_g": given.inputs["log_g"]}
     again = replace(given, inputs={**given.inputs, **tape})
     return run(forward)["state_out"].tobytes() == run(again)["state_out"].tobytes()

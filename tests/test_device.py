@@ -363,6 +363,15 @@ class TestKernelFolder:
         assert " True" in said
         assert "a character that the shell reads" in said
 
+    def test_a_gpus_kernels_stay_where_mlx_keeps_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """CUDA's are kept from process to process; in a folder of its own each process would compile them anew."""
+        monkeypatch.setattr(device, "backend", lambda: "cuda")
+        monkeypatch.setattr(device, "_compiles_for_cpu", lambda: True)
+        monkeypatch.setattr(device, "_compile_state", lambda: (True, ""))
+        monkeypatch.setattr(device._kernels, "entered", lambda: pytest.fail("the folder was changed"))
+        with device.private_kernels():
+            pass
+
     def test_tmpdir_is_restored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Seen through children that inherit the C environment."""
         monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))

@@ -308,11 +308,11 @@ def is_compiling() -> bool:
 
 
 def private_kernels() -> AbstractContextManager[None]:
-    """Evaluate inside this, and kernels that MLX compiles for the CPU go to a private folder; a no-op elsewhere.
+    """Evaluate inside this, and kernels that MLX compiles for the CPU go to a private folder; a no-op on GPUs, whose kernels MLX keeps.
 
     Reentrant and cheap enough for every step. The first use also finds out whether compiling works at all.
     """
-    if not _compiles_for_cpu() or not _compile_state()[0]:
+    if has_gpu() or not _compiles_for_cpu() or not _compile_state()[0]:
         return nullcontext()
     return _kernels.entered()
 

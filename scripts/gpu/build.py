@@ -51,9 +51,9 @@ def compiler_release() -> str:
 
 
 def key_of(launch: Launch) -> tuple[Any, ...]:
-    """What one compiled kernel serves: launches that differ in data and sizes only."""
+    """What one compiled kernel serves: launches that differ in data and sizes only. The threads of a block are its launch bound."""
     dtypes = tuple(a.dtype.str for a in launch.inputs.values())
-    return launch.kernel, tuple(launch.template.items()), dtypes
+    return launch.kernel, tuple(launch.template.items()), dtypes, int(np.prod(launch.threadgroup))
 
 
 def sized_inputs(launch: Launch) -> list[str]:
@@ -65,21 +65,19 @@ def sized_inputs(launch: Launch) -> list[str]:
 def unit(launches: Iterable[Launch]) -> tuple[str, dict[tuple[Any, ...], int]]:
     """The CUDA source with a kernel for each distinct launch, and which place in its table a key has."""
     places: dict[tuple[Any, ...], int] = {}
-    widest: dict[tuple[Any, ...], int] = {}
     first: dict[tuple[Any, ...], Launch] = {}
     for launch in launches:
         key = key_of(launch)
         _check_grid(launch)
         places.setdefault(key, len(places))
         first.setdefault(key, launch)
-        widest[key] = max(widest.get(key, 0), int(np.prod(launch.threadgroup)))
     parts = ['#include "metal_on_cuda.h"\n', "METAL_BEGINS\n"]
     for kernel in dict.fromkeys(launch.kernel for launch in first.values()):
         helpers, body = _text(kernel)
         parts.append(f"namespace {kernel} {{\n{helpers}")
         for key, launch in first.items():
             if launch.kernel == kernel:
-                parts.append(_function(launch, f"kernel_{places[key]}", widest[key], body))
+                parts.append(_function(launch, f"kernel_{places[key]}", key[-1], body))
         parts.append(f"#undef UNROLL\n}}  // namespace {kernel}\n")
     names = [f"(const void*)metal_text::{key[0]}::kernel_{place}" for key, place in places.items()]
     parts += ["METAL_ENDS\n", f"static const void* const kernels[] = {{{', '.join(names)}}};\n"]

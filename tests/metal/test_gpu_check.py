@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -187,12 +188,22 @@ def test_a_grid_that_does_not_divide_is_refused(script):
         script.build.unit([made])
 
 
-def test_timed_launches_need_no_kernels_but_the_checked(script, monkeypatch):
-    checked = {script.build.key_of(script.make(c)) for c in script.checked_cases()}
+def test_every_launch_has_a_kernel_that_takes_its_threads(script, monkeypatch):
+    """CUDA refuses a launch with more threads than the kernel was compiled for ("invalid argument")."""
     monkeypatch.setattr(script, "ROWS", (1, 2))
     monkeypatch.setattr(script, "WIDTHS", (1, 8))
+    source, places = script.build.unit(script.make(case) for case in script.checked_cases())
+    bounds = re.findall(r"__launch_bounds__\((\d+)\) kernel_(\d+)\(", source)
+    threads = {int(place): int(bound) for bound, place in bounds}
+
+    def run(made: Any) -> dict[str, Any]:
+        assert int(np.prod(made.threadgroup)) <= threads[places[script.build.key_of(made)]]
+        return {name: np.zeros(shape, dtype) for name, (shape, dtype) in made.outputs.items()}
+
     timed = list(script.timed_cases())
-    assert {script.build.key_of(made) for _, made in timed} <= checked
+    script.correctness(run, script.checked_cases())
+    for _, made in timed:
+        run(made)
     state = 48 * 128 * 128 * 4
     assert all(made.least_bytes > 2 * state for what, made in timed if what["kernel"] == "gdn_round")
 

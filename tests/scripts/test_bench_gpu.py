@@ -9,8 +9,9 @@ from mlxspec.config import SamplingParams, SpecConfig
 
 
 @pytest.mark.slow
-def test_recorded_acceptance_is_what_the_engine_sees() -> None:
-    engine, drafter = bench_gpu._engine(bench_gpu.SHAPES["tiny"])
+@pytest.mark.parametrize("bits", [4, 16])
+def test_recorded_acceptance_is_what_the_engine_sees(bits: int) -> None:
+    engine, drafter = bench_gpu._engine(bench_gpu.SHAPES["tiny"], bits)
     prompt, params = list(range(5, 45)), SamplingParams(max_tokens=24, ignore_eos=True)
     plain = engine.generate(prompt, params, spec=SpecConfig(policy="fixed"))
     drafter.text, drafter.num_prompt = plain.tokens, len(prompt)
