@@ -43,12 +43,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
-    """Options as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the last one is its name in messages.
+    """Options as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the first long one is used in messages.
 
     kind: int or float, str, bool (a switch), list (a text that may be given again), `size` (bytes), `text_or_file`, or a tuple of choices.
     """
     for names, kind, metavar, text, *default in rows:
         flags = names.split()
+        flag = next((f for f in flags if f.startswith("--")), names)
         settings: dict[str, Any] = {"help": text}
         if kind is bool:
             settings["action"] = "store_true"
@@ -57,11 +58,11 @@ def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
         if kind is list:
             settings["action"] = "append"
         elif kind in (int, float):
-            settings["type"] = number(flags[-1], kind)
+            settings["type"] = number(flag, kind)
         elif kind in (size, text_or_file):
-            settings["type"] = kind(flags[-1])
+            settings["type"] = kind(flag)
         elif isinstance(kind, tuple):
-            settings["type"] = choice(flags[-1], kind)
+            settings["type"] = choice(flag, kind)
         group.add_argument(*flags, **settings)
 
 
