@@ -37,15 +37,15 @@ class RemoteHead(NamedTuple):
     raw: bool | None
 
 
-def read_head(original: str, revision: str | None = None) -> GraftedHead:
+def read_head(original: str) -> GraftedHead:
     """original: a folder or Hugging Face id; of a repository that is not in the cache only the bytes of the head are fetched, and kept as
     long as the process runs. Raises ModelError if there is none."""
     local = hub.is_local(original)
     if not local:
         repositories.check_repo(original)
-    folder = hub.resolve(original, revision=revision) if local else hub.cached(original, revision)
+    folder = hub.resolve(original) if local else hub.cached(original)
     if folder is None:
-        remote = head_in(ranges.look(original, revision))
+        remote = head_in(ranges.look(original))
         if remote is None:
             raise _no_head(original)
         wanted, place = remote.selection, temporary_folder()

@@ -52,16 +52,13 @@ class Prefix:
     """The engine's prefix store. stride, spacing: tokens between two states of a long prompt without marks, and between two marks at which
     states are kept. near: see NEAR. disk: the store on disk, None where there is none."""
 
-    def __init__(
-        self, budget: int, *, stride: int = STRIDE, near: int = NEAR, disk: PrefixDisk | None = None
-    ) -> None:
+    def __init__(self, budget: int, *, stride: int = STRIDE, disk: PrefixDisk | None = None) -> None:
         self.store = PrefixStore(budget)
         self.disk = disk
         self._allowed = budget
         self._coming = 0  # bytes that are being read from the disk
-        self.near = near
+        self.near = NEAR
         self.space(stride)
-
         self.is_on = budget > 0
         self._balance()
 

@@ -26,21 +26,21 @@ PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a com
 
 
 def probe(
-    model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, seed: int = 0, kv_bits: int = PLAIN
+    model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, kv_bits: int = PLAIN
 ) -> ProbeReport:
     """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and three forwards a width."""
     with device.private_kernels():
-        return _probe(model, sorted(set(widths)), rollback, seed, kv_bits)
+        return _probe(model, sorted(set(widths)), rollback, kv_bits)
 
 
-def _probe(model: Model, widths: list[int], rollback: Rollback, seed: int, kv_bits: int) -> ProbeReport:
+def _probe(model: Model, widths: list[int], rollback: Rollback, kv_bits: int) -> ProbeReport:
     if not widths:
         return ProbeReport(widths=(), context=0)
     longest = widths[-1]
     context = min(PROMPT, model.max_context - longest - 2)
     if context < 1 or widths[0] < 2:
         raise ValueError(f"cannot probe widths {widths} in a context of {model.max_context}")
-    text = np.random.default_rng(seed).integers(0, model.vocab_size, context + longest + 1).tolist()
+    text = np.random.default_rng(0).integers(0, model.vocab_size, context + longest + 1).tolist()
     start = _prompt(model, text[:context], kv_bits)
     rest = text[context:]
     plain = _steps(model, start, rest, kv_bits)

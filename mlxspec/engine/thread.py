@@ -1,4 +1,4 @@
-"""The thread that engines live in, one after the other.
+"""One long-lived thread, in which engines run one after the other.
 
 MLX keeps a stream, and without a GPU a thread, for every thread that has used it, and never gives them back. A process that loads models
 again and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine.
@@ -16,9 +16,9 @@ import mlx.core as mx
 class EngineThread:
     """Runs jobs in the order in which they come. The thread starts with the first job and is a daemon."""
 
-    def __init__(self, name: str = "mlxspec-engine") -> None:
+    def __init__(self) -> None:
         self._jobs: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="mlxspec-engine", daemon=True)
         self._is_started = self._is_closed = False
 
     def run(self, job: Callable[[], None]) -> threading.Event:

@@ -62,14 +62,13 @@ class Runners:
         *,
         deferred: int = 0,
         shape: Hashable = None,
-        is_shaped: bool = True,
     ) -> Callable[..., Any]:
         """`run`, or what was compiled of an equal one.
 
         key, `shape` and `deferred` tell everything that run's graph depends on. shape: None for the rows' own. deferred: how many tokens'
-        inputs of the last forward come along, 0 for none. is_shaped: False where every single width shapes the graph.
+        inputs of the last forward come along, 0 for none.
         """
-        if not is_shaped or not self._compiles(rows):
+        if not self._compiles(rows):
             return run
         return self._kept((key, rows.shape if shape is None else shape, deferred), run, rows)
 

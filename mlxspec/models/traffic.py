@@ -84,9 +84,3 @@ def of_mtp_drafts(config: Config, size: int, depth: int, num_known: int) -> Traf
     for step in range(depth):
         found += of_embedding(config, num_known if step == 0 else 1) + of_head(config, size, 1)
     return found
-
-
-def of_round(config: Config, size: int, depth: int = 0, *, num_known: int = 1) -> Traffic:
-    """Of a round of one row with `depth` tokens drafted by the MTP head; 0 for a plain one. n-gram drafters and draft models send nothing.
-    What rank 0 orders beside comes on top."""
-    return of_mtp_drafts(config, size, depth, num_known) + of_forward(config, size, depth + 1)

@@ -94,10 +94,10 @@ class Controller:
 
     # --- chances
 
-    def reaches(self, row: PolicyRow, offer: Offer, most: int = MAX_TOKENS) -> list[float]:
+    def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
         """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
         table, out, reach = self.costs.accepted(row.kind, offer.drafter), [], 1.0
-        which, cells = table.cells(offer, row.streak.get(offer.drafter, 0), most)
+        which, cells = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
         rates = table.rates[which]
         for cell in cells:
             reach *= rates[cell]

@@ -29,7 +29,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.assemble import assemble
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.registry import architecture
-from mlxspec.models.traffic import Traffic, of_forward, of_head, of_round
+from mlxspec.models.traffic import Traffic, of_forward, of_head, of_mtp_drafts
 from mlxspec.platform import device
 
 ITEM = 4  # bytes of a float32
@@ -96,7 +96,7 @@ def test_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
             width = engine.stats.num_verified - verified
             # known 0: the prompt was read as well. A plain round is launched before the last one is read, so none is left for the last step
             if known and sent:
-                expected = of_round(made.config, 2, width - 1, num_known=known)
+                expected = of_mtp_drafts(made.config, 2, width - 1, known) + of_forward(made.config, 2, width)
                 assert counted(sent) == told(expected), (depth, width, known)
                 seen += width == depth + 1
             known = engine.stats.num_emitted - emitted

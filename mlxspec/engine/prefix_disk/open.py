@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.prefix_disk.disk import PrefixDisk, states_of
-from mlxspec.engine.prefix_disk.folder import DiskFiles, PieceFolder, default_folder
+from mlxspec.engine.prefix_disk.folder import PieceFolder, default_folder
 from mlxspec.engine.prefix_disk.mover import Mover
 from mlxspec.engine.prefix_disk.plan import BLOCK, SOURCES, PieceNames
 from mlxspec.engine.prefix_disk.signature import of_drafter, of_sources, of_target
@@ -31,8 +31,6 @@ def open_disk(
     *,
     near: int,
     tower: VisionTower | None = None,
-    block: int = BLOCK,
-    files: DiskFiles | None = None,
 ) -> PrefixDisk | None:
     """None where the options ask for none, and where the states of a drafter or of a tower cannot be told apart. tower: that reads the
     images of prompts. Raises ConfigError for a folder that cannot be used."""
@@ -52,7 +50,7 @@ def open_disk(
         )
         return None
     path = default_folder() if config.prefix_dir is None else Path(config.prefix_dir).expanduser().absolute()
-    folder = PieceFolder(path, config.prefix_disk, files)
+    folder = PieceFolder(path, config.prefix_disk)
     layers = sorted({i for d in drafters for i in d.needs.layers})
     target = of_target(model, config, layers, tower)
     roots = {TARGET: target, SOURCES: of_sources(target)}
@@ -62,10 +60,10 @@ def open_disk(
     is_half = config.prefix_states == "half"
     return PrefixDisk(
         Mover(folder),
-        PieceNames(roots, block=block, form="half" if is_half else ""),
+        PieceNames(roots, block=BLOCK, form="half" if is_half else ""),
         model=name,
         hearing=hearing,
         near=near,
         halves=states_of(cache) if is_half else (),
-        largest=block * per_token + state + _HEADER,
+        largest=BLOCK * per_token + state + _HEADER,
     )

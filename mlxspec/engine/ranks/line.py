@@ -1,4 +1,4 @@
-"""The connections between rank 0 and the other ranks, beside those that MLX sums over, and how a rank that is gone is noticed.
+"""TCP connections between rank 0 and the other ranks, beside those of MLX, and the detection of a rank that has ended or hangs.
 
 Each other rank has one TCP connection with rank 0. Everybody says every second that it is there, how far it has come, and whether it
 compiles. A rank is given up
@@ -32,6 +32,7 @@ STUCK = 120.0  # seconds: no forward takes longer
 PATIENCE = 2.0
 _BEAT = 1.0  # seconds between two signs of life
 _TELL_SECONDS = 0.5  # in which a rank that does not read is told why
+_EXPLAIN_SECONDS = 2.0  # in which the reason of a failed computation may come
 _LONGEST = 256 << 20  # bytes of a frame
 _HEAD = struct.Struct(">IB")
 _STATE = struct.Struct(">qq?")
@@ -195,9 +196,9 @@ class Line:
                 return
         callback(fault)
 
-    def explain(self, seconds: float = 2.0) -> RankError | None:
+    def explain(self) -> RankError | None:
         """What became of the ranks, where a computation has failed: the reason may come a moment later."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + _EXPLAIN_SECONDS
         while self.fault is None and time.monotonic() < until:
             time.sleep(0.01)
         return self.fault
