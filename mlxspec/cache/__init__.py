@@ -1,3 +1,4 @@
-"""The state that a forward leaves behind (keys and values, recurrent states), as transactions: append, then commit or abort."""
+"""Caches: the keys, values and recurrent states that a model keeps between forwards. Each forward is a transaction: append, then commit or
+abort."""
 
 from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

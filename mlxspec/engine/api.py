@@ -1,4 +1,4 @@
-"""What one caller who wants answers asks of an engine: `generate`, `stream` and `chat`, on top of submitting and stepping.
+"""The blocking calls of an engine, `generate`, `stream` and `chat`, on top of submitting requests and stepping.
 
 Knows requests, results and the chat format; knows no rounds, no caches and no drafters. `Engine` is made of this and of the queue.
 """

@@ -1,4 +1,4 @@
-"""The engine for event loops: the calls of `Engine`, awaited. One worker thread (worker.py) owns the engine; nothing here touches MLX.
+"""`AsyncEngine`: the calls of `Engine` for asyncio. One worker thread (worker.py) owns the engine; nothing here touches MLX.
 
 Knows requests, streams and the chat format; knows no thread but through the worker.
 """

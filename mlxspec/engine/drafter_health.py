@@ -1,4 +1,4 @@
-"""Tells when a drafter is hardly ever right: the first tokens of its drafts are compared with the texts of all answers.
+"""Detects a drafter whose drafts are nearly always wrong, by comparing the first tokens of its drafts with the texts of all answers.
 
 A drafter that runs a model and proposes a wrong first token nearly every time was made for another model, or is damaged. It costs time and
 gains nothing, and no text shows it. Lookups are left out: they draft only where a text repeats itself. Plain numbers.

@@ -1,4 +1,4 @@
-"""Vectors of texts, and how well documents answer a query, by a loaded model: forwards without answers.
+"""Embeds texts, and ranks documents by a query, with forwards of a loaded model.
 
 Both are generators whose every `next` is one forward of at most so many tokens, so that rows that decode wait for no more than that between
 two rounds. Short texts share a forward; a longer one takes several, but for models that read in both directions. All of it belongs to the

@@ -1,4 +1,5 @@
-"""The hook behind which the other processes of a divided model stand. Here the engine is alone: nobody is told anything.
+"""The interface by which an engine talks to the other processes of a model that is divided among ranks. The class here is for an engine
+that runs alone: it sends nothing.
 
 engine/ranks/rank_group.py is the other implementation. An engine calls both alike and never asks which one it has.
 

@@ -1,4 +1,4 @@
-"""Judges an MTP head by use when it is loaded: in which state its norms are right, and whether it predicts better than chance.
+"""Tests an MTP head on a short text when it is loaded: which convention its norms follow, and whether it predicts better than chance.
 
 The answer is kept in the user's cache folder, in a file for each pair of a target and a head, so that later loads do not run anything.
 A file that is damaged is as good as none.

@@ -1,4 +1,4 @@
-"""Prompts with images: from messages that hold images to the tokens and arrays that a request takes.
+"""Builds prompts with images: from messages that hold images to the token ids and arrays that a request takes.
 
 All of it is pure and runs on the caller's thread: decoding and resizing never hold up the engine's.
 """

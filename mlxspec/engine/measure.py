@@ -1,4 +1,5 @@
-"""Measures what rounds and drafts cost here: bare rounds of every width with worthless drafts, and drafts of each model drafter.
+"""Measures how long rounds and drafts take on this machine: bare rounds of every width with meaningless drafts, and drafts of each model
+drafter.
 
 A bare round does what a round of an engine does on the device and on the host around it: one forward, sampling, accepting, committing. It
 keeps an engine's limits: nothing is verified that rollback cannot take back. Nothing begins that is not expected to end within the seconds

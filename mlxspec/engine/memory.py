@@ -1,6 +1,5 @@
-"""How much memory the engine may take, and how much a request will: one budget over weights, rows, drafters, a chunk of a prompt being
-read, and the prefix store, which gets what the others leave. Estimates of bytes; knows no order and no arrays.
-"""
+"""Plans memory: how much the engine may take, and how much a request will. There is one budget over weights, rows, drafters, a chunk of a
+prompt being read, and the prefix store, which gets what the others leave. Estimates of bytes; knows no order and no arrays."""
 
 from __future__ import annotations
 

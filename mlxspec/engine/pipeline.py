@@ -1,4 +1,4 @@
-"""The round that is on its way while the one before it is read.
+"""Launches a round before the one in front of it has been read, so that the host works while the device computes.
 
 Its rows' tokens are not in their histories. A plain one's are in the cache; one with drafts is an open transaction (see round.py), so
 before rows join or leave it has to be read or dropped. Knows rounds and when they may overlap; knows no queue, no prompts and no events'

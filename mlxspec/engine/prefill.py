@@ -1,4 +1,5 @@
-"""A prompt on its way into a cache of its own, piece by piece, up to the first token of the answer. Knows one request; knows no rounds.
+"""Prefill of one request: its prompt is read into a cache of its own, piece by piece, up to the first token of the answer. Knows one
+request; knows no rounds.
 
 Pieces end at multiples of the chunk and at the request's marks, so that where they end depends on the prompt alone.
 """

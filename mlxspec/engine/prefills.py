@@ -1,4 +1,4 @@
-"""The prompts that are being read, and whose piece is next.
+"""All prompts in prefill, and the choice of the one whose piece is read next.
 
 Knows prefills, turns and what is still on its way from the disk; runs no forward and knows no rows.
 """

@@ -1,4 +1,4 @@
-"""The prefix store: what was computed for texts, kept by their tokens in a radix tree, within a budget of bytes.
+"""The prefix store: keys, values and recurrent states of earlier texts, in a radix tree over their tokens, within a budget of bytes.
 
 An edge holds a stretch of tokens with the keys and values of just these, so texts that begin alike share them. A node may hold a state:
 what cannot be cut (recurrent states, windows), right for the text that ends there and for no other. Only a node with a state can be gone

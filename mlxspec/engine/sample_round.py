@@ -1,4 +1,4 @@
-"""What a round's requests and their proposals are to sampling (sampling/round.py), which knows neither."""
+"""Translates a round's requests and proposals for sampling (sampling/round.py), which knows neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafting did, counted where it happens: per request, per drafter, and times of the engine. Plain numbers; knows no arrays."""
+"""Statistics: what drafting did, by request and by drafter, and the times of the engine. Plain numbers; knows no arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's events on their way from the engine's thread to whoever asked: read in a thread, or in an event loop.
+"""The event stream of one request: filled by the engine's thread, read from another thread or an event loop.
 
 Knows queues and waiting; knows no engine. The worker (worker.py) writes, one consumer reads.
 """

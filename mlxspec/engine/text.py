@@ -1,4 +1,5 @@
-"""The text of one answer, and its stop strings: gives out whole characters, and holds back what may still become a stop string."""
+"""Decodes the text of one answer and finds its stop strings: gives out whole characters, and holds back what may still become a stop
+string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How likely drafted tokens are to be accepted: one table for each kind of request and drafter, counted from what texts turned out to be.
+"""Estimates how likely drafted tokens are to be accepted: one table for each kind of request and drafter, counted from what texts turned
+out to be.
 
 A drafter that knows probabilities is read by them: a token's confidence picks a cell of the table. One that does not (a lookup) is read by
 its streak: how many tokens in a row its place, or else the drafter, has said right before this one. Drafts need not be verified to be

@@ -1,4 +1,4 @@
-"""What drafting may lose against plain decoding: one account for each row.
+"""Bounds the time that drafting may lose against plain decoding, by one account for each row.
 
 The unit is a plain round: the time in which plain decoding gives each row of a group one token. A balance of 1.5 pays for drafting that
 makes the group 1.5 plain rounds late. Rows that decode together gain and lose together, because all of them wait for each round.

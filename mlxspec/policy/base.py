@@ -1,4 +1,5 @@
-"""What a policy is: it decides for its rows who drafts, how much of a draft is verified, and when a plain round may run ahead.
+"""The interface of a policy. A policy decides for its rows who drafts, how much of a draft is verified, and when a plain round may run
+ahead.
 
 A policy sees rows of a chain of drafters. For each row `begin` comes first and `close` last. In between, every round is
 

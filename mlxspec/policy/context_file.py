@@ -1,6 +1,5 @@
-"""The longest context that `mlxspec tune --context` found for a model on this machine, kept in the user's cache folder: one file for each
-model, its drafters, the bits of its keys and values, the memory budget and the machine. Measures nothing.
-"""
+"""Keeps the longest context that `mlxspec tune --context` found for a model on this machine, in the user's cache folder: one file for each
+model, its drafters, the bits of its keys and values, the memory budget and the machine. Measures nothing."""
 
 from __future__ import annotations
 

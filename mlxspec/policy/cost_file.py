@@ -1,5 +1,6 @@
-"""What rounds and drafts cost on this machine and how drafts fared, kept in the user's cache folder: written when it was measured and, with
-what rounds have taught since, when the process ends. A load beside other work measures badly; what it keeps is put right by later rounds.
+"""Keeps the costs of rounds and drafts on this machine, and the acceptance rates of drafters, in the user's cache folder: written when it
+was measured and, with what rounds have taught since, when the process ends. A load beside other work measures badly; what it keeps is put
+right by later rounds.
 
 One file for each model, its drafters and the machine. What other code has measured is doubted: it is where measuring begins. A file that is
 damaged, too large or of another form is as good as none. Measures nothing.

@@ -1,4 +1,4 @@
-"""What rounds and drafts cost: seconds of a round by its width, rows, context and kind of sampling; of a draft by drafter, depth and kind.
+"""The cost model: seconds of a round by its width, rows, context and kind of sampling; of a draft by drafter, depth and kind.
 
 Starts from what was measured when the model was loaded (or kept from an earlier load) and follows what rounds really take. Only ratios
 matter to whoever asks, so a whole curve moves with the machine's speed, and each width besides on its own. Plain numbers; knows no

@@ -1,5 +1,5 @@
-"""Drafting as the engine sees it: one chain of drafters, and for each row the policy that its options name. What no policy has a say in the
-engine asks the chain for itself.
+"""Connects the engine with the policies: one chain of drafters, and for each row the policy that its options name. What no policy has a
+say in the engine asks the chain for itself.
 
 Rows of several policies may share a round. Each policy sees its own rows only.
 """

@@ -1,4 +1,4 @@
-"""What writers of answers share: each turns the updates of a job into the objects of one API, and its wire says how these become bytes."""
+"""Base classes of answer writers. A writer turns the updates of a job into the objects of one API, and its wire turns these into bytes."""
 
 from __future__ import annotations
 

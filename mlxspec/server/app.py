@@ -1,4 +1,4 @@
-"""The handlers of the routes. Each starts what a checked body asks for, and writes the answers in the form of its API."""
+"""The route handlers. Each starts what a checked body asks for, and writes the answers in the form of its API."""
 
 from __future__ import annotations
 

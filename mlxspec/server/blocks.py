@@ -1,4 +1,4 @@
-"""An answer as it grows: blocks of thinking, text and tool calls, one after the other, as events that every API's stream is written from.
+"""Turns a growing answer into events of its blocks (thinking, text, tool calls), from which every API's stream is written.
 
     BlockBegin   a block opens; no other is open
     BlockMore    text of the open block: thinking, text, or the JSON of a call's arguments

@@ -1,4 +1,5 @@
-"""A chat request in a form that belongs to no API. Each API's adapter makes one from a checked body, and a job is made from it."""
+"""`ChatRequest`: a chat request in a form that belongs to no API. Each API's adapter makes one from a checked body, and a job is made from
+it."""
 
 from __future__ import annotations
 

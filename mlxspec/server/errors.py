@@ -1,4 +1,4 @@
-"""What clients are told of errors: the table from our exceptions to HTTP statuses, and the form of each API, by the path of a request.
+"""Maps our exceptions to HTTP statuses, and writes errors in the form of the API to which a request's path belongs.
 
 OpenAI      {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 Anthropic   {"type": "error", "error": {"type": ..., "message": ..., "param": ..., "code": ...}}     /messages and below

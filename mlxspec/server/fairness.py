@@ -1,4 +1,4 @@
-"""Turns between clients before the engine: for a place among the open requests, and for time of the threads that prepare them.
+"""Lets clients take turns before the engine: for a place among the open requests, and for time of the threads that prepare them.
 
 A client is the address that a connection comes from. On this machine itself all programs share one address, so there a client is a
 connection.

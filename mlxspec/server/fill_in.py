@@ -1,4 +1,5 @@
-"""Filling a gap: `suffix` of OpenAI's completions and of Ollama's /api/generate, and llama.cpp's /infill, as prompts of token ids."""
+"""Builds prompts that fill a gap in a text (fill-in-the-middle): `suffix` of OpenAI's completions and of Ollama's /api/generate, and
+llama.cpp's /infill, as prompts of token ids."""
 
 from __future__ import annotations
 

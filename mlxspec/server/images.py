@@ -1,4 +1,4 @@
-"""Images in requests, in the forms of all APIs.
+"""Takes images out of requests of all APIs, and puts them into the messages for the chat template.
 
 Before a body is checked, `take_images` puts a text in the place of each image. So the APIs' adapters join, move and store it like any other
 text, and know nothing of images. `placed` finds it in the messages that come out and puts an image part there, as chat templates read it.

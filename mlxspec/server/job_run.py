@@ -1,4 +1,4 @@
-"""The answers of a request as one stream of events, from which every protocol of this server is written.
+"""Runs the answers of a request and gives one stream of events, from which every protocol of this server is written.
 
     Progress   a piece of a prompt has been read
     Delta      text of one answer, taken apart, with its tokens' log-probabilities

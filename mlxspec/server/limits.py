@@ -1,4 +1,4 @@
-"""Every bound on the work that one client may cause, of a request and of a connection.
+"""The limits on the work that one client may cause, by a request and by a connection.
 
 The bounds are published at /limits, set with `mlxspec serve --limit NAME=VALUE`, and described in docs/server.md.
 """

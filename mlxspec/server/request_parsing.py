@@ -1,5 +1,4 @@
-"""Turns a chat request, or a checked body of the completion routes, into what the engine is asked for: prompts, sampling, drafting, and
-how to read the answer.
+"""Turns a chat request, or a checked body of the completion routes, into a `Job`: prompts, sampling, drafting, and how to read the answer.
 
 Everything that can be wrong with a request is found here or when the engine takes it, before the first byte of an answer.
 """

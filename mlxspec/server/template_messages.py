@@ -1,4 +1,4 @@
-"""Puts the blocks or items of an API together to messages as chat templates read them."""
+"""Builds messages, as chat templates read them, out of an API's blocks or items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on a request before the engine gets it: bounded by its sizes first, then done once for all its answers."""
+"""Prepares a request before the engine gets it: checks its sizes, then compiles its grammar once for all its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefix store on disk: pieces of states that a later process continues from.
+"""The prefix store on disk: files of keys, values and recurrent states, from which a later process continues texts.
 
 The store in memory (prefix_store.py) is a tree whose edges are cut anew when texts branch. Files are written once, so here a text is cut
 at fixed places. A *part* is the target, or one drafter. For each part of a text of L tokens there are two kinds of *pieces*, each a file:

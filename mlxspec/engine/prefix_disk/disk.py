@@ -1,4 +1,5 @@
-"""The engine's side of the prefix store on disk: which texts are written, in slices between rounds, and what is read for a prompt.
+"""The engine's side of the prefix store on disk: chooses the texts that are written, copies them in slices between rounds, and fetches
+what continues a prompt.
 
 All of it runs in the engine's thread; files are the mover's. See the package for the invariants.
 """

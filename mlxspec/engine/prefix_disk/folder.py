@@ -1,4 +1,5 @@
-"""The folder of pieces: an index in memory, a limit of bytes, a lock between processes, eviction. Writes whole files or none.
+"""The folder of the prefix store on disk, whose files are called pieces: an index in memory, a limit of bytes, a lock between processes,
+eviction. Writes whole files or none.
 
     KEY.safetensors            a piece
     KEY.PROCESS.partial        a piece that is being written; left behind by a process that was killed

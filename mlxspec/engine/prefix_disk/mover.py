@@ -1,4 +1,4 @@
-"""The thread that reads and writes pieces. It touches no MLX: what goes in and out are bytes.
+"""The thread that reads and writes the files (pieces) of the prefix store on disk. It touches no MLX: what goes in and out are bytes.
 
 Reading comes before writing. One piece at a time waits to be written, so whoever offers pieces is told to wait and the host's memory stays
 bounded. Where the disk refuses, nothing is written for a while.

@@ -1,4 +1,4 @@
-"""A text's pieces: what they are called, and which of those that are on disk continue a prompt.
+"""Names the files (pieces) of a text in the prefix store on disk, and finds those that continue a prompt.
 
 Knows tokens, digests and the index; reads no file. See the package for what blocks and ends are.
 """

@@ -1,4 +1,4 @@
-"""What a part of the prefix store was computed by, as a digest: equal digests, interchangeable states.
+"""Digests of the model, settings and device that computed a state of the prefix store. States with equal digests are interchangeable.
 
 The weights are read as they compute: loaded, quantized, with adapters folded in. So a fine-tune with the same shapes has another digest,
 and so has the same folder loaded in another dtype, or with another config.json. Device, MLX's version and `exact` count as well: their

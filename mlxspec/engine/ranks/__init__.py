@@ -1,4 +1,4 @@
-"""Engines of several processes, the ranks, that run one divided model: one decides, all do the same.
+"""Engines in several processes, the ranks, that run one model divided among them (tensor parallel). Rank 0 decides, the others do the same.
 
     orders.py       the message that rank 0 sends before each step: everything that its clock and its callers have decided
     line.py         the connections between rank 0 and the others, and how a rank that has ended or hangs is noticed

@@ -1,4 +1,5 @@
-"""A rank other than rank 0: it obeys orders until rank 0 ends. It has no callers, reads nothing and prints nothing but why it ended."""
+"""The main loop of a rank other than rank 0: it obeys orders until rank 0 ends. It has no callers, reads nothing and prints nothing but
+why it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0's half of orders: what its engine has decided since the last step is collected, and sent before the next one.
+"""Rank 0's side of orders: collects what its engine has decided since the last step, and sends it before the next one.
 
 Knows orders and the line; knows no model and no rounds.
 """

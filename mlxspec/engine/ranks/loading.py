@@ -1,4 +1,4 @@
-"""What ranks do together while each of them loads its share of a model. A process alone does none of it."""
+"""The steps of loading that ranks take together, while each of them loads its share of a model. A process alone skips them."""
 
 from __future__ import annotations
 

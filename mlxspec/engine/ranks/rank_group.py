@@ -1,4 +1,4 @@
-"""One rank of several, behind the hook that an engine calls: see engine/group.py for the invariants.
+"""The group interface for an engine that is one rank of several; engine/group.py has its invariants.
 
 Rank 0 sends orders at the beginning of each step, with everything that its clock and its callers have decided. The others get them from
 follow.py and step by them. `checksum` covers every token that was chosen and every length, so that ranks which differ stop.

@@ -1,4 +1,5 @@
-"""What request forms are made of: `Fields`, the types of fields, and `review`, which checks a body and says in one sentence what is wrong.
+"""The building blocks of request forms: `Fields`, the types of fields, and `review`, which checks a body and says in one sentence what is
+wrong.
 
 A body stays the object that the client sent; a form checks it and describes it to readers (openapi.py). Each field that a published API
 names is one of:

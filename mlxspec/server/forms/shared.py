@@ -1,5 +1,5 @@
-"""What the forms of all APIs share: sampling, drafting, formats and thinking; images; what becomes of other servers' fields; and the
-parts of answers."""
+"""Fields and parts that the forms of all APIs share: sampling, drafting, formats and thinking; images; what becomes of other servers'
+fields; and the parts of answers."""
 
 from __future__ import annotations
 
