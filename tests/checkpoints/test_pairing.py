@@ -81,14 +81,10 @@ def test_the_best_kind_comes_first() -> None:
     assert drafters_for(["owner/nothing"]) == []
 
 
-def test_the_table_in_the_docs_is_the_catalogue() -> None:
-    rows: dict[str, list[str]] = {}
-    for listed in catalogue():
-        for target in listed.targets:
-            rows.setdefault(target, []).append(f"{listed.repo} ({listed.kind})")
-    table = [f"| {target} | {', '.join(drafters)} |" for target, drafters in rows.items()]
+def test_the_docs_name_the_models_of_the_catalogue() -> None:
+    targets = dict.fromkeys(target for listed in catalogue() for target in listed.targets)
     page = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
-    assert [line for line in page.read_text(encoding="utf-8").splitlines() if line in table] == table
+    assert f"lists, for {', '.join(targets)}. It finds" in page.read_text(encoding="utf-8")
     assert f"lists {len(catalogue())}" in (page.parent / "changelog.md").read_text(encoding="utf-8")
 
 

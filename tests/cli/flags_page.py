@@ -7,36 +7,33 @@ from pathlib import Path
 
 from mlxspec.cli import other_programs
 from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.shared import HARMLESS, REFUSED, Continued
+from mlxspec.server.forms.shared import HARMLESS, Continued
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
-FATES = {"same": "is", "needless": "not needed", "refused": "refused"}
 
 
 def flag_rows() -> Iterator[str]:
-    """| flags | what becomes of them |, those with one fate and one reason together."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    """| flags | program | option |: flags that are other names of ours, those of one option together."""
+    found: dict[tuple[str, str], list[str]] = {}
     for flag, meanings in other_programs.table().items():
         for meant in meanings:
-            own = meant.target if meant.fixed is None else f"{meant.target} {meant.fixed}"
-            found.setdefault((meant.program, meant.fate, own), []).append(f"`{flag}`")
-    for (program, fate, own), flags in found.items():
-        shown = f"`{own}`" if fate == "same" else own
-        yield f"| {' '.join(flags)} | {program} | {FATES[fate]}: {shown} |"
+            if meant.fate == "same":
+                own = meant.target if meant.fixed is None else f"{meant.target} {meant.fixed}"
+                found.setdefault((meant.program, own), []).append(f"`{flag}`")
+    for (program, own), flags in found.items():
+        yield f"| {' '.join(flags)} | {program} | `{own}` |"
 
 
 def field_rows() -> Iterator[str]:
-    """Of requests, in the same form."""
+    """Of requests: | fields | what becomes of them |. Refused ones are left out: their error says what to use."""
     forms = (Continued, ChatCompletionRequest)
     own = dict.fromkeys(f.alias or name for form in forms for name, f in form.model_fields.items())
     yield f"| {' '.join(f'`{name}`' for name in own)} | honoured |"
     found: dict[str, list[str]] = {}
-    for name, refused in REFUSED.items():
-        found.setdefault(f"refused: {refused.why}", []).append(name)
     for name, why in HARMLESS.items():
-        found.setdefault(f"accepted: {why}", []).append(name)
+        found.setdefault(why, []).append(f"`{name}`")
     for why, names in found.items():
-        yield f"| {' '.join(f'`{name}`' for name in names)} | {why} |"
+        yield f"| {' '.join(names)} | no effect: {why} |"
 
 
 def with_tables(page: str) -> str:
