@@ -71,61 +71,36 @@ DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = ("auto", "mlx-lm")
 HEADS = ("adapted", "base")
 
-# Fields of the config classes, and what they are called here.
-SAMPLING = {
-    "max_tokens": "--max-tokens",
+# Flags that are not their field's name with dashes.
+_OTHER_WORDS = {
     "temperature": "--temp",
-    "top_p": "--top-p",
-    "top_k": "--top-k",
-    "min_p": "--min-p",
-    "top_n_sigma": "--top-n-sigma",
-    "typical_p": "--typical-p",
-    "xtc_probability": "--xtc-probability",
-    "xtc_threshold": "--xtc-threshold",
-    "repeat_last_n": "--repeat-last-n",
-    "dry_multiplier": "--dry-multiplier",
-    "dry_base": "--dry-base",
-    "dry_allowed_length": "--dry-allowed-length",
-    "dry_penalty_last_n": "--dry-penalty-last-n",
     "dry_sequence_breakers": "--dry-sequence-breaker",
-    "min_tokens": "--min-tokens",
-    "repetition_penalty": "--repetition-penalty",
-    "presence_penalty": "--presence-penalty",
-    "frequency_penalty": "--frequency-penalty",
-    "seed": "--seed",
-    "stop": "--stop",
-    "json_schema": "--json-schema",
-    "regex": "--regex",
-    "lark": "--lark",
     "bad_words": "--bad-word",
-    "thinking_budget": "--thinking-budget",
-    "loop_breaker": "--loop-breaker",
-}
-_SPEC = {
     "n_max": "--draft-max",
     "n_min": "--draft-min",
     "p_min": "--draft-p-min",
-    "ngram_n": "--ngram-n",
-    "ngram_m": "--ngram-m",
-    "ngram_min_hits": "--ngram-min-hits",
-    "acceptance": "--acceptance",
-    "draft_vocab": "--draft-vocab",
-    "draft_bits": "--draft-bits",
-    "draft_kv_bits": "--draft-kv-bits",
 }
-_ENGINE = {
-    "max_context": "--max-context",
-    "kv_bits": "--kv-bits",
-    "max_rows": "--max-rows",
-    "prefill_chunk": "--prefill-chunk",
-    "memory_budget": "--memory-budget",
-    "prefix_budget": "--prefix-budget",
-    "prefix_disk": "--prefix-disk",
-    "prefix_dir": "--prefix-dir",
-    "prefix_states": "--prefix-states",
-    "past_texts_disk": "--past-texts-disk",
-}
-_SERVER = {"host": "--host", "port": "--port", "idle_unload": "--idle-unload"}
+
+
+def _flags_of(fields: str) -> dict[str, str]:
+    """The flag of each field of a config class."""
+    return {field: _OTHER_WORDS.get(field, f"--{field.replace('_', '-')}") for field in fields.split()}
+
+
+SAMPLING = _flags_of(
+    "max_tokens temperature top_p top_k min_p top_n_sigma typical_p xtc_probability xtc_threshold repeat_last_n "
+    "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers min_tokens "
+    "repetition_penalty presence_penalty frequency_penalty seed stop json_schema regex lark bad_words "
+    "thinking_budget loop_breaker"
+)
+_SPEC = _flags_of(
+    "n_max n_min p_min ngram_n ngram_m ngram_min_hits acceptance draft_vocab draft_bits draft_kv_bits"
+)
+_ENGINE = _flags_of(
+    "max_context kv_bits max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir prefix_states "
+    "past_texts_disk"
+)
+_SERVER = _flags_of("host port idle_unload")
 _FLAGS = {**SAMPLING, **_SPEC, **_ENGINE, **_SERVER}
 
 
