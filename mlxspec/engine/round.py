@@ -318,7 +318,7 @@ def _forward(
     plain = rows.max_width == 1 and not isinstance(ahead, Unread)
     layers = streams.layers if any(r.shows_layers for r in requests) else ()
     try:
-        # without drafts every token is a fact: recurrent states advance directly and there is nothing to decide
+        # without drafts every token is certain: recurrent states advance directly and there is nothing to decide
         out = model.forward(tokens, rows, cache, certain=plain, taps=layers)
         hidden = streams.join(out)
         if out.logits is None:

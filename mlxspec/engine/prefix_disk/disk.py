@@ -369,7 +369,7 @@ def states_of(cache: ModelCache) -> list[bool]:
 
 
 def _cut(snapshot: Snapshot, begin: int, end: int) -> list[list[tuple[mx.array, ...]]]:
-    """Of tokens begin to end, the stretches of the segments that hold them."""
+    """The parts of the segments that hold the tokens [begin, end)."""
     found, at = [], snapshot.start
     for segment in snapshot.segments:
         size = segment[0][0].shape[2] if segment else end - at
