@@ -1,5 +1,4 @@
-"""Plain decoding beside drafting on recorded prompts, alternating in one run: the speed-up of each pair, and whether the texts are the
-same.
+"""Times plain decoding and drafting on recorded prompts, in turns: the speed-up of each pair, and whether the texts are the same.
 
 Decode time only, behind the first token. Where a text differs there is no speed-up: whatever was measured, it was not the same work.
 Knows the engine; prints nothing.

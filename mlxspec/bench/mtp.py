@@ -1,5 +1,5 @@
-"""The ten tasks, one after the other, and what drafting did in each: against an engine in this process, or a server that speaks OpenAI's
-chat completions. Columns are those of llama.cpp's MTP benchmark: predicted tokens, drafted, accepted, rate, tokens a second.
+"""Runs the ten tasks of `mlxspec bench mtp` and counts what drafting did in each, with an engine in this process or against a server of
+OpenAI's chat completions. Columns are those of llama.cpp's MTP benchmark: predicted tokens, drafted, accepted, rate, tokens a second.
 
 Knows engines and HTTP; prints nothing.
 """

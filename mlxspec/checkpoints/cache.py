@@ -1,5 +1,5 @@
-"""What lies in Hugging Face's local cache that mlxspec can run, and how to be rid of it. Knows the cache's own book-keeping (through its
-library) and headers; loads nothing.
+"""Lists and removes the models in Hugging Face's local cache that mlxspec can run. Uses the hub's library and headers of files; loads
+nothing.
 """
 
 from __future__ import annotations

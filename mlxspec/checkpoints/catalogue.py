@@ -1,5 +1,4 @@
-"""The drafters that were published for a model: `drafters.toml`, which lies beside this file. Asks nobody; whether one fits is
-pairing.py's."""
+"""Reads `drafters.toml`, the list of drafters that were published for known models. Uses no network; pairing.py checks whether one fits."""
 
 from __future__ import annotations
 

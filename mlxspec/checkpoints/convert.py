@@ -1,4 +1,4 @@
-"""A model folder to another one that mlx-lm and mlxspec load: quantized as asked, the MTP head and the vision tower kept.
+"""Converts a model folder to one that mlx-lm and mlxspec load: quantized as asked, with the MTP head and the vision tower.
 
 The trunk is what mlx-lm would write (names, stacks of experts, formats), but norms and convolutions stay in the source's convention: every
 loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. Qwen3-Next is the exception: mlx-lm turns them

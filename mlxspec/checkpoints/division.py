@@ -1,5 +1,5 @@
-"""What each of several ranks needs for its share of a model, and what they send each other. Knows how to count; how a model is divided is
-models/ranks.py's."""
+"""Counts what each of several processes, the ranks, needs for its share of a model, and what they send each other. models/ranks.py divides
+the model."""
 
 from __future__ import annotations
 

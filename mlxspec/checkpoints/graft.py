@@ -1,4 +1,4 @@
-"""An MTP head out of another folder or repository than the model's, opening (and fetching) only what holds it.
+"""Reads an MTP head from another folder or repository than the model's, and opens or fetches only the files that hold it.
 
 Knows files and names; what a head must be for a trunk is known to models/assemble_drafter.py.
 """

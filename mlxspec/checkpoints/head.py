@@ -1,5 +1,5 @@
-"""The MTP head of a conversion that lacks one: found in the original that the conversion's card names, checked against the model, fetched,
-quantized and kept beside the model's own files, where `load` finds it.
+"""Adds the MTP head to a conversion that lacks it: the head is found in the original that the conversion's card names, checked against the
+model, fetched, quantized and kept beside the model's own files, where `load` finds it.
 
 The head is written as `mtp.safetensors` into the model's folder of the hub's cache. mlx-lm does not open that name, `mlxspec rm` removes it
 with the model, and a head that is there is there whole: it is written elsewhere, read again as for loading, and renamed. What a fetch that

@@ -1,4 +1,4 @@
-"""What a folder is whose model runs by mlx-lm's code: as inspect.py tells it, from mlx-lm's modules and caches. Reads no weights."""
+"""Inspects a folder whose model runs by mlx-lm's code: the report of inspect.py, from mlx-lm's modules and caches. Reads no weights."""
 
 from __future__ import annotations
 

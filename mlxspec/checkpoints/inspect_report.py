@@ -1,4 +1,4 @@
-"""What `inspect` tells of a model, as data. Knows no folders and no models."""
+"""The data classes of the report that `inspect` gives. Knows no folders and no models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model needs of a machine's memory, and how much of it the machine gives. Knows bytes; knows no files and no terminal."""
+"""Estimates the memory that a model needs, and compares it with what the machine gives. Knows bytes; knows no files and no terminal."""
 
 from __future__ import annotations
 

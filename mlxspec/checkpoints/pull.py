@@ -1,4 +1,4 @@
-"""What it takes to fetch a model and to run it, told before it is fetched. Knows plans and limits; fetching is loading/download.py's."""
+"""Plans a download: its bytes, the memory that the model will need, and whether both fit. loading/download.py fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hub has that mlxspec can run, by a search for words in the ids. Knows the hub's answers; fetches no file."""
+"""Searches the hub for models that mlxspec can run, by words in their ids. Fetches no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mlxspec doctor` looks at: each finding has a name, what was found, and what to do about it if anything is wrong.
+"""The checks of `mlxspec doctor`: each finding has a name, what was found, and what to do if anything is wrong.
 
 Asks the machine, the packages, the kernels, the caches and one small model; prints nothing and reaches no network.
 """

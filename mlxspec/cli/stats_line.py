@@ -1,4 +1,4 @@
-"""What drafting did: three numbers below an answer, all figures where they are asked for, and plain data for a program.
+"""Writes what drafting did: three numbers below an answer, all figures for `--stats`, and plain data for `--json`.
 
 Knows request statistics and the device report; knows no stream and no colour.
 """

@@ -1,4 +1,4 @@
-"""How an image stands in a prompt: from one placeholder for each image to one token for each of its rows."""
+"""Replaces each image's placeholder in a prompt by one token for each row that the image takes."""
 
 from __future__ import annotations
 

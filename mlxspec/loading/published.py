@@ -1,4 +1,4 @@
-"""Which formats of quantized weights a repository is published in, and whether they load: one judgement for every command.
+"""Finds the formats of quantized weights that a repository holds, and decides whether they load, for every command alike.
 
 config.json (or ModelOpt's own file) says it before anything is fetched; the tensors' names say it once they are known, and then they
 decide, because descriptions are often left behind by those who convert. Floats and MLX's formats load as they are, FP8 and NVFP4 are

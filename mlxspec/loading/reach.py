@@ -1,4 +1,4 @@
-"""Whether the hub can be reached at all, told within seconds.
+"""Finds out within seconds whether the hub can be reached.
 
 A machine without a network can spend a minute in a name lookup or in a connection attempt, and the hub's library sets no limit to some of
 its requests. So the first request of a process is preceded by one bounded attempt to connect. Knows sockets and proxies; sends nothing.

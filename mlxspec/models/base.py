@@ -1,4 +1,4 @@
-"""What a model is to the engine: a forward over the flat token axis, a factory of its caches, a size.
+"""The interface of models: a forward over the flat token axis, a factory of caches, a size.
 
 Knows the shape of the contract, no architecture.
 """

@@ -1,4 +1,4 @@
-"""Layers of one form: they differ in their weights only, so a function that takes the weights is compiled once for all of them.
+"""Compiles one function for all layers that differ in their weights only, by passing the weights as arguments.
 
 Tracing and compiling a forward of a new shape takes as long as several forwards; of one layer instead of all it is lost among them.
 Knows modules and their parameters; knows no shapes, and not what a layer does.

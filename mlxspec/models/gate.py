@@ -1,4 +1,4 @@
-"""Which adapters count for each token of a forward: what a model's adapted layers share (layers.AdaptedLinear).
+"""Tells the adapted layers of a model (layers.AdaptedLinear) which adapters apply to each token of a forward.
 
 A row's scales stand in its cache (`ModelCache.scales`), so that every forward over the row is with the row's adapters. Knows no layers.
 """

@@ -1,4 +1,4 @@
-"""Some rows of a language-model head, which is all that a drafter reads of it to propose the most frequent tokens.
+"""Copies the rows of a language-model head that a drafter needs to propose the most frequent tokens only.
 
 The rows are copied out of the head in the form in which it keeps them: packed rows with their scales where it is quantized. Rows of a head
 of floats can be quantized on the way. Only proposals come from here; the target verifies with its whole head. Knows modules and ids of

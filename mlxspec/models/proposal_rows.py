@@ -1,4 +1,4 @@
-"""Over how many tokens a model's drafters propose, and the rows of a head that this takes. Knows bytes and modules; reads no weights."""
+"""Decides over how many tokens a model's drafters propose (`--draft-vocab`), and selects those rows of its head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the layers of Qwen3.5 run: the stretches between attention cores, compiled, with the recurrent states that they take and give.
+"""Runs the layers of Qwen3.5: compiles what lies between two attention cores, with the recurrent states that it takes and gives.
 
 The core of an attention layer depends on the length of every row, so it is not compiled. What lies between two cores depends on widths
 only: the rest of one attention layer, the Gated DeltaNet layers behind it, the beginning of the next attention layer. Such a stretch is a

@@ -1,4 +1,4 @@
-"""How many bytes of a model's weights a forward reads, and at which widths it reads them once more.
+"""Counts the bytes of weights that a forward reads, and the widths at which it reads them once more.
 
 From that its time is estimated before anything has been measured: a forward of few tokens nearly always waits for memory, so its time is
 proportional to the bytes it reads. Runs nothing.

@@ -1,4 +1,4 @@
-"""What ranks send each other: messages and bytes of forwards and of rounds, from a model's config alone. Knows numbers, no arrays.
+"""Counts the messages and bytes that ranks send each other in forwards and rounds, from a model's config alone.
 
 A message is a sum or a gather in which every rank takes part. How many there are does not depend on how many tokens a forward has, so a
 verify of several tokens costs as many messages as a plain step.

@@ -1,4 +1,4 @@
-"""What parsers of tool calls are: text in, the tool's name and its arguments as JSON out."""
+"""The interface of tool-call parsers: text in, the tool's name and its arguments as JSON out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One reading of a JSON Schema, which every notation of tool calls and every parser of them asks.
+"""Reads a JSON Schema once, for the grammars and the parsers of every notation of tool calls.
 
 A schema of a stranger is read once. The reading keeps what a grammar can hold, under references of its own, and lists every keyword that it
 leaves out with its path. What a value may be is asked as `shapes`: references, allOf, anyOf, const, enum and lists of types are resolved

@@ -1,4 +1,4 @@
-"""What mlx-lm's prompt caches hold, and how tokens are taken back from them.
+"""Removes rejected tokens from mlx-lm's prompt caches, by the kind of each cache object.
 
 A prompt cache is a list with an object for each layer. Objects that hold arrays are *leaves* here; a CacheList only groups them. How a leaf
 goes back follows from the object, not from the model:

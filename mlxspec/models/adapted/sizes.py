@@ -1,4 +1,4 @@
-"""What the leaves of a row take, measured once on a row that is never computed: shapes are known without it."""
+"""Measures how many bytes mlx-lm's caches of a row take, from the shapes of a row that is never computed."""
 
 from __future__ import annotations
 

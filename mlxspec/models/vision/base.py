@@ -1,4 +1,4 @@
-"""What a vision tower is to the engine, and all that a model has for images."""
+"""The interface of vision towers, and the collection of all that a model has for images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From config.json and the preprocessing settings to everything a model has for images, but for the weights.
+"""Builds everything that a model has for images, but for the weights, from config.json and the preprocessing settings.
 
 A lookup by model_type, as in the registry of text models.
 """
