@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ _FOLDER = "adapted"
 _SAMPLE = 1 << 16  # bytes of a file's beginning and of its end
 _DIGITS = 32
 _PREFIX, _CARD = "mtp.", "mlxspec_card"
+CARD_FILE = "mlxspec-card.json"  # of a drafter that was made anew, in its folder
+_LARGEST = 16 << 20  # bytes of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +79,15 @@ def find(model: ModelFolder, beside: ModelFolder | None = None) -> AdaptedHead |
     return None if card is None else AdaptedHead(path=path, card=card)
 
 
+def card_in(folder: Path) -> Card | None:
+    """Of a drafter that was made anew; None where there is none that can be read."""
+    try:
+        path = folder / CARD_FILE
+        return _card(json.loads(path.read_bytes())) if path.stat().st_size <= _LARGEST else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def keep(
     model: ModelFolder, weights: Mapping[str, mx.array], card: Card, beside: ModelFolder | None = None
 ) -> Path:
@@ -115,15 +127,25 @@ def folder_of(name: str) -> ModelFolder:
     return ModelFolder(hub.resolve(hub.named(name), download=False))
 
 
+def lock_of(model: ModelFolder, beside: ModelFolder | None = None) -> Path:
+    """A file that is held by who adapts this drafter. Raises ModelError, StorageError."""
+    path = _path(model, beside).with_suffix(".lock")
+    path.touch()
+    return path
+
+
 @contextlib.contextmanager
-def only_one(model: ModelFolder, beside: ModelFolder | None = None) -> Iterator[None]:
-    """Raises ConfigError where another process adapts this drafter."""
-    with _path(model, beside).with_suffix(".lock").open("a") as file:
+def only_one(lock: Path) -> Iterator[None]:
+    """Holds a file or a folder that is there. Raises ConfigError where another process holds it."""
+    held = os.open(lock, os.O_RDONLY)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError("Another run adapts this drafter already; wait for it, or end it.") from error
         yield
+    finally:
+        os.close(held)
 
 
 def _path(model: ModelFolder, beside: ModelFolder | None) -> Path:

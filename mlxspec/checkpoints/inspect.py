@@ -367,8 +367,10 @@ def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -
     """What is known of what was adapted of a drafter in a folder of its own, for the end of a sentence."""
     if drafter is None or beside is None or beside.kind not in ("eagle3", "dflash"):
         return ""
-    found = adapted_head.find(folder, adapted_head.folder_of(drafter))
-    return "" if found is None else f"; adapted: {found.card.told()}"
+    place = adapted_head.folder_of(drafter)
+    found, made = adapted_head.find(folder, place), adapted_head.card_in(place.path)
+    told = "" if made is None else f"; made anew: {made.told()}"
+    return told if found is None else f"{told}; adapted: {found.card.told()}"
 
 
 def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -> tuple[Usable, ...]:

@@ -37,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "use the chats with this model that were kept, too; they are listed",
         ),
         options.DRAFT_MODEL,
+        ("--new", str, "FOLDER", "make a small drafter (EAGLE-3) for this model in a new folder"),
         ("--fresh", bool, "", "begin with the drafter itself, not with what was adapted of it before"),
         (
             "--export",
@@ -72,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
         )
     from mlxspec.training.adapt import adapt, export_states
 
-    drafter = args.draft_model or drafter_of(args.model)
+    if args.new is not None and (args.draft_model or args.export):
+        raise ConfigError("--new makes a drafter; leave --draft-model and --export out.")
+    new = None if args.new is None else Path(args.new).expanduser()
+    drafter = None if new else args.draft_model or drafter_of(args.model)
     if args.export is not None:
         folder = Path(args.export).expanduser()
         num = export_states(args.model, texts, folder, minutes=args.minutes, drafter=drafter)
@@ -84,13 +88,14 @@ def run(args: argparse.Namespace) -> int:
             texts,
             minutes=args.minutes,
             drafter=drafter,
+            new=new,
             is_fresh=args.fresh,
             told=terminal.note,
         )
     if args.json:
         terminal.say(json.dumps(asdict(made)) + "\n")
         return 0
-    terminal.say(told(made))
+    terminal.say(told(made, args.new))
     return 0
 
 
@@ -109,8 +114,8 @@ def _conversations(model: str) -> list[Named]:
     return found
 
 
-def told(made: Adapted) -> str:
-    """What came of it, a line for each depth and two more."""
+def told(made: Adapted, new: str | None = None) -> str:
+    """What came of it, a line for each depth and two more. new: the folder of a drafter that was to be made."""
     before, after = made.card.before, made.card.after
     lines = [
         f"depth {i + 1}: {100 * was:.1f} % → {100 * now:.1f} % of drafted tokens accepted on held-out text"
@@ -118,11 +123,14 @@ def told(made: Adapted) -> str:
     ]
     was, now = made.general
     lines.append(f"on the model's own texts, depth 1: {100 * was:.1f} % → {100 * now:.1f} %")
-    lines.append(
-        "It is kept and drafts from now on; --head base leaves it."
-        if made.is_kept
-        else "It is not better, so what drafted before stays."
-    )
+    if new is None:
+        kept, lost = "It is kept and drafts from now on; --head base leaves it.", "what drafted before stays"
+    else:
+        kept, lost = (
+            f"It is in {new}, and drafts with --draft-model.",
+            "nothing is kept; give it more minutes",
+        )
+    lines.append(kept if made.is_kept else f"It is not better, so {lost}.")
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ import datetime
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,16 +20,19 @@ from typing import Any
 
 from mlxspec.checkpoints import adapted_head
 from mlxspec.checkpoints.adapted_head import Card
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.checkpoints.writing import check_target
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError
 from mlxspec.loading.progress import amount
 from mlxspec.models.registry import Trunk
 from mlxspec.models.sizes import bytes_of
+from mlxspec.platform import device
 from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
 from mlxspec.training.export import check_folder, export
-from mlxspec.training.network import Head
+from mlxspec.training.network import Head, Network
+from mlxspec.training.new_drafter import NewDrafter
 from mlxspec.training.pupil import Pupil
 from mlxspec.training.states import HELD_OUT, LENGTH, States, pieces_of
 
@@ -37,8 +41,8 @@ Named = tuple[
 ]  # a file's name, and its text or its conversation's messages
 _SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
 _HELD_OUT = 64  # pieces at most
-_STATES = 1 << 30  # bytes on the disk, of the texts and of the model's own each
-_OWN = 8  # texts at a time
+_STATES = 4 << 30  # bytes on the disk, of the texts and of the model's own each
+_OWN, _OWN_BY_GPU = 8, 32  # texts at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,21 +60,30 @@ def adapt(
     *,
     minutes: float,
     drafter: str | None = None,
+    new: Path | None = None,
     is_fresh: bool = False,
     told: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Adapted:
     """Adapt the drafter of a model. texts: name and text, or conversation, of each file. drafter: folder or id of one; None: the model's
-    own head, else the one that is paired with it. is_fresh: begin with the drafter itself, not with what was adapted of it before. told:
-    lines on how far it is. KeyboardInterrupt while training ends it early, with the best so far.
+    own head, else the one that is paired with it. new: make one in this folder, which is absent or empty. is_fresh: begin with the drafter
+    itself, not with what was adapted of it before. told: lines on how far it is. KeyboardInterrupt while training ends it early, with the
+    best so far.
 
     Raises MlxspecError subclasses; what was kept before is there then.
     """
     began, seconds = clock(), 60 * minutes
-    engine = _loaded(model, drafter)
-    pupil = Pupil(engine, drafter)
-    with adapted_head.only_one(pupil.folder, pupil.beside):
-        return _Run(engine, pupil, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
+    if new is not None:
+        check_target(new)
+    engine = _loaded(model, drafter, draft="auto" if new is None else "off")
+    pupil = Pupil.of(engine, drafter) if new is None else NewDrafter(engine, new)
+    with adapted_head.only_one(pupil.lock):
+        try:
+            return _Run(engine, pupil, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
+        finally:
+            if new is not None:
+                with suppress(OSError):  # it holds a drafter
+                    new.rmdir()
 
 
 def export_states(
@@ -90,7 +103,7 @@ def export_states(
     if not isinstance(engine.model, Trunk):
         raise ModelError("A model that runs by mlx-lm's code shows no hidden states.")
     try:
-        pupil = Pupil(engine, drafter)
+        pupil = Pupil.of(engine, drafter)
         judged = pupil.network, pupil.base
     except ModelError:  # it has no drafter yet
         judged = None
@@ -98,8 +111,9 @@ def export_states(
     return LENGTH * export(folder, engine.model, takewhile(lambda _: clock() < until, pieces), judged)
 
 
-def _loaded(model: str, drafter: str | None) -> Engine:
-    return load(model, draft_model=drafter, spec=SpecConfig(policy="fixed"), images=False, head="base")
+def _loaded(model: str, drafter: str | None, draft: str = "auto") -> Engine:
+    spec, config = SpecConfig(policy="fixed"), EngineConfig(max_rows=_OWN_BY_GPU)
+    return load(model, draft=draft, draft_model=drafter, spec=spec, config=config, images=False, head="base")
 
 
 def _encoded(engine: Engine, texts: Sequence[Named]) -> list[list[int]]:
@@ -119,38 +133,45 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
-        pupil: Pupil,
+        beginner: Pupil | NewDrafter,
         ends: float,
         told: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
         if engine.tokenizer is None:
             raise ModelError("This model has no tokenizer, so it reads no texts.")
-        self._tokenizer, self._engine, self._pupil = engine.tokenizer, engine, pupil
-        self._network = pupil.network
+        self._tokenizer, self._engine, self._beginner = engine.tokenizer, engine, beginner
         self._ends, self._told, self._clock = ends, told, clock
 
     def run(self, texts: Sequence[Named], seconds: float, *, is_fresh: bool) -> Adapted:
-        pupil, base = self._pupil, self._pupil.base
-        head = None if is_fresh else self._adapted_before()
-        self._check_memory(base)
-        about = self._network.target, self._network.layers, _STATES
+        network = self._beginner.network
+        head = (
+            self._adapted_before(self._beginner)
+            if isinstance(self._beginner, Pupil) and not is_fresh
+            else None
+        )
+        self._check_memory(network)
+        order = random.Random(0).sample(range(len(texts)), len(texts))
+        encoded = _encoded(self._engine, [texts[i] for i in order])
+        about = network.target, network.layers, _STATES
         with States(*about) as states, States(*about) as own:
-            tokens = self._read(texts, states, seconds * _SHARES[0])
-            self._write_own(own, seconds * _SHARES[1])
+            tokens = self._read(encoded, states, seconds * _SHARES[0])
+            said = self._write_own(own, seconds * _SHARES[1])
+            pupil = self._beginner.begun([*encoded, *said])
+            network, base = pupil.network, pupil.base
             held, guard = states.batches_held_out(ROWS), own.batches_held_out(ROWS)
             judging = self._clock()
-            first = accepted(self._network, base, held)
-            start = first if head is None else accepted(self._network, head, held)
+            first = accepted(network, base, held)
+            start = first if head is None else accepted(network, head, held)
             self._told(f"accepted at depths 1 to {len(start.depths)} on held-out text: {start}")
-            general_first = accepted(self._network, base, guard).depths[0]
+            general_first = accepted(network, base, guard).depths[0]
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
             start_head = base if head is None else head
-            best = train(self._network, start_head, states, left, own=own, told=self._tell, clock=self._clock)
+            best = train(network, start_head, states, left, own=own, told=self._tell, clock=self._clock)
             as_it_drafts = pupil.as_drafting(pupil.stored(best))
-            after = accepted(self._network, as_it_drafts, held)
-            general = general_first, accepted(self._network, as_it_drafts, guard).depths[0]
+            after = accepted(network, as_it_drafts, held)
+            general = general_first, accepted(network, as_it_drafts, guard).depths[0]
         is_kept = after.length > start.length and general[1] > general[0] - 0.01
         card = Card(
             model=self._engine.name,
@@ -161,34 +182,31 @@ class _Run:
             texts=tuple(name for name, _ in texts),
         )
         if is_kept:
-            adapted_head.keep(pupil.folder, pupil.stored(best), card, pupil.beside)
+            pupil.keep(pupil.stored(best), card)
         return Adapted(card=card, general=general, is_kept=is_kept)
 
-    def _adapted_before(self) -> Head | None:
-        found = adapted_head.find(self._pupil.folder, self._pupil.beside)
+    def _adapted_before(self, pupil: Pupil) -> Head | None:
+        found = pupil.adapted()
         try:
-            return None if found is None else self._pupil.as_drafting(found.weights())
+            return None if found is None else pupil.as_drafting(found.weights())
         except ModelError as error:
             self._told(f"what was adapted before is damaged, so this begins with the drafter itself: {error}")
             return None
 
-    def _check_memory(self, base: Head) -> None:
-        words = self._network.target.vocab_size * self._network.head_copies
-        own = sum(w.size for w in base.values()) * BYTES_A_PARAMETER + words * BYTES_A_WORD
-        own += self._network.layer_bytes
-        needed = bytes_of(self._network.target) + own
+    def _check_memory(self, network: Network) -> None:
+        own = self._beginner.num_parameters * BYTES_A_PARAMETER + network.layer_bytes
+        own += network.num_words * network.head_copies * BYTES_A_WORD
+        own += network.target.vocab_size * 2 * LENGTH  # logits of a quarter of a piece, while it is read
+        needed = bytes_of(network.target) + own
         self._told(f"training takes about {amount(own)} of memory beside the model")
         if needed > self._engine.memory.budget:
             raise MemoryBudgetError(
                 f"Adapting this drafter needs {amount(needed)}, and the memory budget is {amount(self._engine.memory.budget)}."
             )
 
-    def _read(self, texts: Sequence[Named], states: States, seconds: float) -> int:
+    def _read(self, encoded: Sequence[Sequence[int]], states: States, seconds: float) -> int:
         """Hidden states of the texts, as far as the time and the disk allow. Returns how many tokens were read."""
-        until, order = self._clock() + seconds, random.Random(0).sample(range(len(texts)), len(texts))
-        encoded = _encoded(self._engine, [texts[i] for i in order])
-        pieces = list(pieces_of(encoded))
-        num = 0
+        until, pieces, num = self._clock() + seconds, list(pieces_of(encoded)), 0
         for tokens, is_held_out in random.Random(1).sample(pieces, len(pieces)):
             if is_held_out and len(states.held_out) == _HELD_OUT:
                 continue
@@ -200,26 +218,27 @@ class _Run:
                 f"The texts are too short: {sum(map(len, encoded))} tokens; about {HELD_OUT * LENGTH} are needed, or more minutes."
             )
         self._told(
-            f"read {num:,} tokens of {len(texts)} texts, {len(states.held_out) * LENGTH:,} of them held out"
+            f"read {num:,} tokens of {len(encoded)} texts, {len(states.held_out) * LENGTH:,} of them held out"
         )
         return num
 
-    def _write_own(self, own: States, seconds: float) -> None:
-        """Hidden states of texts of the model's own, sampled; one of four pieces is held out."""
+    def _write_own(self, own: States, seconds: float) -> list[list[int]]:
+        """Hidden states of texts of the model's own, sampled; one of four pieces is held out. Returns the texts."""
         until, said, rng = self._clock() + seconds, list[list[int]](), random.Random(0)
-        first_turn = self._first_turn()
+        first_turn, num = self._first_turn(), _OWN_BY_GPU if device.has_gpu() else _OWN
         while not said or self._clock() < until:
             begun = [
-                first_turn or self._any_token(rng) if i % 2 else self._any_token(rng) for i in range(_OWN)
+                first_turn or self._any_token(rng) if i % 2 else self._any_token(rng) for i in range(num)
             ]
             params = [
                 SamplingParams(max_tokens=LENGTH, temperature=1.0, seed=len(said) + i, ignore_eos=True)
-                for i in range(_OWN)
+                for i in range(num)
             ]
             results = self._engine.generate(begun, params)
             said += [[*prompt, *result.tokens] for prompt, result in zip(begun, results, strict=True)]
         for i, tokens in enumerate(text[:LENGTH] for text in said if len(text) >= LENGTH):
             own.add(tokens, held_out=i % 4 == 0)
+        return said
 
     def _first_turn(self) -> list[int]:
         """The tokens before what a user says first; none without a chat template."""

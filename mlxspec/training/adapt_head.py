@@ -152,7 +152,7 @@ def loss(network: Network, head: Head, batch: Batch, places: mx.array) -> mx.arr
     total, weights, reached = mx.zeros(()), mx.zeros(()), mx.ones(())
     scored = network.scored(head, batch, places, is_drafting=False)
     for (own, right, alone), share in zip(scored, network.depths, strict=True):
-        wanted = mx.softmax(_of(network, right), axis=-1)
+        wanted = mx.exp(right)
         told = nn.log_softmax(own, axis=-1)
         each = (wanted * told).sum(axis=-1)
         if alone is not None:
@@ -162,11 +162,6 @@ def loss(network: Network, head: Head, batch: Batch, places: mx.array) -> mx.arr
         if network.reach:
             reached = mx.stop_gradient(reached * mx.minimum(wanted, mx.exp(told)).sum(axis=-1))
     return total / weights
-
-
-def _of(network: Network, x: mx.array) -> mx.array:
-    """(..., V) -> (..., R): of the tokens that the drafter has."""
-    return x if network.ids is None else x[..., network.ids]
 
 
 def accepted(network: Network, head: Head, batches: Sequence[Batch]) -> DepthShares:
@@ -179,12 +174,11 @@ def accepted(network: Network, head: Head, batches: Sequence[Batch]) -> DepthSha
         every = range(0, length - depth, max(1, depth // 2))
         for begin in range(0, len(every), a_time):
             scored = network.scored(head, batch, mx.array([*every[begin : begin + a_time]]), is_drafting=True)
-            sums = sums + mx.stack([_overlap(network, pair) for pair in scored])
+            sums = sums + mx.stack([_overlap(pair) for pair in scored])
             mx.eval(sums, mx.random.state)
         num += size * len(every)
     return DepthShares(tuple((sums / max(num, 1)).tolist()))
 
 
-def _overlap(network: Network, pair: Scored) -> mx.array:
-    right = _of(network, mx.softmax(pair.right, axis=-1))
-    return mx.minimum(right, mx.softmax(pair.own, axis=-1)).sum()
+def _overlap(pair: Scored) -> mx.array:
+    return mx.minimum(mx.exp(pair.right), mx.softmax(pair.own, axis=-1)).sum()

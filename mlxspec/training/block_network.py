@@ -25,6 +25,7 @@ class BlockNetwork(Network):
         super().__init__(target, new, fixed, like.config.text, len(like.config.windows))
         self._config = like.config
         self.layers, self.ids = self._config.layer_ids, like.ids
+        self.num_words = self._config.draft_vocab or self.num_words
         self.depths = tuple(_FLOOR * _DECAY**j for j in range(self._config.num_drafts))
 
     @property

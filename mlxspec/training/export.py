@@ -63,12 +63,17 @@ def export(
 def accepted_at(network: Network, head: Head, batch: Batch) -> mx.array:
     """(T,) int32, of a batch of one text: how many tokens of the draft that is made behind each the target would have taken greedily."""
     length, depth = batch.tokens.shape[1], len(network.depths)
-    agreed = list[mx.array]()
-    for own, right, _ in network.scored(head, batch, mx.arange(length - depth), is_drafting=True):
+    agreed, behind, right = (
+        list[mx.array](),
+        network.begins_behind,
+        network.logits(batch.hidden[0]).argmax(axis=-1),
+    )
+    scored = network.scored(head, batch, mx.arange(length - depth), is_drafting=True)
+    for j, (own, *_) in enumerate(scored, behind):
         drafted = own[0].argmax(axis=-1)
         drafted = drafted if network.ids is None else network.ids[drafted]
-        agreed.append((drafted == right[0].argmax(axis=-1)).astype(mx.int32))
-    found, behind = mx.cumprod(mx.stack(agreed), axis=0).sum(axis=0), network.begins_behind
+        agreed.append((drafted == right[j : j + length - depth]).astype(mx.int32))
+    found = mx.cumprod(mx.stack(agreed), axis=0).sum(axis=0)
     return mx.concatenate(
         [mx.full(behind, -1, mx.int32), found.astype(mx.int32), mx.full(depth - behind, -1, mx.int32)]
     )

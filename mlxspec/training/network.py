@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxspec.models.eagle3 import Eagle3Head
-from mlxspec.models.layers import FusedLinear, kept_whole, weight_values
+from mlxspec.models.layers import FusedLinear, head_rows, kept_whole, weight_values
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk
 from mlxspec.training.states import LENGTH, Batch
@@ -25,8 +25,9 @@ Head = dict[str, mx.array]  # float32, by the names that a folder has; an MTP he
 
 
 class Scored(NamedTuple):
-    """Of one depth of the drafts that begin at n places. own: the drafter's logits (B, n, R); right: the target's (B, n, V) for the same
-    token; alone: a block drafter's own (B, n, R) without what it knows of the token before, None where it knows nothing of it."""
+    """Of one depth of the drafts that begin at n places. own: the drafter's logits (B, n, R); right: the target's log-probabilities
+    (B, n, R) of the same tokens; alone: a block drafter's own (B, n, R) without what it knows of the token before, None where it knows
+    nothing of it."""
 
     own: mx.array
     right: mx.array
@@ -49,9 +50,11 @@ class Network(ABC):
         """new: makes the drafter's module, neither filled nor fused. sizes: of its layers."""
         self.target, self.fixed, self._new = target, fixed, new
         self.layers: tuple[int, ...] = ()
+        self.num_words: int = target.vocab_size  # logits of the drafter
         a_token = 64 * sizes.hidden_size + 16 * (sizes.intermediate_size + sizes.num_heads * LENGTH)
         self.layer_bytes = num_layers * _CELLS * a_token  # what layers hold for the way back
         self.ids: mx.array | None = None
+        self._rows: nn.Module | None = None  # of the target's head, those of `ids`
 
     @property
     def head_copies(self) -> int:
@@ -65,18 +68,22 @@ class Network(ABC):
             made.fuse()
         return made
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        """(..., H) -> (..., V) float32, by the target's language-model head."""
-        part, flat = self.target.head_module, hidden.reshape(-1, hidden.shape[-1])
+    def logits(self, hidden: mx.array, part: nn.Module | None = None) -> mx.array:
+        """(..., H) -> (..., V) float32, by the target's language-model head, or (..., R) by a part of its rows."""
+        part, flat = part or self.target.head_module, hidden.reshape(-1, hidden.shape[-1])
         if isinstance(part, FusedLinear):
             out = part.with_gradient(flat)
-        else:  # the embedding
-            out = part.as_linear(flat)
+        else:  # the embedding, or rows
+            out = part(flat) if isinstance(part, nn.Linear | nn.QuantizedLinear) else part.as_linear(flat)
         return self.target.capped(out).astype(mx.float32).reshape(*hidden.shape[:-1], -1)
 
     def right(self, batch: Batch, places: mx.array) -> mx.array:
-        """The target's logits (B, n, V) for the tokens behind `places` (n,)."""
-        return mx.stop_gradient(self.logits(batch.hidden[:, places]))
+        """The target's log-probabilities (B, n, R) of the drafter's tokens behind `places` (n,)."""
+        if self.ids is not None and self._rows is None:
+            self._rows = head_rows(self.target.head_module, self.ids)
+        found = self.logits(batch.hidden[:, places], self._rows)
+        mass = mx.logsumexp(found, axis=-1) if batch.mass is None else batch.mass[:, places]
+        return mx.stop_gradient(found - mass[..., None])
 
     @abstractmethod
     def scored(self, head: Head, batch: Batch, places: mx.array, *, is_drafting: bool) -> Iterator[Scored]:
@@ -96,7 +103,7 @@ class ChainNetwork(Network):
     ) -> None:
         super().__init__(target, new, fixed, like.config, 1)
         if isinstance(like, Eagle3Head):
-            self.layers, self.ids = like.layers_read, like.ids
+            self.layers, self.ids, self.num_words = like.layers_read, like.ids, like.num_proposed
 
     def scored(self, head: Head, batch: Batch, places: mx.array, *, is_drafting: bool) -> Iterator[Scored]:
         module = self.module(head)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.checkpoints.adapted_head import folder_of
+from mlxspec.checkpoints import adapted_head
+from mlxspec.checkpoints.adapted_head import AdaptedHead, Card, folder_of
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.config import SpecConfig
 from mlxspec.engine.engine import Engine
@@ -26,28 +28,61 @@ from mlxspec.models.registry import Trunk, architecture
 from mlxspec.training.block_network import BlockNetwork
 from mlxspec.training.network import ChainNetwork, Head, Network, float_weights
 
+Keep = Callable[[Weights, Card], object]
 _OTHERS = "Only MTP heads of Qwen3.5 models, EAGLE-3 drafters and block drafters can be adapted yet"
 
 
-class Pupil:
-    """title: for sentences. beside: the drafter's own folder, None for a model's own head. base: what it is without having been adapted, as
-    it drafts."""
+class Maker(NamedTuple):
+    """read: the tensors of its folder; filled: such tensors in its module, not fused; network: its form for gradients, of what is not
+    trained; dtype: of what is stored; loaded: the same drafter where its norms count, because loading may have shifted them."""
 
-    def __init__(self, engine: Engine, drafter: str | None) -> None:
+    read: Callable[[], Weights]
+    filled: Callable[[Weights], nn.Module]
+    network: Callable[[Head], Network]
+    dtype: mx.Dtype
+    loaded: nn.Module | None = None
+
+
+class Pupil:
+    """base: what it is without having been adapted, as it drafts. lock: a file that one run at a time may hold."""
+
+    def __init__(
+        self, maker: Maker, lock: Path, keep: Keep, adapted: Callable[[], AdaptedHead | None] = lambda: None
+    ) -> None:
+        """keep: stores what it has become; adapted: finds what was adapted of it before."""
+        self.lock, self.keep, self.adapted = lock, keep, adapted
+        read, self._made, made, self._dtype, loaded = maker
+        self.base, self._fixed = float_weights(self._made(read()), loaded)
+        self.network: Network = made(self._fixed)
+
+    @classmethod
+    def of(cls, engine: Engine, drafter: str | None) -> Pupil:
         """drafter: the folder or id that was named. Raises ModelError where the model has no drafter that can be taught."""
         name = next((n for n in ("mtp", "eagle3", "dflash") if n in engine.chain.drafters), None)
         loaded = None if name is None else (engine.chain.drafters[name].modules or (None,))[0]
         if name is None or loaded is None or not isinstance(engine.model, Trunk):
-            raise ModelError(f"{_OTHERS}, and this model has none of them; --draft-model names one.")
-        self.folder, self.beside = folder_of(engine.name), None
+            raise ModelError(
+                f"{_OTHERS}, and this model has none of them; --draft-model names one, and --new makes one."
+            )
+        folder, beside = folder_of(engine.name), None
         if name != "mtp":
-            own = paired(self.folder.path)[0] if drafter is None else None
-            self.beside = folder_of(drafter or "") if own is None else ModelFolder(own)
+            own = paired(folder.path)[0] if drafter is None else None
+            beside = folder_of(drafter or "") if own is None else ModelFolder(own)
         makers = {"mtp": _head, "eagle3": _eagle3, "dflash": _block}
-        read, self._made, made = makers[name](engine.model, self.beside or self.folder, loaded)
-        self._dtype: mx.Dtype = loaded.dtype
-        self.base, self._fixed = float_weights(self._made(read()), loaded)
-        self.network: Network = made(self._fixed)
+        return cls(
+            makers[name](engine.model, beside or folder, loaded),
+            adapted_head.lock_of(folder, beside),
+            lambda weights, card: adapted_head.keep(folder, weights, card, beside),
+            lambda: adapted_head.find(folder, beside),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(weight.size for weight in self.base.values())
+
+    def begun(self, texts: Sequence[Sequence[int]]) -> Pupil:
+        """Itself, which no texts change; see NewDrafter."""
+        return self
 
     def as_drafting(self, weights: Weights) -> Head:
         """Weights that were adapted, as `load` makes a drafter of them."""
@@ -60,11 +95,7 @@ class Pupil:
         }
 
 
-# what reads the folder, what fills a module with such weights, and what makes the form for gradients
-_Maker = tuple[Callable[[], Weights], Callable[[Weights], nn.Module], Callable[[Head], Network]]
-
-
-def _head(target: Trunk, folder: ModelFolder, loaded: Any) -> _Maker:
+def _head(target: Trunk, folder: ModelFolder, loaded: Any) -> Maker:
     kind = architecture(folder.config())
     parsed = kind.parse(folder.config())
     if not isinstance(loaded, Qwen35Mtp) or not isinstance(target, Qwen35):
@@ -81,27 +112,41 @@ def _head(target: Trunk, folder: ModelFolder, loaded: Any) -> _Maker:
     def new() -> Qwen35Mtp:
         return Qwen35Mtp(parsed, target)
 
-    return (
+    return Maker(
         lambda: kind.sanitize(folder.read(), parsed)[1],
         made,
         lambda fixed: ChainNetwork(target, new, fixed, loaded),
+        loaded.dtype,
+        loaded,
     )
 
 
-def _eagle3(target: Trunk, folder: ModelFolder, loaded: Eagle3Head) -> _Maker:
-    config = folder.config()
-    parsed, names = Eagle3Config.from_dict(config), sanitize_eagle3(folder.read()).keys()
-    return (
-        folder.read,
-        lambda weights: assemble_eagle3_lazily(config, lambda: weights, target, loaded.dtype, is_fused=False),
-        lambda fixed: ChainNetwork(target, lambda: Eagle3Head(parsed, target, names), fixed, loaded),
+def _eagle3(target: Trunk, folder: ModelFolder, loaded: Eagle3Head) -> Maker:
+    return eagle3_maker(target, folder.config(), folder.read, loaded)
+
+
+def eagle3_maker(
+    target: Trunk,
+    config: Mapping[str, Any],
+    read: Callable[[], Weights],
+    like: Eagle3Head,
+    stored: mx.Dtype | None = None,
+) -> Maker:
+    """like: a fused one with its vocabulary. stored: dtype of files, None for that of `like`."""
+    parsed, names = Eagle3Config.from_dict(config), sanitize_eagle3(read()).keys()
+    return Maker(
+        read,
+        lambda weights: assemble_eagle3_lazily(config, lambda: weights, target, like.dtype, is_fused=False),
+        lambda fixed: ChainNetwork(target, lambda: Eagle3Head(parsed, target, names), fixed, like),
+        stored or like.dtype,
     )
 
 
-def _block(target: Trunk, folder: ModelFolder, loaded: DFlash) -> _Maker:
+def _block(target: Trunk, folder: ModelFolder, loaded: DFlash) -> Maker:
     config, parsed = folder.config(), loaded.config
-    return (
+    return Maker(
         folder.read,
         lambda weights: assemble_dflash_lazily(config, lambda: weights, target, loaded.dtype, is_fused=False),
         lambda fixed: BlockNetwork(target, lambda: DFlash(parsed, target), fixed, loaded),
+        loaded.dtype,
     )

@@ -23,11 +23,13 @@ _SPARE = 256 << 20  # bytes of the disk to be left alone
 
 class Batch(NamedTuple):
     """tokens (B, T) int32; hidden (B, T, H) of the target, after its final norm; streams (B, T, layers * H): its residual streams behind
-    the layers that the drafter reads, None where it reads none."""
+    the layers that the drafter reads; mass (B, T) float32: log of the sum of exp of its logits over all tokens, with which those of a few
+    tokens are probabilities. Both are None where the drafter reads no streams."""
 
     tokens: mx.array
     hidden: mx.array
     streams: mx.array | None = None
+    mass: mx.array | None = None
 
     @classmethod
     def of(cls, target: Trunk, layers: Sequence[int], tokens: Sequence[Sequence[int]]) -> Batch:
@@ -36,8 +38,12 @@ class Batch(NamedTuple):
         given = mx.array(tokens, mx.int32)
         cache = target.make_cache(len(tokens))
         out = target.forward(given.reshape(-1), rows, cache, certain=True, logits_at="none", taps=layers)
-        streams = [mx.concatenate([out.taps[i] for i in layers], axis=-1)] if layers else []
-        return cls(given, *(x.reshape(*given.shape, -1) for x in (out.hidden, *streams)))
+        found = [out.hidden, *([mx.concatenate([out.taps[i] for i in layers], axis=-1)] if layers else [])]
+        made = cls(given, *(x.reshape(*given.shape, -1) for x in found))
+        if not layers:
+            return made
+        masses = [mx.logsumexp(target.head(x).astype(mx.float32), axis=-1) for x in mx.split(out.hidden, 4)]
+        return made._replace(mass=mx.concatenate(masses).reshape(given.shape))
 
 
 class States:

@@ -18,12 +18,12 @@ from mlxspec.platform import device  # noqa: F401  (loads the BLAS before mlx is
 
 # isort: split
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxspec import demo
 from mlxspec.loading.qwen_weights import head_of
+from mlxspec.loading.row_lists import by_frequency
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import DFlashConfig
@@ -33,6 +33,8 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.training.adapt_head import Teacher
 from mlxspec.training.block_network import BlockNetwork
 from mlxspec.training.network import ChainNetwork, Head, Network, float_weights
+from mlxspec.training.new_drafter import begin as begin_eagle3
+from mlxspec.training.new_drafter import begin_small
 from mlxspec.training.states import Batch
 
 from .dataset import Data
@@ -83,44 +85,25 @@ def begin(name: str, folder: Path, data: Data) -> tuple[Network, Head]:
     if name == "eagle3":
         new = partial(Eagle3Head, Eagle3Config.from_dict(config), made.model, {"d2t"})
         like = new()
-        like.d2t = frequent(data, len(like.d2t), made.model.vocab_size) - mx.arange(len(like.d2t))
+        begin_eagle3(like, frequent(data, len(like.d2t), made.model.vocab_size))
     else:
         names = {"candidate_selector.hidden_projection.weight"}
         new = partial(DFlash, DFlashConfig.from_dict(config, names), made.model)
         like = new()
-    _begin_small(like)
+        begin_small(like)
     weights, fixed = float_weights(like)
     like.fuse()
     return (ChainNetwork if name == "eagle3" else BlockNetwork)(made.model, new, fixed, like), weights
 
 
-def _begin_small(module: nn.Module) -> None:
-    """Initial values of matrices. Layers, convolutions and the selector begin by changing nothing."""
-    mx.random.seed(23)
-    begun = []
-    for name, value in tree_flatten(module.parameters()):
-        if name.endswith("base_kernel"):
-            value = mx.zeros(value.shape)
-            value[:, 0] = 1.0
-        elif name.endswith(
-            ("o_proj.weight", "down_proj.weight", "kernel_projection.weight", "successor_codebook.weight")
-        ):
-            value = mx.zeros(value.shape)
-        elif value.ndim == 2:
-            scale = 1.0 if "predecessor" in name else 0.6 * value.shape[1] ** -0.5
-            value = scale * mx.random.normal(value.shape)
-        begun.append((name, value))
-    module.update(tree_unflatten(begun))
-
-
-def frequent(data: Data, num: int, vocab: int) -> mx.array:
-    """(num,) int32, ascending: the most frequent ids of the training data, those that end texts and turns among them."""
+def frequent(data: Data, num: int, vocab: int) -> np.ndarray:
+    """(num,): the most frequent ids of the training data, those that end texts and turns among them."""
     counts = np.zeros(vocab, np.int64)
     for kind in data.train.values():
         counts += np.bincount(kind.ids, minlength=vocab)[:vocab]
     counts += np.bincount(data.library, minlength=vocab)[:vocab]
     counts[:3] = counts.max() + 1
-    return mx.array(np.sort(np.argsort(-counts, kind="stable")[:num]).astype(np.int32))
+    return by_frequency(counts, vocab, num)
 
 
 def _save(path: Path, teacher: Teacher, step: int) -> None:

@@ -196,7 +196,7 @@ def test_the_weights_reach_the_recorded_acceptance() -> None:
     tokens = [item["prompt_ids"] + item["reference_ids"] for item in items]
     end, skip = len(tokens[0]) - 32, 32
     engine = load("demo", draft=["mtp"], dtype="float32")
-    pupil, draft = Pupil(engine, None), assemble_folder(ModelFolder(demo.DRAFT), mx.float32).model
+    pupil, draft = Pupil.of(engine, None), assemble_folder(ModelFolder(demo.DRAFT), mx.float32).model
     batch = Batch.of(engine.model, (), tokens)
     places = mx.arange(skip - 1, end - 1)
     scored = list(pupil.network.scored(pupil.base, batch, places, is_drafting=True))

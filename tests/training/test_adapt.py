@@ -208,9 +208,12 @@ def test_too_little_text_is_one_sentence(texts: list[tuple[str, str]]) -> None:
 
 
 def test_one_run_at_a_time() -> None:
-    with adapted_head.only_one(demo()), pytest.raises(ConfigError, match="Another run adapts"):
+    with (
+        adapted_head.only_one(adapted_head.lock_of(demo())),
+        pytest.raises(ConfigError, match="Another run adapts"),
+    ):
         short()
-    with adapted_head.only_one(demo()):  # it is free again
+    with adapted_head.only_one(adapted_head.lock_of(demo())):  # it is free again
         pass
 
 

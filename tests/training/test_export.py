@@ -88,12 +88,14 @@ def test_accepted_counts_from_the_first_token_on() -> None:
     def logits(tokens: list[int]) -> mx.array:
         return mx.eye(5)[mx.array(tokens)][None]
 
-    pairs = [([0, 1, 2, 3], [0, 1, 2, 4]), ([1, 1, 1, 1], [1, 1, 2, 1])]
+    right = [3, 0, 1, 2, 4, 1]
+    drafted = [[0, 1, 2, 3], [1, 2, 0, 1]]
     network = SimpleNamespace(
         depths=(1.0, 1.0),
         ids=None,
         begins_behind=1,
-        scored=lambda *a, **k: [(logits(own), logits(right), None) for own, right in pairs],
+        scored=lambda *a, **k: [(logits(own), None, None) for own in drafted],
+        logits=lambda hidden: logits(right)[0],
     )
     batch = Batch(mx.zeros((1, 6), mx.int32), mx.zeros((1, 6, 2)))
     assert accepted_at(network, {}, batch).tolist() == [-1, 2, 2, 1, 0, -1]

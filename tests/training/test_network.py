@@ -13,11 +13,12 @@ from planting import catches
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.dflash import DFlash
-from mlxspec.models.eagle3 import Eagle3Head
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.training.adapt_head import loss
 from mlxspec.training.block_network import BlockNetwork
 from mlxspec.training.network import ChainNetwork, Head, Network, _attend, float_weights
+from mlxspec.training.new_drafter import config_for
 from mlxspec.training.states import Batch
 from tests import tiny_models
 
@@ -36,6 +37,11 @@ def made(kind: str) -> tuple[Any, Head, Network]:
     elif kind == "eagle3":
         like = tiny_models.eagle3()
         new = lambda: Eagle3Head(like.config, target, {"d2t"})  # noqa: E731
+    elif kind == "new":
+        parsed = Eagle3Config.from_dict(config_for(target))
+        new = lambda: Eagle3Head(parsed, target, {"d2t"})  # noqa: E731
+        like = new()
+        like.fuse()
     else:
         like = tiny_models.dflash(kind)
         new = lambda: DFlash(like.config, target)  # noqa: E731
@@ -72,7 +78,7 @@ def close(found: mx.array, right: mx.array) -> None:
     np.testing.assert_allclose(np.array(found), np.array(right), atol=bound)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "new"])
 def test_chains_are_those_of_the_drafter(kind: str) -> None:
     """At every depth, behind every beginning: cells of the text in the cache, then the draft's own, each fed with the one before."""
     head, weights, network = made(kind)
