@@ -123,7 +123,8 @@ class SamplingParams:
     grammar begins behind thinking that the prompt has opened.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
-    answer that loops outside it, with finish_reason "length". A notice says so. The text up to there is the same.
+    answer that loops outside it, with finish_reason "length". A notice says so. The text up to there is the same. While loops are looked
+    for, a draft has at most 128 tokens.
 
     adapters: of those that the model was loaded with beside its weights, by name, how much each counts; the others do not.
 
@@ -168,7 +169,7 @@ class SamplingParams:
     lark: str | None = None
     thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
-    loop_breaker: LoopBreaker = "off"
+    loop_breaker: LoopBreaker = "thinking"
     adapters: Mapping[str, float] = field(default_factory=dict)
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None

@@ -243,7 +243,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
         ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
         ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
-        ("--loop-breaker", get_args(LoopBreaker), None, "close thinking that loops (repeats itself), or end the answer too"),
+        ("--loop-breaker", get_args(LoopBreaker), None, "close thinking that loops (the default), or end the answer too"),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
         ("--regex", text_or_file, "REGEX", "the answer matches this expression; @FILE reads it, [@] begins one with @"),
         ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),

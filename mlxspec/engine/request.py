@@ -22,7 +22,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker, ends_of
 from mlxspec.sampling.logprobs import Logprobs
-from mlxspec.sampling.loops import EVERY, WINDOW, period_of
+from mlxspec.sampling.loops import DELAY, EVERY
 from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
@@ -90,7 +90,8 @@ class Request:
             constraints=self.constraints,
             breaks=compiled.breaks,
         )
-        self._thought = 0  # tokens of the answer that are thinking, as far as loops were looked for
+        self._loops = self.maker.loops_for(params, self.ids(self.prompt[-64:]))
+        self._closes: int | None = None  # the period of the loop for which thinking will be closed
         self.stats = RequestStats(num_prompt=len(self.prompt), seed=self.sampler.seed)
         self.answer = AnswerText(
             tokenizer.stream() if tokenizer else None, params.stop, keeps_stop=params.keeps_stop
@@ -147,9 +148,11 @@ class Request:
 
     @property
     def room(self) -> int:
-        """How many drafted tokens a round may verify: one token of the budget is the round's own."""
+        """How many drafted tokens a round may verify: one token of the budget is the round's own. Where loops are looked for, rounds that
+        are on their way reach no place at which a look may force a token."""
         budget = self.params.max_tokens - self.num_generated - 1
-        return max(0, min(budget, self.max_context - len(self.history)))
+        most = min(budget, self.max_context - len(self.history))
+        return max(0, most if self._loops is None else min(most, DELAY))
 
     @property
     def out_of_time(self) -> Ending | None:
@@ -243,7 +246,7 @@ class Request:
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
             elif (
-                self._loops()
+                self._is_loop()
                 or self.num_generated >= self.params.max_tokens
                 or len(self.history) >= self.max_context
             ):
@@ -255,8 +258,9 @@ class Request:
         if self.constraints is not None:
             self.stats.num_thinking = self.constraints.num_thinking
             self.stats.num_thinking_forced = self.constraints.num_forced
-            if self.constraints.loop and not self.stats.num_loops:
-                self._count_loop(self.constraints.loop, "thinking looped and was closed")
+            if self._closes is not None and self.constraints.num_forced:
+                self._count_loop(self._closes, "thinking looped and was closed")
+                self._closes = None
         given = None if logprobs is None else tuple(logprobs[: len(taken)])
         if self.logprobs is not None and given is not None:
             self.logprobs += given
@@ -281,18 +285,21 @@ class Request:
             )
         ]
 
-    def _loops(self) -> bool:
-        """Whether the answer ends because it loops (sampling/loops.py). It depends on the text outside thinking alone."""
-        if self.params.loop_breaker != "all" or self.num_generated % EVERY:
+    def _is_loop(self) -> bool:
+        """Whether the answer ends because it loops. Thinking that loops is closed later (sampling/loops.py)."""
+        if self._loops is None or self.num_generated % EVERY:
             return False
-        if self.constraints is not None and self.constraints.is_thinking:
-            self._thought = self.num_generated
-            return False
-        start = len(self.prompt) + self._thought
-        period = period_of(self.history[max(start, len(self.history) - WINDOW) :])
-        if period is not None:
-            self._count_loop(period, "the answer looped and was ended")
-        return period is not None
+        loop = self._loops.look(self.history, len(self.prompt))
+        if loop is not None and not loop.is_thought:
+            self._count_loop(loop.period, "the answer looped and was ended")
+            return True
+        if loop is not None and self._loops.thinking is not None:
+            self.constraints = self.sampler.constraints = self.constraints or self.maker.unconstrained()
+            if self.constraints.close_thinking(DELAY, self._loops.thinking, self._loops.state):
+                self._closes = loop.period
+        if not self._loops.is_on:
+            self._loops = None
+        return False
 
     def _count_loop(self, period: int, what: str) -> None:
         self.stats.num_loops += 1

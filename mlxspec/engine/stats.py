@@ -52,7 +52,7 @@ class RequestStats:
     num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
-    thinking tags, where a thinking budget, a grammar or a loop breaker watches them; num_thinking_forced: tokens of a closing tag that were
+    thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
     forced. num_loops: how often a text that looped was closed or ended.
     """
 

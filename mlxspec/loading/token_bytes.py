@@ -1,14 +1,14 @@
-"""The bytes of every token, from the tokenizer's files. Grammars, bad words and lists of log-probabilities need them.
+"""The bytes of every token, from the tokenizer's files. Grammars, bad words, thinking and lists of log-probabilities need them.
 
 It holds only the ids for which the model has a row. Vocabularies spell bytes in three ways: byte-level, byte fallback with a mark for
-spaces,
-and plain text. A space that a decoder would add or remove at the beginning of a text is not seen here.
+spaces, and plain text. A space that a decoder would add or remove at the beginning of a text is not seen here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -23,39 +23,41 @@ _SPACE = "\u2581"  # the mark SentencePiece writes for a space
 
 
 class TokenBytes:
-    """tokens[i]: bytes of id i, b"" for ids of the model's padding. special: ids that are no text (their bytes are their names)."""
+    """size: the model's rows. special: ids that are no text (their bytes are their names)."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """vocab_size: the model's rows. The tokenizer may know fewer ids, or more."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self.size = tokenizer, vocab_size
         self.eos_ids = frozenset(i for i in tokenizer.eos_ids if 0 <= i < vocab_size)
-        spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
-        added = tokenizer.added_tokens()
-        found: list[bytes] = []
-        for token in range(vocab_size):
-            text = tokenizer.token_text(token)
-            if text is None:
-                found.append(b"")
-            else:
-                found.append(spell(text))
-        self.tokens = tuple(found)
-        self.special = frozenset(t for t, is_special in added.items() if is_special and t < vocab_size)
+        self._spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
+        added = tokenizer.added_tokens().items()
+        self.special = frozenset(t for t, is_special in added if is_special and t < vocab_size)
+
+    def spelled(self, token: int) -> bytes:
+        """The bytes of one id, b"" for one of the model's padding."""
+        text = self._tokenizer.token_text(token)
+        return b"" if text is None else self._spell(text)
+
+    @cached_property
+    def tokens(self) -> tuple[bytes, ...]:
+        """Bytes by id. For a large vocabulary it takes a good part of a second."""
+        return tuple(map(self.spelled, range(self.size)))
 
     def encode(self, text: str) -> list[int]:
         """Ids for which the model has rows; the spelling of an added token without one is cut like any other text."""
         found = self._tokenizer.encode(text, special=False)
-        if found and max(found) >= len(self.tokens):
+        if found and max(found) >= self.size:
             found = self._within_rows.encode(text, special=False)
         return found
 
     def encode_plain(self, text: str) -> list[int]:
         """As `encode`, of a text in which no control token is meant, whatever it spells."""
         found = self._tokenizer.encode_plain(text)
-        return self._within_rows.encode_plain(text) if found and max(found) >= len(self.tokens) else found
+        return self._within_rows.encode_plain(text) if found and max(found) >= self.size else found
 
     @cached_property
     def _within_rows(self) -> Tokenizer:
-        return self._tokenizer.without_ids_from(len(self.tokens))
+        return self._tokenizer.without_ids_from(self.size)
 
     @cached_property
     def text_ids(self) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ class TokenBytes:
         return b"".join(pieces), (0, *accumulate(map(len, pieces)))
 
 
-def _speller(kinds: frozenset[str]) -> Any:
+def _speller(kinds: frozenset[str]) -> Callable[[str], bytes]:
     """Vocabulary entry -> bytes."""
     if "ByteLevel" in kinds:
         table = _byte_level()

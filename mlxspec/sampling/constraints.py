@@ -1,8 +1,7 @@
 """The tokens allowed next in one answer, by its grammar, bad words and thinking budget together, at every position of a draft.
 
 This is host work on token ids, so the draft must be known on the host. Only committed tokens change the state. Looking along a draft
-leaves it
-unchanged.
+leaves it unchanged.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.parsers.formats import detect
 from mlxspec.sampling import bits as bitsets
 from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.grammar import Grammar, GrammarCompiler, RoundClock, grammar_bytes
+from mlxspec.sampling.loops import Loops
 from mlxspec.sampling.thinking import Thinking, ThinkingState
 
 _NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking budgets, min_tokens or DRY."
@@ -51,7 +52,7 @@ class Constraints:
     ) -> None:
         """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come."""
         self._thinking, self._words, self._grammar = thinking, words, grammar
-        self._ends, self._size, self._least = ends, len(vocabulary.tokens), least
+        self._ends, self._size, self._least = ends, vocabulary.size, least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
         # what the model opens by itself, a grammar has forbidden already
         if grammar and start.phase == "waiting":
@@ -70,15 +71,17 @@ class Constraints:
         """Tokens of thinking so far."""
         return self._state.thinking.num_tokens
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether thinking is open, or being closed."""
-        return self._state.thinking.phase in ("open", "closing")
-
-    @property
-    def loop(self) -> int | None:
-        """The period of the loop for which thinking was closed."""
-        return self._state.thinking.period
+    def close_thinking(self, num: int, thinking: Thinking, state: ThinkingState) -> bool:
+        """Force the closing tag `num` tokens from here. False where thinking is not open, or its budget closes it before. thinking and
+        state: of the text so far, for rows whose thinking nobody watched."""
+        if self._thinking is None:
+            self._thinking, self._state = thinking, self._state._replace(thinking=state)
+        now, budget = self._state.thinking, self._thinking.budget
+        place = now.num_tokens + num
+        if now.phase != "open" or (budget is not None and budget <= place):
+            return False
+        self._thinking.budget = place
+        return True
 
     @property
     def is_finished(self) -> bool:
@@ -245,17 +248,13 @@ class ConstraintMaker:
     ) -> Constraints | None:
         """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""
         watches = params.has_grammar or params.thinking_budget is not None
-        breaks_loops = params.loop_breaker != "off" and self._tokenizer is not None
-        if not (watches or breaks_loops or params.bad_words or params.min_tokens):
+        if not (watches or params.bad_words or params.min_tokens):
             return None
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
         compiled = compiled or self.compile(params)
-        thinking = self._thinking(params) if watches or breaks_loops else None
-        if thinking is None and compiled.words is None and compiled.grammar is None and not params.min_tokens:
-            return None
         return Constraints(
-            thinking=thinking,
+            thinking=self._thinking(params, params.thinking_budget) if watches else None,
             words=compiled.words,
             grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
             prompt=prompt,
@@ -264,19 +263,36 @@ class ConstraintMaker:
             least=params.min_tokens,
         )
 
+    def loops_for(self, params: SamplingParams, prompt: Sequence[int]) -> Loops | None:
+        """None where nothing is looked for: it is off, or thinking is all that it looks at and there will be none."""
+        if params.loop_breaker == "off" or self._tokenizer is None:
+            return None
+        opens = self._thinking_tags == params.thinking_tags
+        loops = Loops(self._thinking(params, None), prompt, opens=opens, ends=params.loop_breaker == "all")
+        return loops if loops.is_on else None
+
+    def unconstrained(self) -> Constraints:
+        """Of a row that is to have some later."""
+        return Constraints(
+            thinking=None, words=None, grammar=None, prompt=(), vocabulary=self.vocabulary, ends=frozenset()
+        )
+
+    @cached_property
+    def _thinking_tags(self) -> tuple[str, str] | None:
+        """Those of the chat template; None for a model that does not think."""
+        template = None if self._tokenizer is None else self._tokenizer.template
+        return None if template is None else detect(template.source).thinking
+
     def _prepare_vocabulary(self) -> None:
         """One thread at a time: for a large vocabulary it takes a good part of a second."""
         with self._lock:
             _ = self._compiler, self.vocabulary.sorted_bytes
 
-    def _thinking(self, params: SamplingParams) -> Thinking | None:
+    def _thinking(self, params: SamplingParams, budget: int | None) -> Thinking | None:
         try:
-            breaks_loops = params.loop_breaker != "off"
-            return Thinking(
-                params.thinking_tags, params.thinking_budget, self.vocabulary, breaks_loops=breaks_loops
-            )
+            return Thinking(params.thinking_tags, budget, self.vocabulary)
         except ConfigError:
-            if params.thinking_budget is not None:
+            if budget is not None:
                 raise
             return None  # a model that cannot close thinking has not opened it
 

@@ -1,18 +1,25 @@
 """Notices a text that loops, by its last tokens alone: the same tokens give the same verdict, whoever drafted them.
 
 A text loops with a period of up to LONGEST tokens where of its last LEAST tokens, and of its last three periods, nine in ten are those one
-period before. So a loop may drift (a counter that rises), and a list whose entries differ is none. It is looked at every EVERY tokens.
+period before. So a loop may drift (a counter that rises), and a list whose entries differ is none.
+
+An answer is looked at every EVERY tokens. One that loops ends there. Thinking that loops there is closed DELAY tokens later: no round that
+is on its way by then reaches so far, so until a loop is found nothing is forbidden, and rows run ahead as without looking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+from mlxspec.sampling.thinking import Thinking, ThinkingState
 
 LONGEST = 400  # tokens of a period
 LEAST = 400  # tokens that must repeat
 EVERY = 64  # tokens between two looks
+DELAY = 128  # tokens from a look to the closing tag; drafts are no longer
 WINDOW = 4 * LONGEST  # tokens that a verdict depends on
 _PERIODS, _DRIFT = 3, 10  # one token in so many may differ
 _NEAR = 3  # last tokens of which two must be those one period before: the rest is not looked at
@@ -33,3 +40,51 @@ def period_of(tokens: Sequence[int]) -> int | None:
             if _DRIFT * np.count_nonzero(last != text[-length - period : -period]) <= length:
                 return period
     return None
+
+
+class Loop(NamedTuple):
+    """Whether it is thinking that loops, and with which period."""
+
+    is_thought: bool
+    period: int
+
+
+class Loops:
+    """Looks for loops in one answer, and follows its thinking only where it repeats itself.
+
+    thinking: its rules, without a budget; None where the model cannot think. state: of it, as far as followed. is_on: whether there is
+    anything left to look for.
+    """
+
+    def __init__(self, thinking: Thinking | None, prompt: Sequence[int], *, opens: bool, ends: bool) -> None:
+        """opens: whether the answer itself may open thinking, which it does at its beginning. ends: looks outside thinking too."""
+        self.thinking, self._ends = thinking, ends
+        self.state = ThinkingState("done") if thinking is None else thinking.start(prompt)
+        if self.state.phase == "waiting" and not opens:
+            self.state = ThinkingState("done")
+        # tokens of the answer: those followed, and those before the stretch that is looked at
+        self._num_seen = self._begin = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._ends or self.state.phase != "done"
+
+    def look(self, text: Sequence[int], num_prompt: int) -> Loop | None:
+        """At a text of num_prompt tokens and an answer. Only the answer's tokens count."""
+        if period_of(text[max(num_prompt, len(text) - WINDOW) :]) is None:
+            return None
+        if self.thinking is not None:
+            for place in range(num_prompt + self._num_seen, len(text)):
+                self._follow(self.thinking, text[place])
+        period = period_of(text[max(num_prompt + self._begin, len(text) - WINDOW) :])
+        is_thought = self.state.phase in ("open", "closing")
+        return None if period is None or not (is_thought or self._ends) else Loop(is_thought, period)
+
+    def _follow(self, thinking: Thinking, token: int) -> None:
+        """The answer's next token."""
+        before, self._num_seen = self.state.phase, self._num_seen + 1
+        self.state = thinking.step(self.state, token)
+        if self.state.phase == "waiting" and not thinking.begins(self.state):
+            self.state = ThinkingState("done")
+        elif self.state.phase != before:
+            self._begin = self._num_seen

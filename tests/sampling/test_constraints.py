@@ -335,7 +335,9 @@ def test_one_token_may_end_the_opening_tag_and_begin_or_hold_the_closing_one(
 ) -> None:
     close = "/>" if any("/" in t for t in text) else ")"
     words = ["(", ")", "a", "x()", "()", "x(/", "/>", ">"]
-    vocabulary = SimpleNamespace(tokens=[w.encode() for w in words], encode=lambda tag: [words.index(tag)])
+    vocabulary = SimpleNamespace(
+        spelled=lambda token: words[token].encode(), encode=lambda tag: [words.index(tag)]
+    )
     thinking = Thinking(("(", close), 5, vocabulary)  # type: ignore[arg-type]
     state = thinking.start([words.index("a")])
     found = []

@@ -512,6 +512,7 @@ def _params(
     return SamplingParams(
         max_tokens=MAX_CONTEXT if max_tokens < 0 else max(max_tokens, 1),
         ignore_eos=True,  # mlx-lm's tokenizer says what ends an answer
+        loop_breaker="off",  # mlx-lm's calls have no place for the notice
         sampler=options.get("sampler"),
         logits_processors=(*processors, *([recorder] if recorder is not None else [])),
     )

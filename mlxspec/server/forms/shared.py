@@ -259,7 +259,7 @@ class Generation(t.Fields):
     timeout: Annotated[float, t.Range(0, 1_000_000, above=True)] | None = t.optional("seconds")
     thinking_budget: Budget | None = t.optional("tokens after which thinking is closed; -1: never")
     loop_breaker: Literal[get_args(LoopBreaker)] | None = t.optional(  # type: ignore[valid-type]
-        "what is done about a text that loops (repeats itself): off, thinking (which is closed), all (the answer ends too)"
+        "what is done about a text that loops (repeats itself): off, thinking (the default: it is closed), all (an answer ends too)"
     )
     thinking_token_budget: Budget | None = t.optional(same_as="thinking_budget")
     thinking_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
