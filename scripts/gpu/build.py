@@ -28,10 +28,14 @@ _CTYPES = {
     np.dtype(np.uint8): "unsigned char",
 }
 _TEMPLATE = {"float": "float", "half": "__half", "bfloat": "__nv_bfloat16"}
-_ATTRIBUTES = """  const uint thread_index = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  const uint thread_index_in_simdgroup = thread_index % 32, simdgroup_index_in_threadgroup = thread_index / 32;
+ATTRIBUTES = """  const metal::uint3 thread_position_in_threadgroup{threadIdx.x, threadIdx.y, threadIdx.z};
+  const metal::uint3 threadgroup_position_in_grid{blockIdx.x, blockIdx.y, blockIdx.z};
+  const metal::uint3 threads_per_grid{gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z};
   const metal::uint3 thread_position_in_grid{
       blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y, blockIdx.z * blockDim.z + threadIdx.z};
+  const uint thread_index_in_threadgroup = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  const uint thread_index_in_simdgroup = thread_index_in_threadgroup % 32;
+  const uint simdgroup_index_in_threadgroup = thread_index_in_threadgroup / 32;
 """
 
 
@@ -121,13 +125,14 @@ def _text(kernel: str) -> tuple[str, str]:
     helpers, mark, body = (METAL / f"{kernel}.metal").read_text().partition(_BODY)
     if not mark:
         raise BuildError(f"{kernel}.metal has no line {_BODY.strip()!r}.")
-    return _for_cuda(helpers), _for_cuda(body)
+    return for_cuda(helpers), for_cuda(body)
 
 
-def _for_cuda(text: str) -> str:
-    """Said otherwise are only address spaces, which CUDA does without, and clang's way to ask for unrolled loops."""
-    text = re.sub(r"//.*", "", text).replace("clang loop unroll(full)", "unroll")
-    text = re.sub(r"\b(device|thread|constant) ", "", text)
+def for_cuda(text: str) -> str:
+    """Said otherwise are only address spaces, of which CUDA names that of a block's arrays, and clang's way to ask for unrolled loops."""
+    text = re.sub(r"//.*|#include <metal_.*", "", text).replace("clang loop unroll(full)", "unroll")
+    text = re.sub(r"^threadgroup (?=\w+ \w+\[)", "__shared__ ", text, flags=re.MULTILINE)
+    text = re.sub(r"\b(device|threadgroup|thread|constant) ", "", text)
     return re.sub(r"^inline ", "__device__ __forceinline__ ", text, flags=re.MULTILINE)
 
 
@@ -142,7 +147,7 @@ def _function(launch: Launch, name: str, threads: int, body: str) -> str:
         for n, value in launch.template.items()
     )
     parameters = ",\n    ".join([*inputs, *sizes, *outputs])
-    return f"__global__ void __launch_bounds__({threads}) {name}(\n    {parameters}) {{\n{values}{_ATTRIBUTES}{body}}}\n"
+    return f"__global__ void __launch_bounds__({threads}) {name}(\n    {parameters}) {{\n{values}{ATTRIBUTES}{body}}}\n"
 
 
 def _check_grid(launch: Launch) -> None:

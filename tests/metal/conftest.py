@@ -1,4 +1,5 @@
-"""Where kernel tests run: in the emulator on Linux, on the GPU on a Mac, else skipped with the reason."""
+"""Where kernel tests run: on the GPU on a Mac or with MLX's CUDA backend, in the emulator on other Linux machines, else skipped with the
+reason."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from typing import Any
 import emulator
 import mlx.core as mx
 import pytest
+from gpu import mlx_cuda
 
 from mlxspec.kernels import launch
+from mlxspec.platform import device
 
-ON_GPU = mx.metal.is_available()
+ON_CUDA = device.backend() == "cuda"
+ON_GPU = ON_CUDA or mx.metal.is_available()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,7 +29,9 @@ def _compile_cache(pytestconfig: pytest.Config) -> None:
 def running(**settings: Any) -> Iterator[None]:
     """Launchers use the emulator with these settings, or the GPU where there is one."""
     with ExitStack() as stack:
-        if not ON_GPU:
+        if ON_CUDA:
+            stack.enter_context(launch.using(mlx_cuda.metal_kernel))
+        elif not ON_GPU:
             stack.enter_context(launch.using(emulator.metal_kernel))
             stack.enter_context(emulator.settings(**settings))
         yield
