@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import shutil
 import tempfile
@@ -47,12 +49,15 @@ class Batch(NamedTuple):
 
 
 class States:
-    """Use as a context manager: what was written is removed. layers: of the target, that the drafter reads. most: bytes in all. Raises
-    StorageError where the disk is full."""
+    """Use as a context manager: what was written is removed, and what killed processes have left. layers: of the target, that the drafter
+    reads. most: bytes in all. Raises StorageError where the disk is full."""
 
     def __init__(self, target: Trunk, layers: Sequence[int], most: int) -> None:
         self._target, self._layers, self._most = target, layers, most
-        self._folder = Path(tempfile.mkdtemp(prefix="mlxspec-adapt-"))
+        _sweep()
+        made = Path(tempfile.mkdtemp(prefix="mlxspec-begun-"))
+        self._held = _hold(made)
+        self._folder = made.rename(made.with_name(made.name.replace("begun", "adapt")))
         self.training: list[Path] = []
         self.held_out: list[Path] = []
         self.nbytes = 0
@@ -64,6 +69,8 @@ class States:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._held is not None:
+            os.close(self._held)
 
     def add(self, tokens: Sequence[int], *, held_out: bool) -> bool:
         """Read a piece of LENGTH tokens with the target. False where there is no more room."""
@@ -93,6 +100,30 @@ class States:
     def read(self, paths: Iterable[Path]) -> Batch:
         loaded = [mx.load(str(path)) for path in paths]
         return Batch(**{name: mx.stack([each[name] for each in loaded]) for name in loaded[0]})
+
+
+def _hold(folder: Path) -> int | None:
+    """Hold a folder of this user's until the handle is closed or the process ends. None where somebody holds it."""
+    handle = None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        if os.fstat(handle).st_uid == os.getuid():
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+    except OSError:
+        pass
+    if handle is not None:
+        os.close(handle)
+    return None
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob("mlxspec-adapt-*"):
+        handle = _hold(folder)
+        if handle is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(handle)
 
 
 def write(path: Path, arrays: dict[str, mx.array]) -> None:

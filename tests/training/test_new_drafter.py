@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -17,14 +23,14 @@ from planting import catches
 from mlxspec import SamplingParams, SpecConfig, load
 from mlxspec.checkpoints import adapted_head
 from mlxspec.cli.main import main
-from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError
+from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError, StorageError
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.training import adapt as adapting
 from mlxspec.training import adapt_head, new_drafter
 from mlxspec.training.adapt import Adapted, adapt
 from mlxspec.training.network import ChainNetwork, float_weights
 from mlxspec.training.new_drafter import begin, config_for
-from mlxspec.training.states import Batch
+from mlxspec.training.states import LENGTH, Batch, States
 from tests import tiny_models
 
 WORDS = ("SELECT", "name", "price", "FROM", "orders", "WHERE", "amount", ">", "AND", "region", ";\n")
@@ -217,5 +223,58 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
 def test_a_model_that_shows_no_streams_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_drafter, "Trunk", nn.Linear)
     with pytest.raises(ModelError, match="No new drafter can be made"):
+        made(tmp_path / "drafter")
+    assert not (tmp_path / "drafter").exists()
+
+
+KILLED = """
+import os, signal, sys
+from mlxspec.cli.main import main
+from mlxspec.training import adapt, new_drafter
+new_drafter._WORDS, adapt._OWN, adapt._HELD_OUT = 512, 2, 2
+adapt._SHARES, adapt._STATES = (0.5, 0.0), 5 << 20  # what ends reading is the room, on machines of any speed
+adapt.train = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+main(["adapt", "demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["new", "eagle3", "dflash"])
+@catches(
+    "what a killed process has left stays",
+    "mlxspec.training.states:_sweep",
+    lambda right: lambda: None,
+)
+def test_a_killed_run_loses_nothing_and_its_states_go_with_the_next(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL while states lie on the disk, before anything is kept."""
+    for name, content in TEXTS:
+        (tmp_path / name).write_text(content)
+    folder, scratch = tmp_path / "drafter", tmp_path / "scratch"
+    scratch.mkdir()
+    more = ["--new", str(folder)] if kind == "new" else ["--draft-model", f"demo-{kind}"]
+    texts = str(tmp_path / TEXTS[0][0])
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, texts, *more], env={**os.environ, "TMPDIR": str(scratch)}, timeout=600
+    )
+    assert ran.returncode == -signal.SIGKILL
+    left = list(scratch.glob("mlxspec-adapt-*/"))
+    assert list(scratch.rglob("*.safetensors"))
+    assert not folder.exists() or not list(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    target = tiny_models.target()
+    with States(target, (), 1 << 30) as ours:
+        assert not any(path.exists() for path in left)
+        ours.add([3] * LENGTH, held_out=False)
+        with States(target, (), 1 << 30):  # of a run beside it
+            assert ours.training[0].exists()
+    assert not list(scratch.iterdir())
+
+
+def test_a_full_disk_leaves_no_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="is full"):
         made(tmp_path / "drafter")
     assert not (tmp_path / "drafter").exists()
