@@ -28,7 +28,7 @@ from mlxspec.platform import folders
 _FOLDER = "adapted"
 _SAMPLE = 1 << 16  # bytes of a file's beginning and of its end
 _DIGITS = 32
-_PREFIX, _CARD = "mtp.", "mlxspec_card"
+_CARD = "mlxspec_card"
 CARD_FILE = "mlxspec-card.json"  # of a drafter that was made anew, in its folder
 _LARGEST = 16 << 20  # bytes of it
 
@@ -60,7 +60,7 @@ class AdaptedHead:
 
     def weights(self) -> Weights:
         """Lazily. Raises ModelError for a damaged file."""
-        return {name.removeprefix(_PREFIX): value for name, value in read_file(self.path).items()}
+        return read_file(self.path)
 
 
 def find(model: ModelFolder, beside: ModelFolder | None = None) -> AdaptedHead | None:
@@ -95,8 +95,9 @@ def keep(
     path = _path(model, beside)
     new = path.with_name(f"{path.stem}.new.safetensors")
     try:
-        named = {f"{_PREFIX}{name}": value for name, value in weights.items()}
-        mx.save_safetensors(str(new), named, metadata={"format": "mlx", _CARD: json.dumps(asdict(card))})
+        mx.save_safetensors(
+            str(new), dict(weights), metadata={"format": "mlx", _CARD: json.dumps(asdict(card))}
+        )
         new.replace(path)
     except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):

@@ -365,7 +365,7 @@ def _memory(
 
 def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -> str:
     """What is known of what was adapted of a drafter in a folder of its own, for the end of a sentence."""
-    if drafter is None or beside is None or beside.kind not in ("eagle3", "dflash"):
+    if drafter is None or beside is None or beside.kind not in ("eagle3", "dflash", "model"):
         return ""
     place = adapted_head.folder_of(drafter)
     found, made = adapted_head.find(folder, place), adapted_head.card_in(place.path)

@@ -58,7 +58,7 @@ COMMANDS = {
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
-    "adapt": "teach a model's MTP head your texts, and keep it if it drafts better",
+    "adapt": "teach the drafter of a model your texts, and keep it if it drafts better",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,

@@ -81,10 +81,14 @@ class DrafterBuilder:
         raise ConfigError(f"The drafter {name} cannot be made.")
 
     def _draft_model(self, beside: ModelFolder) -> Drafter:
-        vocab_size = self.target.model.vocab_size
-        small = assemble_folder(
-            beside, self.dtype, beside=bytes_of(*self.modules), images=self.target.vision is not None
-        )
+        vocab_size, found = self.target.model.vocab_size, self.adapted.get("draft-model")
+        sees = self.target.vision is not None
+
+        def make(adapter: Path | None = None) -> Assembled:
+            held = bytes_of(*self.modules)
+            return assemble_folder(beside, self.dtype, beside=held, images=sees, adapter=adapter)
+
+        small = (found and self._adapted("draft-model", lambda _: make(found.path))) or make()
         self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
         vision = _draft_vision(small, self.target, self.notices)
         self.modules.extend(towers_of(small) if vision is not None else [])

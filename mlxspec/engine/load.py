@@ -238,7 +238,7 @@ def load(
 def _adapted(folder: ModelFolder, beside: ModelFolder | None, names: Sequence[str]) -> dict[str, AdaptedHead]:
     """By name, what was adapted of the drafters that draft: of the model's own head, and of the one in a folder of its own."""
     places: dict[str, ModelFolder | None] = {"mtp": None}
-    if beside is not None and (kind := beside.kind()) in ("eagle3", "dflash"):
+    if beside is not None and (kind := beside.kind()) in ("eagle3", "dflash", "model"):
         places[DRAFTS_AS[kind]] = beside
     found = {name: find_adapted(folder, where) for name, where in places.items() if name in names}
     return {name: adapted for name, adapted in found.items() if adapted is not None}

@@ -53,8 +53,9 @@ class Change(NamedTuple):
     lengths: mx.array | None
 
 
-def add_adapter(model: nn.Module, adapter: str) -> None:
-    """Put the adapter in a folder into `model`, lazily. Raises ModelError, also where any of its tensors has no place in the model."""
+def add_adapter(model: nn.Module, adapter: str | Path) -> None:
+    """Put the adapter in a folder into `model`, lazily; a path may be that of a file of `mlxspec adapt`. Raises ModelError, also where any
+    of its tensors has no place in the model."""
     with _read(adapter) as (tensors, changes):
         if not changes:
             _replace(model, tensors)
@@ -89,11 +90,17 @@ def add_adapters(model: TextModel, adapters: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def _read(adapter: str) -> Iterator[tuple[Weights, dict[str, Change]]]:
+def _read(adapter: str | Path) -> Iterator[tuple[Weights, dict[str, Change]]]:
     """Tensors and changes of the adapter in a folder; no changes where it holds whole layers. Whatever is wrong with it, also
     within the `with`, is raised as ModelError with one sentence."""
-    folder = _folder(adapter)
+    is_file = isinstance(adapter, Path) and adapter.is_file()
+    folder = Path(adapter) if is_file else _folder(str(adapter))
     try:
+        if is_file:
+            tensors = read_file(folder)
+            rank = next((x.shape[-1] for name, x in tensors.items() if name.endswith("lora_a")), 0)
+            yield tensors, _of_mlx_lm(tensors, {"lora_parameters": {"scale": 1.0, "rank": rank}})
+            return
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ModelError(f"{CONFIG_FILE} is no object.")

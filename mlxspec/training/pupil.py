@@ -29,7 +29,7 @@ from mlxspec.training.block_network import BlockNetwork
 from mlxspec.training.network import ChainNetwork, Head, Network, float_weights
 
 Keep = Callable[[Weights, Card], object]
-_OTHERS = "Only MTP heads of Qwen3.5 models, EAGLE-3 drafters and block drafters can be adapted yet"
+_OTHERS = "Only MTP heads of Qwen3.5 models, EAGLE-3 drafters, block drafters and draft models can be adapted"
 
 
 class Maker(NamedTuple):
@@ -58,7 +58,8 @@ class Pupil:
     @classmethod
     def of(cls, engine: Engine, drafter: str | None) -> Pupil:
         """drafter: the folder or id that was named. Raises ModelError where the model has no drafter that can be taught."""
-        name = next((n for n in ("mtp", "eagle3", "dflash") if n in engine.chain.drafters), None)
+        taught = ("mtp", "eagle3", "dflash", *(() if drafter is None else ("draft-model",)))
+        name = next((n for n in taught if n in engine.chain.drafters), None)
         loaded = None if name is None else (engine.chain.drafters[name].modules or (None,))[0]
         if name is None or loaded is None or not isinstance(engine.model, Trunk):
             raise ModelError(
@@ -68,7 +69,7 @@ class Pupil:
         if name != "mtp":
             own = paired(folder.path)[0] if drafter is None else None
             beside = folder_of(drafter or "") if own is None else ModelFolder(own)
-        makers = {"mtp": _head, "eagle3": _eagle3, "dflash": _block}
+        makers = {"mtp": _head, "eagle3": _eagle3, "dflash": _block, "draft-model": _draft_model}
         return cls(
             makers[name](engine.model, beside or folder, loaded),
             adapted_head.lock_of(folder, beside),
@@ -140,6 +141,15 @@ def eagle3_maker(
         lambda fixed: ChainNetwork(target, lambda: Eagle3Head(parsed, target, names), fixed, like),
         stored or like.dtype,
     )
+
+
+def _draft_model(target: Trunk, folder: ModelFolder, loaded: Any) -> Maker:
+    if not isinstance(loaded, Trunk):
+        raise ModelError("A draft model that runs by mlx-lm's code cannot be adapted.")
+    from mlxspec.training.lora_network import LoraNetwork  # mlx-lm is slow to import
+
+    network = LoraNetwork(target, folder, loaded)
+    return Maker(lambda: network.begun, network.filled, lambda fixed: network, mx.float32)
 
 
 def _block(target: Trunk, folder: ModelFolder, loaded: DFlash) -> Maker:

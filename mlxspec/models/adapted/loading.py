@@ -57,7 +57,7 @@ def has_code(config: Mapping[str, Any]) -> bool:
 
 
 def load_adapted(
-    folder: ModelFolder, dtype: mx.Dtype | None = None, adapter: str | None = None
+    folder: ModelFolder, dtype: mx.Dtype | None = None, adapter: str | Path | None = None
 ) -> AdaptedModel:
     """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it. Raises
     ModelError; nothing stays half-loaded."""
