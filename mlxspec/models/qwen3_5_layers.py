@@ -252,7 +252,7 @@ class SparseMlp(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         probs = mx.softmax(project(self.gate, x), axis=-1, precise=True)
         k = self._c.num_experts_per_token
-        chosen = mx.argpartition(probs, kth=-k, axis=-1)[..., -k:]
+        chosen = mx.stop_gradient(mx.argpartition(probs, kth=-k, axis=-1)[..., -k:])
         weights = mx.take_along_axis(probs, chosen, axis=-1)
         if self._c.norm_topk:
             weights = weights / weights.sum(axis=-1, keepdims=True)

@@ -99,10 +99,12 @@ class Pupil:
 def _head(target: Trunk, folder: ModelFolder, loaded: Any) -> Maker:
     kind = architecture(folder.config())
     parsed = kind.parse(folder.config())
-    if not isinstance(loaded, Qwen35Mtp) or not isinstance(target, Qwen35):
+    if (
+        not isinstance(loaded, Qwen35Mtp)
+        or not isinstance(target, Qwen35)
+        or not isinstance(parsed, Qwen35Config)
+    ):
         raise ModelError(f"{_OTHERS}.")
-    if not isinstance(parsed, Qwen35Config) or parsed.num_experts:
-        raise ModelError("An MTP head with experts cannot be adapted yet.")
 
     def made(weights: Weights) -> Qwen35Mtp:
         bare = new()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -34,6 +35,9 @@ def made(kind: str) -> tuple[Any, Head, Network]:
     if kind == "mtp":
         like: Any = tiny_models.mtp_head()
         new: Any = lambda: Qwen35Mtp(CONFIG, target)  # noqa: E731
+    elif kind == "experts":
+        mixed = replace(CONFIG, num_experts=4, num_experts_per_token=2, expert_size=64, shared_expert_size=64)
+        like = new = lambda: Qwen35Mtp(mixed, target)
     elif kind == "eagle3":
         like = tiny_models.eagle3()
         new = lambda: Eagle3Head(like.config, target, {"d2t"})  # noqa: E731
@@ -63,7 +67,9 @@ def made(kind: str) -> tuple[Any, Head, Network]:
     weights, fixed = float_weights(bare)
     bare.fuse()
     mx.eval(bare.parameters())
-    network = (BlockNetwork if kind in BLOCKS else ChainNetwork)(target, new, fixed, like)
+    network = (BlockNetwork if kind in BLOCKS else ChainNetwork)(
+        target, new, fixed, bare if kind == "experts" else like
+    )
     return bare, weights, network
 
 
@@ -78,14 +84,14 @@ def close(found: mx.array, right: mx.array) -> None:
     np.testing.assert_allclose(np.array(found), np.array(right), atol=bound)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "new"])
+@pytest.mark.parametrize("kind", ["mtp", "experts", "eagle3", "new"])
 def test_chains_are_those_of_the_drafter(kind: str) -> None:
     """At every depth, behind every beginning: cells of the text in the cache, then the draft's own, each fed with the one before."""
     head, weights, network = made(kind)
     batch = batch_of(network)
     found = network.drafts(network.module(weights), batch, DEPTH)
     tokens = batch.tokens[0]
-    given = batch.hidden[0] if kind == "mtp" else head.take(batch.streams[0])
+    given = batch.hidden[0] if batch.streams is None else head.take(batch.streams[0])
     for begin in range(1, len(TEXT) - DEPTH):
         cache = head.make_cache(1)
         out = head.forward(tokens[1 : begin + 1], given[:begin], FlatRows((begin,)), cache)
@@ -149,7 +155,7 @@ def test_a_draft_sees_its_own_cells_and_those_of_the_text() -> None:
             np.testing.assert_allclose(out[0, head, i], shares @ own / shares.sum(), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", *BLOCKS])
+@pytest.mark.parametrize("kind", ["mtp", "experts", "eagle3", *BLOCKS])
 def test_gradients_are_those_of_finite_differences(kind: str) -> None:
     """Along a random direction of each weight; central differences of a float32 loss, so 2 % of the largest slope is allowed."""
     _, weights, network = made(kind)
