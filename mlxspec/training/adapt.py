@@ -168,11 +168,22 @@ class _Run:
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
             start_head = base if head is None else head
-            best = train(network, start_head, states, left, own=own, told=self._tell, clock=self._clock)
+            # a new drafter has nothing to lose: what it begins as may guess texts of the model's own that go round in circles
+            kept_from = [] if isinstance(self._beginner, NewDrafter) else guard
+            best = train(
+                network,
+                start_head,
+                states,
+                left,
+                own=own,
+                guard=kept_from,
+                told=self._tell,
+                clock=self._clock,
+            )
             as_it_drafts = pupil.as_drafting(pupil.stored(best))
             after = accepted(network, as_it_drafts, held)
             general = general_first, accepted(network, as_it_drafts, guard).depths[0]
-        is_kept = after.length > start.length and general[1] > general[0] - 0.01
+        is_kept = after.length > start.length and (not kept_from or general[1] > general[0] - 0.01)
         card = Card(
             model=self._engine.name,
             made=datetime.date.today().isoformat(),

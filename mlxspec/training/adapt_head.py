@@ -63,16 +63,16 @@ def train(
     seconds: float,
     *,
     own: States | None = None,
+    guard: Sequence[Batch] = (),
     told: Callable[[Judgement], None] = lambda progress: None,
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Head:
     """The best head that was found within `seconds`, by the length of its accepted drafts on held-out pieces; `head` itself where none was
-    better. own: texts of the model's own: half of each batch, and on those held out depth 1 may lose a point at most. KeyboardInterrupt
+    better. own: texts of the model's own, half of each batch. guard: pieces on which depth 1 may lose a point at most. KeyboardInterrupt
     ends it early, with the best so far."""
     began, rng = clock(), random.Random(seed)
-    held = states.batches_held_out(ROWS)[:_JUDGED]
-    guard = [] if own is None else own.batches_held_out(ROWS)[:_JUDGED]
+    held, guard = states.batches_held_out(ROWS)[:_JUDGED], guard[:_JUDGED]
     kept = judged = accepted(network, head, held)
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
     longest = kept.length

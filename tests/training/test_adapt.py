@@ -337,11 +337,11 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
             (0.5 + step / 1000 if which == "held" else 0.8 - 0.1 * (0 < step < 90),)
         )
 
-    states, own = (SimpleNamespace(batches_held_out=lambda _, name=name: name) for name in ("held", "guard"))
+    states = SimpleNamespace(batches_held_out=lambda _: "held")
     monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 20)
     monkeypatch.setattr(adapt_head, "Teacher", Counting)
     monkeypatch.setattr(adapt_head, "accepted", accepted)
     monkeypatch.setattr(adapt_head, "_batches", lambda *_: repeat(None))
     network, times = SimpleNamespace(target=SimpleNamespace(hidden_size=256)), count()
-    found = adapt_head.train(network, {"step": 0}, states, 400.0, own=own, clock=lambda: next(times))  # type: ignore[arg-type]
+    found = adapt_head.train(network, {"step": 0}, states, 400.0, guard="guard", clock=lambda: next(times))  # type: ignore[arg-type]
     assert found["step"] >= 90
