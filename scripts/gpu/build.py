@@ -129,8 +129,10 @@ def _text(kernel: str) -> tuple[str, str]:
 
 
 def for_cuda(text: str) -> str:
-    """Said otherwise are only address spaces, of which CUDA names that of a block's arrays, and clang's way to ask for unrolled loops."""
+    """Said otherwise are only address spaces, of which CUDA names that of a block's arrays, clang's way to ask for unrolled loops, and a
+    sum of two products: clang fuses the first one, nvcc this or that one."""
     text = re.sub(r"//.*|#include <metal_.*", "", text).replace("clang loop unroll(full)", "unroll")
+    text = re.sub(r"\b(\w+) \* (\w+) \+ (\w+\[\w+\] \* \w+)(?= :)", r"fma(\1, \2, \3)", text)
     text = re.sub(r"^threadgroup (?=\w+ \w+\[)", "__shared__ ", text, flags=re.MULTILINE)
     text = re.sub(r"\b(device|threadgroup|thread|constant) ", "", text)
     return re.sub(r"^inline ", "__device__ __forceinline__ ", text, flags=re.MULTILINE)

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from checks_gdn import ints, layout
+from gpu import mlx_cuda
 
 from mlxspec.kernels import gdn_round, launch, qmv_rows
 from mlxspec.kernels.conv_ops import GdnInputs
@@ -389,3 +390,26 @@ def test_the_library_loads_and_reports_that_there_is_no_gpu(script, tmp_path):
     library, _ = script.build.compile_unit(source, tmp_path, arch="sm_90")
     with pytest.raises(script.device.GpuError, match="device failed on the GPU"):
         script.device.Gpu(library)
+
+
+# ---- MLX's CUDA backend
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (SCRIPT.parents[1] / "metal").glob("*.metal")))
+def test_mlx_is_handed_text_that_cuda_reads_and_threadgroups_that_divide(monkeypatch, name):
+    seen: list[dict[str, Any]] = []
+
+    def cuda_kernel(**told: Any) -> Any:
+        seen.append(told)
+        return lambda **given: seen.append(given)
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    with launch.using(mlx_cuda.metal_kernel):
+        kernel = launch.MetalKernel(name, inputs=["x"], outputs=["y"])
+        kernel([mx.zeros(1)], outputs=[], template={}, grid=(32, 10, 2), threadgroup=(32, 4, 1))
+    told, given = seen
+    assert not re.search(r"\b(device|threadgroup|constant) |simdgroup_matrix>|clang loop", told["source"])
+    assert ("__shared__ float" in told["source"]) == (name in {"gdn_prefill", "kv_attend"})
+    assert (given["grid"], given["threadgroup"]) == ((32, 10, 2), (32, 2, 1))
+    # of a sum of two products nvcc fuses this one or that, from one kernel to the next
+    assert (name == "qmv_rows") == ("fma(scale, product, sum[m] * bias)" in told["source"])
