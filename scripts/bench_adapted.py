@@ -4,9 +4,9 @@ decoding over that of drafting, on beginnings of texts.
 
     .venv/bin/python scripts/bench_adapted.py MODEL --texts FOLDER [--draft-model D] [--tokens 96] [--num 16] [--rounds 3] [--dtype T]
 
-Ways: plain; base, the drafter itself; adapted, what `mlxspec adapt` made of it; both with the policy "fixed", and then with "auto", whose
-time is compared with plain decoding's, alternating. The demo is asked its recorded prompts too ("old"). A line says how many texts equal
-those of plain decoding: all of them, but for ties that floats decide on a GPU.
+base is the drafter itself, adapted what `mlxspec adapt` made of it. Times alternate with plain decoding's. The texts should be of the kind
+that was adapted to, and others. The demo is asked its recorded prompts too ("old"). On a GPU floats may decide ties otherwise than in
+plain decoding; elsewhere all texts are equal.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--draft-model", help="of a drafter in a folder of its own")
@@ -66,40 +64,29 @@ def main() -> int:
     parser.add_argument("--dtype")
     o = parser.parse_args()
     loaded = partial(load, o.model, dtype=o.dtype, images=False, config=EngineConfig(prefix_budget=0))
-    plain = loaded(draft="off")
-    asked = prompts(plain, o.texts, o.num, has_old=o.model == "demo")
     name = "mtp" if o.draft_model is None else DRAFTS_AS[ModelFolder(hub.resolve(o.draft_model)).kind()]
-    ways: dict[tuple[str, str], Engine] = {}
+    ways: dict[str, Engine] = {"plain": loaded(draft="off")}
     for head in ("base", "adapted"):
         for policy in ("fixed", "auto"):
             spec = SpecConfig(policy=policy)
-            ways[head, policy] = loaded(draft=[name], draft_model=o.draft_model, head=head, spec=spec)
-    if not any("adapted" in notice for notice in ways["adapted", "auto"].notices):
-        ways = {way: engine for way, engine in ways.items() if way[0] == "base"}
-    print(
-        "| drafter | policy | prompts | temperature | accepted | tokens a round | plain over it | equal texts |"
-    )
+            engine = loaded(draft=[name], draft_model=o.draft_model, head=head, spec=spec)
+            if head == "base" or any("adapted" in notice for notice in engine.notices):
+                ways[f"{head} | {policy}"] = engine
+    print("| drafter | policy | prompts | temperature | accepted | tokens a round | plain over it | equal |")
     print("|---" * 8 + "|", flush=True)
-    for kind, some in asked.items():
+    for kind, some in prompts(ways["plain"], o.texts, o.num, has_old=o.model == "demo").items():
         for temperature in (0.0, 1.0):
             params, last = SamplingParams(max_tokens=o.tokens, temperature=temperature, seed=5), {}
-            turns = {"plain": partial(run, plain, some, params, last, "plain")}
-            turns |= {
-                f"{h} {p}": partial(run, e, some, params, last, f"{h} {p}") for (h, p), e in ways.items()
-            }
+            turns = {way: partial(run, engine, some, params, last, way) for way, engine in ways.items()}
             taken = alternate(turns, rounds=o.rounds)
-            for way in [way for way in turns if way != "plain"]:
-                stats = [result.stats for result in last[way]]
-                drafted, accepted = (
-                    sum(getattr(s, f) for s in stats) for f in ("num_drafted", "num_accepted")
-                )
+            plain = [result.tokens for result in last.pop("plain")]
+            for way, results in last.items():
+                stats = [result.stats for result in results]
+                share = sum(s.num_accepted for s in stats) / max(1, sum(s.num_drafted for s in stats))
                 a_round = sum(s.num_decoded for s in stats) / max(1, sum(s.num_rounds for s in stats))
-                equal = sum(a.tokens == b.tokens for a, b in zip(last[way], last["plain"], strict=True))
-                print(
-                    f"| {way.replace(' ', ' | ')} | {kind} | {temperature:g} | {100 * accepted / max(1, drafted):.1f} % "
-                    f"| {a_round:.2f} | {ratio(taken, 'plain', way):.2f} | {equal} of {len(some)} |",
-                    flush=True,
-                )
+                equal = sum(r.tokens == right for r, right in zip(results, plain, strict=True))
+                print(f"| {way} | {kind} | {temperature:g} | {100 * share:.1f} % | {a_round:.2f} ", end="")
+                print(f"| {ratio(taken, 'plain', way):.2f} | {equal} of {len(some)} |", flush=True)
     return 0
 
 

@@ -259,7 +259,7 @@ main(["adapt", "demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["new", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["new", "eagle3", "dflash", "draft"])
 @catches(
     "what a killed process has left stays",
     "mlxspec.training.states:_sweep",
