@@ -77,7 +77,7 @@ def train(
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
     longest = kept.length
     best, teacher = head, Teacher(network, head)
-    rate = _RATE * (256 / network.target.hidden_size) ** 0.5
+    rate = network.pace * _RATE * (256 / network.target.hidden_size) ** 0.5
     batches = _batches(states, own, rng)
     next_look, idle, losses = seconds / _JUDGEMENTS, 0, list[float]()
     step = 0

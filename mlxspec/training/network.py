@@ -36,12 +36,12 @@ class Scored(NamedTuple):
 
 class Network(ABC):
     """A drafter as a function of its weights, beside its target. depths: weight of the loss at each depth; reach: weight, at each depth, of
-    the chance that a draft is accepted so far. layers: of the target, 0-based, whose residual streams it reads. ids (R,) int32: the
-    target's tokens that its logits are of; None: all of them. fixed: tensors that are not trained. begins_behind: the draft of place p
-    follows token p + begins_behind."""
+    the chance that a draft is accepted so far; pace: factor of the learning rate. layers: of the target, 0-based, whose residual streams it
+    reads. ids (R,) int32: the target's tokens that its logits are of; None: all of them. fixed: tensors that are not trained.
+    begins_behind: the draft of place p follows token p + begins_behind."""
 
     depths: tuple[float, ...] = (1.0, 0.7, 0.5)
-    reach = 0.0
+    reach, pace = 0.0, 1.0
     begins_behind = 0
 
     def __init__(

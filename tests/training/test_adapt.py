@@ -342,6 +342,6 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
     monkeypatch.setattr(adapt_head, "Teacher", Counting)
     monkeypatch.setattr(adapt_head, "accepted", accepted)
     monkeypatch.setattr(adapt_head, "_batches", lambda *_: repeat(None))
-    network, times = SimpleNamespace(target=SimpleNamespace(hidden_size=256)), count()
+    network, times = SimpleNamespace(pace=1.0, target=SimpleNamespace(hidden_size=256)), count()
     found = adapt_head.train(network, {"step": 0}, states, 400.0, guard="guard", clock=lambda: next(times))  # type: ignore[arg-type]
     assert found["step"] >= 90
