@@ -8,6 +8,7 @@ import pytest
 from cli_checkpoints import write_checkpoint
 
 import mlxspec
+from mlxspec.cli.chat import _turn
 from mlxspec.cli.chat_commands import Session, obey
 from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.interrupt import Interrupt
@@ -16,6 +17,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.loading.template import ChatTemplate
+from mlxspec.sampling import loops
 
 # As Qwen's: a switch, an opened tag, thinking kept for the turns behind the last question only.
 TEMPLATE = (
@@ -51,6 +53,16 @@ def test_a_turn_behind_an_opened_tag_is_thinking(talk: Conversation) -> None:
     assert talk.engine.tokenizer is not None
     assert thought not in talk.engine.tokenizer.decode(later)  # this template drops it
     assert first[:10] == later[:10]
+
+
+def test_a_loop_in_thinking_is_told(
+    talk: Conversation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "LEAST", 40)  # this model's context is short
+    talk.params = SamplingParams(max_tokens=600, ignore_eos=True, logit_bias={65: 100.0})
+    _turn(Session(talk=talk, view=View(), load=lambda name: (talk.engine, {})), "hi")
+    told = "".join(capsys.readouterr()).casefold()
+    assert "thinking looped and was closed: it repeats every 1 tokens (loop_breaker)" in told
 
 
 def test_commands_on_thinking(talk: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
