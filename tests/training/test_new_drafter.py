@@ -83,6 +83,7 @@ def made(folder: Path, model: str = "demo", **more: Any) -> Adapted:
     return adapt(model, TEXTS, minutes=1, new=folder, clock=ticking(), **more)
 
 
+@pytest.mark.slow
 def test_it_learns_drafts_and_changes_no_text(drafter: Made, capsys: pytest.CaptureFixture[str]) -> None:
     model, folder, found = drafter
     assert found.is_kept
@@ -99,6 +100,7 @@ def test_it_learns_drafts_and_changes_no_text(drafter: Made, capsys: pytest.Capt
     assert f"made anew: {found.card.told()}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_new_drafter_has_nothing_to_lose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it begins as guessed 35 % of what Gemma 3 270M writes by itself, and 9 % of code: code is not to be given up for that."""
     guards = []
@@ -129,6 +131,7 @@ def test_a_second_run_goes_on_from_it(drafter: Made) -> None:
     assert any("adapted EAGLE-3 drafter drafts" in n for n in notices)
 
 
+@pytest.mark.slow
 def test_the_folder_has_the_layout_that_others_read(drafter: Made) -> None:
     held = mx.load(str(drafter.folder / "model.safetensors"))
     assert {name for name in held if "." in name} == {
