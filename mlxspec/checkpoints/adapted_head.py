@@ -60,7 +60,8 @@ class AdaptedHead:
 
     def weights(self) -> Weights:
         """Lazily. Raises ModelError for a damaged file."""
-        return read_file(self.path)
+        # whatever holds an MTP head alone is read as if its names began with mtp.
+        return {name.removeprefix("mtp."): value for name, value in read_file(self.path).items()}
 
 
 def find(model: ModelFolder, beside: ModelFolder | None = None) -> AdaptedHead | None:

@@ -19,9 +19,11 @@ from planting import catches
 
 from mlxspec import SamplingParams, SpecConfig, load
 from mlxspec.checkpoints import adapted_head
+from mlxspec.checkpoints.adapted_head import Card
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MemoryBudgetError, StorageError
 from mlxspec.loading import hub
+from mlxspec.loading.weights import read_file
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.training import adapt as adapting
@@ -345,3 +347,23 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
     network, times = SimpleNamespace(pace=1.0, target=SimpleNamespace(hidden_size=256)), count()
     found = adapt_head.train(network, {"step": 0}, states, 400.0, guard="guard", clock=lambda: next(times))  # type: ignore[arg-type]
     assert found["step"] >= 90
+
+
+@catches(
+    "the names that a bare head is read by stay",
+    "mlxspec.checkpoints.adapted_head:AdaptedHead.weights",
+    lambda right: lambda self: read_file(self.path),
+    case="mtp",
+)
+@pytest.mark.parametrize(
+    "names",
+    [("fc.weight", "pre_fc_norm_hidden.weight", "pre_fc_norm_embedding.weight"), ("fc.weight", "d2t")],
+    ids=["mtp", "eagle3"],
+)
+def test_what_is_kept_is_found_by_the_same_names(names: tuple[str, ...]) -> None:
+    folder = adapted_head.folder_of("demo")
+    card = Card(model="demo", made="2026-11-26", before=(0.5,), after=(0.6,), tokens=1)
+    adapted_head.keep(folder, {name: mx.zeros(4) for name in names}, card)
+    found = adapted_head.find(folder)
+    assert found is not None
+    assert set(found.weights()) == set(names)
