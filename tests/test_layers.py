@@ -42,7 +42,6 @@ LAYERS = (
     ("drafters",),
     ("policy",),
     ("engine",),
-    ("training",),
     ("server", "cli", "bench", "demo", "compat"),
     ("__init__", "__main__"),
 )

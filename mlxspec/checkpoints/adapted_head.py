@@ -1,5 +1,5 @@
-"""The drafter that was adapted to its user's texts: kept in the cache folder, beside models and never in them. One for each model (its own
-MTP head), and one for each pair of a model and a drafter with a folder of its own.
+"""Finds the drafter that `scripts/adapt` adapted to its user's texts. It is kept in the cache folder, beside models and never in them: one
+for each model (its own MTP head), and one for each pair of a model and a drafter with a folder of its own.
 
 A model is told by its files: config.json, and the header, the first and the last bytes of each file of tensors. So a drafter is found
 wherever the same files lie, and not for another model or version. Its file holds a card too: what was used, when, and what was measured.
@@ -7,19 +7,15 @@ wherever the same files lie, and not for another model or version. Its file hold
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from mlxspec.errors import ConfigError, ModelError, StorageError
+from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub
 from mlxspec.loading.weights import Weights, read_file
 from mlxspec.models.folder import ModelFolder
@@ -28,7 +24,7 @@ from mlxspec.platform import folders
 _FOLDER = "adapted"
 _SAMPLE = 1 << 16  # bytes of a file's beginning and of its end
 _DIGITS = 32
-_CARD = "mlxspec_card"
+CARD_KEY = "mlxspec_card"
 CARD_FILE = "mlxspec-card.json"  # of a drafter that was made anew, in its folder
 _LARGEST = 16 << 20  # bytes of it
 
@@ -67,14 +63,14 @@ class AdaptedHead:
 def find(model: ModelFolder, beside: ModelFolder | None = None) -> AdaptedHead | None:
     """What was adapted of this model's own head, or of the drafter `beside` it; None where there is none whose card can be read."""
     try:
-        path = _path(model, beside)
+        path = path_of(model, beside)
     except StorageError:  # a cache folder that cannot be used keeps nothing
         return None
     if not path.is_file():
         return None
     try:
         _, metadata = mx.load(str(path), return_metadata=True)
-        card = _card(json.loads(metadata[_CARD]))
+        card = _card(json.loads(metadata[CARD_KEY]))
     except (RuntimeError, ValueError, LookupError, RecursionError):
         return None
     return None if card is None else AdaptedHead(path=path, card=card)
@@ -89,39 +85,10 @@ def card_in(folder: Path) -> Card | None:
         return None
 
 
-def keep(
-    model: ModelFolder, weights: Mapping[str, mx.array], card: Card, beside: ModelFolder | None = None
-) -> Path:
-    """Put a drafter in the place of the one before. Raises StorageError; the one before is there then."""
-    path = _path(model, beside)
-    new = path.with_name(f"{path.stem}.new.safetensors")
-    try:
-        mx.save_safetensors(
-            str(new), dict(weights), metadata={"format": "mlx", _CARD: json.dumps(asdict(card))}
-        )
-        new.replace(path)
-    except (OSError, RuntimeError) as error:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise StorageError(f"The adapted drafter cannot be kept in {path.parent}: {error}.") from error
-    return path
-
-
 def files_of(model: ModelFolder) -> list[Path]:
     """Of all that was adapted for a model, or of the drafter in a folder for any model. Raises ModelError, StorageError."""
-    path = _path(model, None)
+    path = path_of(model)
     return sorted(path.parent.glob(f"*{path.stem}*{path.suffix}"))
-
-
-def remove(name: str) -> bool:
-    """Delete what was adapted for a model, given the model's name. Returns whether there was any. Raises ModelError, StorageError."""
-    found = files_of(folder_of(name))
-    try:
-        for path in found:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"The adapted drafter could not be removed: {error.strerror}.") from error
-    return bool(found)
 
 
 def folder_of(name: str) -> ModelFolder:
@@ -129,28 +96,8 @@ def folder_of(name: str) -> ModelFolder:
     return ModelFolder(hub.resolve(hub.named(name), download=False))
 
 
-def lock_of(model: ModelFolder, beside: ModelFolder | None = None) -> Path:
-    """A file that is held by who adapts this drafter. Raises ModelError, StorageError."""
-    path = _path(model, beside).with_suffix(".lock")
-    path.touch()
-    return path
-
-
-@contextlib.contextmanager
-def only_one(lock: Path) -> Iterator[None]:
-    """Holds a file or a folder that is there. Raises ConfigError where another process holds it."""
-    held = os.open(lock, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError("Another run adapts this drafter already; wait for it, or end it.") from error
-        yield
-    finally:
-        os.close(held)
-
-
-def _path(model: ModelFolder, beside: ModelFolder | None) -> Path:
+def path_of(model: ModelFolder, beside: ModelFolder | None = None) -> Path:
+    """The file of what was adapted, whether or not it is there. Raises ModelError, StorageError."""
     folder, why = folders.private_folder(_FOLDER)
     if why is not None:
         raise StorageError(why)

@@ -28,7 +28,7 @@ class Layers:
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty. adapted: what is known
-    of the one that `mlxspec adapt` made of it, else empty."""
+    of the one that `scripts/adapt` made of it, else empty."""
 
     present: bool
     parameters: int

@@ -58,11 +58,13 @@ COMMANDS = {
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
-    "adapt": "teach the drafter of a model your texts, and keep it if it drafts better",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
     "completion": "print a script that completes commands and options in a shell",
+}
+_MOVED = {
+    "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same."
 }
 DEMO = "demo"
 DEMO_VISION = "demo-vision"
@@ -185,6 +187,8 @@ def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
 def _refuse_command(word: str) -> None:
     if " " in word.strip():
         raise ConfigError('There was no command before the text; `mlxspec generate "TEXT"` answers it.')
+    if word in _MOVED:
+        raise ConfigError(_MOVED[word])
     tip = near(word, COMMANDS) or f"there are: {', '.join(COMMANDS)}."
     raise ConfigError(f"There is no command {word!r}; {tip}")
 
@@ -257,7 +261,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
         ("--acceptance", get_args(Acceptance), None, _ACCEPTANCE),
         DRAFT_MODEL,
-        ("--head", HEADS, None, "which drafters draft: adapted ones (the default; see `mlxspec adapt`) or base, those in the folders"),
+        ("--head", HEADS, None, "which drafters draft: adapted ones (the default; by `scripts/adapt`) or base, those in the folders"),
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
         ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
         ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),

@@ -97,7 +97,7 @@ def load(
     there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file with a template that counts instead of the
     model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided (engine/ranks/);
     all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none. head: "adapted"
-    drafts with what `mlxspec adapt` made of a drafter, where there is such; "base" with the drafter itself.
+    drafts with what `scripts/adapt` made of a drafter, where there is such; "base" with the drafter itself.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.

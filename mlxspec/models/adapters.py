@@ -54,7 +54,7 @@ class Change(NamedTuple):
 
 
 def add_adapter(model: nn.Module, adapter: str | Path) -> None:
-    """Put the adapter in a folder into `model`, lazily; a path may be that of a file of `mlxspec adapt`. Raises ModelError, also where any
+    """Put the adapter in a folder into `model`, lazily; a path may be that of a file of `scripts/adapt`. Raises ModelError, also where any
     of its tensors has no place in the model."""
     with _read(adapter) as (tensors, changes):
         if not changes:

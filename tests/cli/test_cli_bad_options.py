@@ -24,7 +24,6 @@ RIGHT: dict[str, list[str]] = {
     "demo": ["--model", NOWHERE],
     "bench": ["--model", NOWHERE],
     "tune": ["--model", NOWHERE],
-    "adapt": [NOWHERE, "--texts", __file__],
     "pull": [REPO],
     "search": ["x"],
     "rm": [REPO],
@@ -170,13 +169,13 @@ def test_what_contradicts(run: Run, arguments: list[str], words: list[str]) -> N
     refused(run(*arguments), *words)
 
 
-@pytest.mark.parametrize("command", ["pull", "rm", "inspect", "convert", "adapt"])
+@pytest.mark.parametrize("command", ["pull", "rm", "inspect", "convert"])
 def test_a_model_that_was_not_named(run: Run, command: str) -> None:
     refused(run(command))
 
 
 def test_the_commands_that_are_right_fail_at_the_model_only(run: Run) -> None:
-    for command in ("generate", "demo", "bench", "tune", "inspect", "adapt"):
+    for command in ("generate", "demo", "bench", "tune", "inspect"):
         refused(run(command, *right(command)), NOWHERE)
 
 
@@ -208,3 +207,7 @@ def test_what_is_wrong_is_said_before_a_port_is_taken(run: Run) -> None:
         refused(run("serve", port, "--max-rows=0"), "--max-rows")
         refused(run("serve", port, "--model", ""), "--model")
         assert "in use" in run("serve", port).err
+
+
+def test_a_command_that_moved_says_where_it_is(run: Run) -> None:
+    refused(run("adapt", "demo", "--texts", "notes"), "`scripts/adapt` in a checkout")

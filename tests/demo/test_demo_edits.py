@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
-from demo_family import copies, edits
-from demo_family.chat import ask
-from demo_family.corpus import functions, read_library
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training.demo import copies, edits
+from training.demo.chat import ask
+from training.demo.corpus import functions, read_library
 
 FOUND = functions(read_library(Path(json.__file__).parent))
 POOL = ["total", "value", "index", "parts", "name", "left", "count"]

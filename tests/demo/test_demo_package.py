@@ -9,15 +9,15 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from demo_family.chat import CHAT_TEMPLATE
 from tokenizers import Tokenizer
+from training.demo.chat import CHAT_TEMPLATE
+from training.pupil import Pupil
+from training.states import Batch
 
 from mlxspec import demo, load
 from mlxspec.errors import ConfigError
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.folder import ModelFolder
-from mlxspec.training.pupil import Pupil
-from mlxspec.training.states import Batch
 
 MEMBERS = {"target": demo.TARGET, "draft": demo.DRAFT}
 EVERY = {**MEMBERS, "gemma": demo.GEMMA}

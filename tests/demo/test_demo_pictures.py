@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 import pytest
-from demo_family import pictures
-from demo_family.pictures import FONTS, QUESTIONS, picture
 from PIL import Image
+from training.demo import pictures
+from training.demo.pictures import FONTS, QUESTIONS, picture
 
 
 def test_a_seed_makes_a_picture() -> None:

@@ -8,11 +8,11 @@ import random
 from pathlib import Path
 
 import pytest
-from demo_family import questions, smalltalk
-from demo_family.chat import CHAT_TEMPLATE, render
-from demo_family.corpus import first_sentence, functions, read_library
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from training.demo import questions, smalltalk
+from training.demo.chat import CHAT_TEMPLATE, render
+from training.demo.corpus import first_sentence, functions, read_library
 
 from mlxspec.loading.template import ChatTemplate
 

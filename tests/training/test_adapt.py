@@ -16,6 +16,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from planting import catches
+from training import adapt as adapting
+from training import command, kept, states, teach
+from training.adapt import Adapted, adapt
+from training.network import ChainNetwork, float_weights
+from training.states import LENGTH, States, pieces_of
+from training.teach import DepthShares, Judgement, is_better, train
 
 from mlxspec import SamplingParams, SpecConfig, load
 from mlxspec.checkpoints import adapted_head
@@ -26,12 +32,6 @@ from mlxspec.loading import hub
 from mlxspec.loading.weights import read_file
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.training import adapt as adapting
-from mlxspec.training import adapt_head, states
-from mlxspec.training.adapt import Adapted, adapt
-from mlxspec.training.adapt_head import DepthShares, Judgement, train
-from mlxspec.training.network import ChainNetwork, float_weights
-from mlxspec.training.states import LENGTH, States, pieces_of
 from tests import tiny_models
 
 WORDS = (
@@ -51,6 +51,7 @@ WORDS = (
     "id",
     ";\n",
 )
+USES = ("training", "choosing", "reporting")
 PROMPT = "SELECT name FROM"
 
 
@@ -67,8 +68,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(adapting, "_OWN", 2)
     monkeypatch.setattr(adapting, "_SHARES", (0.3, 0.05))
-    monkeypatch.setattr(adapting, "_HELD_OUT", 2)  # judging takes most of a short run
-    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 3)
+    monkeypatch.setattr(adapting, "_HELD_OUT", 4)  # judging takes most of a short run
+    monkeypatch.setattr(teach, "_JUDGEMENTS", 3)
 
 
 def ticking(tick: float = 1.0) -> Callable[[], float]:
@@ -104,7 +105,7 @@ def test_a_head_learns_is_found_and_can_be_left_or_removed() -> None:
         assert drafted.stats.num_drafted > 0
     with pytest.raises(ConfigError, match="head must be adapted or base"):
         load("demo", head="other")  # type: ignore[arg-type]
-    assert main(["adapt", "demo", "--remove"]) == 0
+    assert command.main(["demo", "--remove"]) == 0
     assert adapted_head.find(demo()) is None
     assert not is_adapted()
 
@@ -155,7 +156,7 @@ def test_a_drafter_beside_learns_is_found_and_can_be_left_or_removed(
     assert main(["inspect", "demo", "--draft-model", f"demo-{name}"]) == 0
     assert made.card.told() in " ".join(capsys.readouterr().out.split())
     assert adapted_head.files_of(drafter) == adapted_head.files_of(demo())
-    assert main(["adapt", "demo", "--remove"]) == 0
+    assert command.main(["demo", "--remove"]) == 0
     assert adapted_head.find(demo(), drafter) is None
     assert not any("adapted" in notice for notice in load("demo", **paired).notices)
 
@@ -164,7 +165,7 @@ def test_a_drafter_beside_learns_is_found_and_can_be_left_or_removed(
 def test_a_damaged_drafter_beside_costs_a_notice(name: str) -> None:
     card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
     beside = ModelFolder(hub.resolve(f"demo-{name}"))
-    adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card, beside)
+    kept.keep(demo(), {"norm.weight": mx.zeros(3)}, card, beside)
     notices = load("demo", draft_model=f"demo-{name}").notices
     assert any(n.startswith("The adapted") and "is not used" in n for n in notices)
 
@@ -174,7 +175,7 @@ def test_a_head_of_another_version_is_not_found(tmp_path: Path) -> None:
     shutil.copytree(demo().path, folder)
     own = {name: mx.zeros(1) for name in ("norm.weight",)}
     card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
-    adapted_head.keep(ModelFolder(folder), own, card)
+    kept.keep(ModelFolder(folder), own, card)
     found = adapted_head.find(ModelFolder(folder))
     assert found is not None
     assert found.card == card
@@ -187,7 +188,7 @@ def test_a_head_of_another_version_is_not_found(tmp_path: Path) -> None:
 
 def test_a_damaged_head_costs_a_notice_or_nothing() -> None:
     card = adapted_head.Card(model="m", made="2026-01-01", before=(0.1,), after=(0.2,), tokens=9)
-    path = adapted_head.keep(demo(), {"norm.weight": mx.zeros(3)}, card)
+    path = kept.keep(demo(), {"norm.weight": mx.zeros(3)}, card)
     assert any("The adapted MTP head is not used" in n for n in load("demo", draft=["mtp"]).notices)
     lines: list[str] = []
     with pytest.raises(ConfigError, match="too short"):
@@ -211,11 +212,11 @@ def test_too_little_text_is_one_sentence(texts: list[tuple[str, str]]) -> None:
 
 def test_one_run_at_a_time() -> None:
     with (
-        adapted_head.only_one(adapted_head.lock_of(demo())),
+        kept.only_one(kept.lock_of(demo())),
         pytest.raises(ConfigError, match="Another run adapts"),
     ):
         short()
-    with adapted_head.only_one(adapted_head.lock_of(demo())):  # it is free again
+    with kept.only_one(kept.lock_of(demo())):  # it is free again
         pass
 
 
@@ -229,13 +230,13 @@ def test_a_full_disk_ends_the_run_and_what_was_kept_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     short()
-    kept = adapted_head.find(demo())
+    before = adapted_head.find(demo())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(states.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(StorageError, match="is full"):
         short()
-    assert adapted_head.find(demo()) == kept
+    assert adapted_head.find(demo()) == before
     assert not list(tmp_path.glob("mlxspec-adapt-*"))
 
 
@@ -258,8 +259,8 @@ _calls = count()
 
 @catches(
     "the last head is kept, not the best",
-    "mlxspec.training.adapt_head:accepted",
-    lambda right: lambda network, head, batches: adapt_head.DepthShares((next(_calls) * 1e-6,) * 3),
+    "training.teach:accepted",
+    lambda right: lambda network, head, batches: teach.DepthShares((next(_calls) * 1e-6,) * 3),
 )
 def test_an_overfit_is_not_kept() -> None:
     """A head that has learned one text is taught another: the loss goes down, and so does what is accepted on the first, held-out one."""
@@ -273,9 +274,9 @@ def test_an_overfit_is_not_kept() -> None:
     told = list[Judgement]()
     with States(target, (), 1 << 30) as own:
         for piece in pieces:
-            own.add(piece, held_out=False)
+            own.add(piece, "training")
         first, other = own.training
-        own.training = own.held_out = [first]
+        own.training = own.choosing = [first]
         learned = train(network, head, own, 300, clock=ticking())
         assert learned is not head
         own.training = [other]
@@ -284,19 +285,47 @@ def test_an_overfit_is_not_kept() -> None:
     assert told[-1].held_out.length < told[-1].best.length
 
 
-@catches(
-    "held-out texts are trained on",
-    "mlxspec.training.states:HELD_OUT",
-    lambda right: 10**9,
+@catches("held-out texts are trained on", "training.states:HELD_OUT", lambda right: 10**9)
+def test_pieces_are_held_out_by_text_for_two_uses() -> None:
+    texts = [[1000 * i + j for j in range(700)] for i in range(32)]
+    found = pieces_of(texts)
+    by_use = {use: {t // 1000 for piece in found if piece.use == use for t in piece.tokens} for use in USES}
+    assert by_use == {"training": {*range(32)} - {0, 15, 16, 31}, "choosing": {0, 16}, "reporting": {15, 31}}
+    one = pieces_of([list(range(32 * LENGTH))])
+    assert [piece.use for piece in one] == ["training"] * 28 + ["choosing"] * 2 + ["reporting"] * 2
+    assert [t for piece in one for t in piece.tokens] == list(range(32 * LENGTH))
+
+
+@catches("copies are held out", "training.states:_COPIED", lambda right: 2.0)
+def test_copies_of_training_text_are_not_held_out() -> None:
+    rng = random.Random(1)
+    texts = [[rng.randrange(9999) for _ in range(700)] for _ in range(32)]
+    assert {piece.use for piece in pieces_of(texts)} == set(USES)
+    changed = [[*text[:-1], i] for i, text in enumerate([*texts[:2] * 20])]  # each differs by one token
+    assert {piece.use for piece in pieces_of(changed)} == {"training"}
+    assert len(pieces_of(texts[:1] * 40)) == len(pieces_of(texts[:1]))
+
+
+def test_texts_that_repeat_one_another_are_refused() -> None:
+    with pytest.raises(ConfigError, match="repeat one another"):
+        short([(f"{i}.sql", TEXTS[0][1]) for i in range(64)])
+
+
+@catches("any gain is kept", "training.teach:_LEAST_GAIN", lambda right: -1.0, case="tiny")
+@pytest.mark.parametrize(
+    ("gains", "better"),
+    [
+        ([0.00002] * 8, False),
+        ([0.3, -0.25, 0.28, -0.2, 0.2, -0.22], False),
+        ([0.1, 0.15, 0.08, 0.12], True),
+        ([-0.1] * 4, False),
+    ],
+    ids=["tiny", "chance", "gain", "loss"],
 )
-def test_pieces_are_held_out_by_text() -> None:
-    texts = [[1000 * i + j for j in range(700)] for i in range(16)]
-    found = list(pieces_of(texts))
-    assert {t // 1000 for tokens, held in found if held for t in tokens} == {7, 15}
-    assert {t // 1000 for tokens, held in found if not held for t in tokens} == {*range(16)} - {7, 15}
-    one = list(pieces_of([list(range(16 * LENGTH))]))
-    assert [held for _, held in one] == [False] * 14 + [True] * 2
-    assert [t for tokens, _ in one for t in tokens] == list(range(16 * LENGTH))
+def test_only_a_gain_beyond_chance_is_kept(gains: list[float], better: bool) -> None:
+    before = [DepthShares((0.5 + i / 100,)) for i in range(len(gains))]
+    after = [DepthShares((each.depths[0] + gain,)) for each, gain in zip(before, gains, strict=True)]
+    assert is_better(before, after) == better
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,17 +337,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--texts", str(folder)], "there is no text"),
         (["--texts", str(folder), "--minutes", "0"], "--minutes"),
     ):
-        assert main(["adapt", "demo", *arguments]) == 2
+        assert command.main(["demo", *arguments]) == 2
         assert said in capsys.readouterr().err
     for name, content in TEXTS:
         (folder / name).write_text(content)
     (folder / "latin.txt").write_bytes("für".encode("latin-1"))
-    assert main(["adapt", "demo", "--texts", str(folder), "--minutes", "0.1", "--json"]) == 0
+    assert command.main(["demo", "--texts", str(folder), "--minutes", "0.1", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "1 files are no UTF-8 text" in err
     data = json.loads(out)
     assert data["card"]["texts"] == [str(folder / name) for name, _ in TEXTS]
-    assert main(["adapt", "demo-gemma", "--texts", str(folder)]) == 2
+    assert command.main(["demo-gemma", "--texts", str(folder)]) == 2
     assert "this model has none of them" in capsys.readouterr().err
 
 
@@ -333,19 +362,17 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
             self.head = {"step": self.head["step"] + 1}
             return 0.0
 
-    def accepted(_: object, head: dict[str, int], which: str) -> adapt_head.DepthShares:
+    def accepted(_: object, head: dict[str, int], which: str) -> teach.DepthShares:
         step = head["step"]
-        return adapt_head.DepthShares(
-            (0.5 + step / 1000 if which == "held" else 0.8 - 0.1 * (0 < step < 90),)
-        )
+        return teach.DepthShares((0.5 + step / 1000 if which == "held" else 0.8 - 0.1 * (0 < step < 90),))
 
-    states = SimpleNamespace(batches_held_out=lambda _: "held")
-    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 20)
-    monkeypatch.setattr(adapt_head, "Teacher", Counting)
-    monkeypatch.setattr(adapt_head, "accepted", accepted)
-    monkeypatch.setattr(adapt_head, "_batches", lambda *_: repeat(None))
+    states = SimpleNamespace(batches=lambda *_: "held")
+    monkeypatch.setattr(teach, "_JUDGEMENTS", 20)
+    monkeypatch.setattr(teach, "Teacher", Counting)
+    monkeypatch.setattr(teach, "accepted", accepted)
+    monkeypatch.setattr(teach, "_batches", lambda *_: repeat(None))
     network, times = SimpleNamespace(pace=1.0, target=SimpleNamespace(hidden_size=256)), count()
-    found = adapt_head.train(network, {"step": 0}, states, 400.0, guard="guard", clock=lambda: next(times))  # type: ignore[arg-type]
+    found = teach.train(network, {"step": 0}, states, 400.0, guard="guard", clock=lambda: next(times))  # type: ignore[arg-type]
     assert found["step"] >= 90
 
 
@@ -363,7 +390,7 @@ def test_training_goes_on_while_held_out_text_gets_better(monkeypatch: pytest.Mo
 def test_what_is_kept_is_found_by_the_same_names(names: tuple[str, ...]) -> None:
     folder = adapted_head.folder_of("demo")
     card = Card(model="demo", made="2026-11-26", before=(0.5,), after=(0.6,), tokens=1)
-    adapted_head.keep(folder, {name: mx.zeros(4) for name in names}, card)
+    kept.keep(folder, {name: mx.zeros(4) for name in names}, card)
     found = adapted_head.find(folder)
     assert found is not None
     assert set(found.weights()) == set(names)

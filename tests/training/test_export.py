@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import mlx.core as mx
 import pytest
 from planting import catches
+from training import command, states
+from training.export import accepted_at
+from training.states import LENGTH, Batch
 
 from mlxspec import load
 from mlxspec.cli import saved
-from mlxspec.cli.main import main
-from mlxspec.training import states
-from mlxspec.training.export import accepted_at
-from mlxspec.training.states import LENGTH, Batch
 
 TEXT = "SELECT name FROM orders WHERE price > 3 ;\n" * 60
 ANSWER = "It computes the mean of the values that it is given. " * 30
@@ -28,7 +27,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exported(folder: Path, *more: str) -> list[dict[str, list[int]]]:
-    assert main(["adapt", "demo", "--export", str(folder), "--minutes", "1", *more]) == 0
+    assert command.main(["demo", "--export", str(folder), "--minutes", "1", *more]) == 0
     return [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
 
 
@@ -76,7 +75,7 @@ def test_what_is_written_is_what_the_library_reads(name: str | None, tmp_path: P
         every += row["input_ids"]
     tokens = engine.tokenizer.encode(TEXT, special=False)
     assert len(every) >= len(tokens) - 2 * LENGTH
-    assert main(["adapt", "demo", "--texts", str(tmp_path / "a.sql"), "--export", str(tmp_path / "out")]) == 2
+    assert command.main(["demo", "--texts", str(tmp_path / "a.sql"), "--export", str(tmp_path / "out")]) == 2
 
 
 @catches(
@@ -122,7 +121,7 @@ def test_conversations_are_used_with_the_flag_only(
     assert found
     assert exported(tmp_path / "both", "--from-conversations", *texts)[: len(without)] != rows
     shutil.rmtree(tmp_path / "cache" / "chats")
-    assert main(["adapt", "demo", "--from-conversations"]) == 2
+    assert command.main(["demo", "--from-conversations"]) == 2
     assert "no conversation of text with this model" in capsys.readouterr().err
 
 
@@ -132,7 +131,7 @@ def test_a_full_disk_is_one_sentence(
     (tmp_path / "a.sql").write_text(TEXT)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(states.shutil, "disk_usage", lambda path: usage)
-    arguments = ["adapt", "demo", "--texts", str(tmp_path / "a.sql"), "--export", str(tmp_path / "out")]
-    assert main(arguments) != 0
+    arguments = ["demo", "--texts", str(tmp_path / "a.sql"), "--export", str(tmp_path / "out")]
+    assert command.main(arguments) == 2
     assert "is full" in capsys.readouterr().err
     assert not (tmp_path / "out" / "data.jsonl").exists()

@@ -11,6 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from planting import catches
+from training import adapt as adapting
+from training import command, kept, pupil, teach
+from training.adapt import adapt
+from training.lora_network import LoraNetwork
+from training.states import Batch
 
 from mlxspec import SamplingParams, SpecConfig, load
 from mlxspec.checkpoints import adapted_head
@@ -20,11 +25,6 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading import hub
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.folder import ModelFolder
-from mlxspec.training import adapt as adapting
-from mlxspec.training import adapt_head, pupil
-from mlxspec.training.adapt import adapt
-from mlxspec.training.lora_network import LoraNetwork
-from mlxspec.training.states import Batch
 
 WORDS = ("SELECT", "name", "price", "FROM", "orders", "WHERE", "amount", ">", "AND", "region", ";\n")
 PROMPT = "SELECT name FROM orders WHERE amount > price AND region ;\n SELECT name"
@@ -36,8 +36,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(adapting, "_OWN", 2)
     monkeypatch.setattr(adapting, "_SHARES", (0.3, 0.05))
-    monkeypatch.setattr(adapting, "_HELD_OUT", 2)
-    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 3)
+    monkeypatch.setattr(adapting, "_HELD_OUT", 4)
+    monkeypatch.setattr(teach, "_JUDGEMENTS", 3)
 
 
 def texts() -> list[tuple[str, str]]:
@@ -104,14 +104,14 @@ def test_a_draft_model_learns_is_found_and_can_be_left_or_removed(
     assert again.card.before == pytest.approx(made.card.before, abs=0.05)
     assert main(["inspect", "demo", "--draft-model", "demo-draft"]) == 0
     assert "adapted: " in capsys.readouterr().out
-    assert main(["adapt", "demo", "--remove"]) == 0
+    assert command.main(["demo", "--remove"]) == 0
     assert adapted_head.find(folder("demo"), folder("demo-draft")) is None
 
 
 @pytest.mark.parametrize("names", [("norm.weight",), ("model.layers.0.mlp.up_proj.lora_a",)])
 def test_damaged_changes_cost_a_notice(names: tuple[str, ...]) -> None:
-    kept = {name: mx.zeros((3, 3)) for name in names}
-    adapted_head.keep(folder("demo"), kept, CARD, folder("demo-draft"))
+    changes = {name: mx.zeros((3, 3)) for name in names}
+    kept.keep(folder("demo"), changes, CARD, folder("demo-draft"))
     notices = load("demo", draft=["draft-model"], draft_model="demo-draft").notices
     assert any(n.startswith("The adapted draft model is not used: ") for n in notices)
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 from planting import catches
+from training.block_network import BlockNetwork
+from training.network import ChainNetwork, Head, Network, _attend, float_weights
+from training.new_drafter import config_for
+from training.states import Batch
+from training.teach import loss
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.training.adapt_head import loss
-from mlxspec.training.block_network import BlockNetwork
-from mlxspec.training.network import ChainNetwork, Head, Network, _attend, float_weights
-from mlxspec.training.new_drafter import config_for
-from mlxspec.training.states import Batch
 from tests import tiny_models
 
 CONFIG = tiny_models.config()
@@ -107,7 +107,7 @@ def test_chains_are_those_of_the_drafter(kind: str) -> None:
 @pytest.mark.parametrize("kind", BLOCKS)
 @catches(
     "a block does not see its newest cell",
-    "mlxspec.training.block_network:_attend",
+    "training.block_network:_attend",
     lambda right: lambda own, context, places, *rest, **more: right(own, context, places - 1, *rest, **more),
 )
 def test_blocks_are_those_of_the_drafter(kind: str) -> None:
@@ -134,7 +134,7 @@ def test_blocks_are_those_of_the_drafter(kind: str) -> None:
 
 @catches(
     "drafts see cells of other drafts",
-    "mlxspec.training.network:_attend",
+    "training.network:_attend",
     lambda right: lambda q, seen, scale: right(q, [(k, mx.roll(v, 1, axis=2)) for k, v in seen], scale),
 )
 def test_a_draft_sees_its_own_cells_and_those_of_the_text() -> None:

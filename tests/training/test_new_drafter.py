@@ -19,18 +19,17 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from planting import catches
+from training import adapt as adapting
+from training import kept, new_drafter, teach
+from training.adapt import Adapted, adapt
+from training.network import ChainNetwork, float_weights
+from training.new_drafter import begin, config_for
+from training.states import LENGTH, Batch, States
 
 from mlxspec import SamplingParams, SpecConfig, load
-from mlxspec.checkpoints import adapted_head
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError, StorageError
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
-from mlxspec.training import adapt as adapting
-from mlxspec.training import adapt_head, new_drafter
-from mlxspec.training.adapt import Adapted, adapt
-from mlxspec.training.network import ChainNetwork, float_weights
-from mlxspec.training.new_drafter import begin, config_for
-from mlxspec.training.states import LENGTH, Batch, States
 from tests import tiny_models
 
 WORDS = ("SELECT", "name", "price", "FROM", "orders", "WHERE", "amount", ">", "AND", "region", ";\n")
@@ -50,8 +49,8 @@ def shorten(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(cache))
     monkeypatch.setattr(adapting, "_OWN", 2)
     monkeypatch.setattr(adapting, "_SHARES", (0.3, 0.05))
-    monkeypatch.setattr(adapting, "_HELD_OUT", 2)
-    monkeypatch.setattr(adapt_head, "_JUDGEMENTS", 3)
+    monkeypatch.setattr(adapting, "_HELD_OUT", 4)
+    monkeypatch.setattr(teach, "_JUDGEMENTS", 3)
     monkeypatch.setattr(new_drafter, "_WORDS", 512)
 
 
@@ -109,9 +108,9 @@ def test_a_new_drafter_has_nothing_to_lose(tmp_path: Path, monkeypatch: pytest.M
         guards.append(guard)
         return head
 
-    def shares() -> Iterator[adapt_head.DepthShares]:
+    def shares() -> Iterator[teach.DepthShares]:
         for text, own in ((0.1, 0.4), (0.5, 0.2)) * 2:  # before and after
-            yield from (adapt_head.DepthShares((x,)) for x in (text, own))
+            yield from (teach.DepthShares((x,)) for x in (text, own))
 
     told = shares()
     monkeypatch.setattr(adapting, "train", train)
@@ -188,7 +187,7 @@ def test_it_begins_with_the_targets_own_guess(monkeypatch: pytest.MonkeyPatch) -
 
 @catches(
     "the other tokens are not in the sum",
-    "mlxspec.training.states:Batch._replace",
+    "training.states:Batch._replace",
     lambda right: lambda self, **more: self,
 )
 def test_its_tokens_have_the_targets_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +210,7 @@ def test_a_folder_that_holds_something_is_refused_at_once(tmp_path: Path) -> Non
 def test_one_run_at_a_time_makes_a_drafter(tmp_path: Path) -> None:
     folder = tmp_path / "drafter"
     folder.mkdir()
-    with adapted_head.only_one(folder), pytest.raises(ConfigError, match="Another run adapts"):
+    with kept.only_one(folder), pytest.raises(ConfigError, match="Another run adapts"):
         made(folder)
     assert not list(folder.iterdir())
 
@@ -252,12 +251,11 @@ def test_a_model_that_shows_no_streams_is_refused(tmp_path: Path, monkeypatch: p
 
 KILLED = """
 import os, signal, sys
-from mlxspec.cli.main import main
-from mlxspec.training import adapt, new_drafter
-new_drafter._WORDS, adapt._OWN, adapt._HELD_OUT = 512, 2, 2
+from training import adapt, command, new_drafter
+new_drafter._WORDS, adapt._OWN, adapt._HELD_OUT = 512, 2, 4
 adapt._SHARES, adapt._STATES = (0.5, 0.0), 5 << 20  # what ends reading is the room, on machines of any speed
 adapt.train = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-main(["adapt", "demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]])
+command.main(["demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]])
 """
 
 
@@ -265,7 +263,7 @@ main(["adapt", "demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]]
 @pytest.mark.parametrize("kind", ["new", "eagle3", "dflash", "draft"])
 @catches(
     "what a killed process has left stays",
-    "mlxspec.training.states:_sweep",
+    "training.states:_sweep",
     lambda right: lambda: None,
 )
 def test_a_killed_run_loses_nothing_and_its_states_go_with_the_next(
@@ -289,7 +287,7 @@ def test_a_killed_run_loses_nothing_and_its_states_go_with_the_next(
     target = tiny_models.target()
     with States(target, (), 1 << 30) as ours:
         assert not any(path.exists() for path in left)
-        ours.add([3] * LENGTH, held_out=False)
+        ours.add([3] * LENGTH, "training")
         with States(target, (), 1 << 30):  # of a run beside it
             assert ours.training[0].exists()
     assert not list(scratch.iterdir())

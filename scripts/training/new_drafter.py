@@ -26,9 +26,9 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.layers import head_rows, weight_values
 from mlxspec.models.registry import Trunk
-from mlxspec.training.network import ChainNetwork
-from mlxspec.training.pupil import Pupil, eagle3_maker
-from mlxspec.training.states import LENGTH, Batch
+from training.network import ChainNetwork
+from training.pupil import Pupil, eagle3_maker
+from training.states import LENGTH, Batch
 
 _WORDS = 16384  # tokens that it has, at most
 _LOOKED_AT = 4  # pieces of text, for the size of streams

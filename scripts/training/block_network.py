@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.layers import rms_norm
 from mlxspec.models.registry import Trunk
-from mlxspec.training.network import Head, Network, Scored
-from mlxspec.training.states import Batch
+from training.network import Head, Network, Scored
+from training.states import Batch
 
 _FLOOR, _DECAY = 0.15, 0.85  # of a depth's weight in the loss, and from one depth to the next
 

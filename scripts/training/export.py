@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from mlxspec.errors import ConfigError, StorageError
 from mlxspec.models.registry import Trunk
-from mlxspec.training.network import Head, Network
-from mlxspec.training.states import Batch, write
+from training.network import Head, Network
+from training.states import Batch, write
 
 
 def check_folder(folder: Path) -> None:

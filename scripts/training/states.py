@@ -10,17 +10,23 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from mlxspec.errors import StorageError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.registry import Trunk
 
 LENGTH = 256  # tokens of a piece
-HELD_OUT = 8  # of so many pieces one is held out
+HELD_OUT = 16  # of so many texts one is held out to choose a head by, and one to report on
+_WINDOW, _COPIED = (
+    24,
+    0.5,
+)  # tokens; a held-out piece is a copy if this share of its windows stands in training texts, too
 _SPARE = 256 << 20  # bytes of the disk to be left alone
+Use = Literal["training", "choosing", "reporting"]
 
 
 class Batch(NamedTuple):
@@ -59,7 +65,8 @@ class States:
         self._held = _hold(made)
         self._folder = made.rename(made.with_name(made.name.replace("begun", "adapt")))
         self.training: list[Path] = []
-        self.held_out: list[Path] = []
+        self.choosing: list[Path] = []
+        self.reporting: list[Path] = []
         self.nbytes = 0
 
     def __enter__(self) -> States:
@@ -72,7 +79,7 @@ class States:
         if self._held is not None:
             os.close(self._held)
 
-    def add(self, tokens: Sequence[int], *, held_out: bool) -> bool:
+    def add(self, tokens: Sequence[int], use: Use = "training") -> bool:
         """Read a piece of LENGTH tokens with the target. False where there is no more room."""
         batch = Batch.of(self._target, self._layers, [list(tokens)])
         arrays = {name: x[0] for name, x in batch._asdict().items() if x is not None}
@@ -80,10 +87,10 @@ class States:
         size = sum(array.nbytes for array in arrays.values())
         if self.nbytes + size > self._most:
             return False
-        files = self.held_out if held_out else self.training
-        path = self._folder / f"{len(self.training) + len(self.held_out):06d}.safetensors"
+        num = len(self.training) + len(self.choosing) + len(self.reporting)
+        path = self._folder / f"{num:06d}.safetensors"
         write(path, arrays)
-        files.append(path)
+        self.files(use).append(path)
         self.nbytes += size
         return True
 
@@ -94,8 +101,12 @@ class States:
             for begin in range(0, len(order) - size + 1, size):
                 yield order[begin : begin + size]
 
-    def batches_held_out(self, size: int) -> list[Batch]:
-        return [self.read(self.held_out[i : i + size]) for i in range(0, len(self.held_out), size)]
+    def files(self, use: Use) -> list[Path]:
+        return {"training": self.training, "choosing": self.choosing, "reporting": self.reporting}[use]
+
+    def batches(self, use: Use, size: int) -> list[Batch]:
+        files = self.files(use)
+        return [self.read(files[i : i + size]) for i in range(0, len(files), size)]
 
     def read(self, paths: Iterable[Path]) -> Batch:
         loaded = [mx.load(str(path)) for path in paths]
@@ -137,19 +148,47 @@ def write(path: Path, arrays: dict[str, mx.array]) -> None:
         raise StorageError(f"Hidden states cannot be written to {folder}: {error}.") from error
 
 
-def pieces_of(texts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], bool]]:
-    """Pieces of LENGTH tokens, and whether each is held out: of every HELD_OUT texts one, or the end of each where there are fewer. Texts
-    follow one another without a gap, so a piece may hold the end of one and the beginning of the next."""
-    own, held = list[int](), list[int]()
+class Piece(NamedTuple):
+    """LENGTH tokens, and what they are used for."""
+
+    tokens: list[int]
+    use: Use
+
+
+def pieces_of(texts: Sequence[Sequence[int]]) -> list[Piece]:
+    """Cut texts into pieces. Of every HELD_OUT texts one is for choosing and one for reporting; where there are fewer than twice as many,
+    such shares of each text's end are. Texts of one use follow one another without a gap. A text that is given twice counts once, and
+    held-out pieces that are copies of other texts are left out: they would show what was learned by heart."""
+    texts = list(dict.fromkeys(map(tuple, texts)))
+    by_use: dict[Use, list[int]] = {"training": [], "choosing": [], "reporting": []}
     for i, text in enumerate(texts):
-        cut = (
-            len(text) - len(text) // HELD_OUT
-            if len(texts) < HELD_OUT
-            else len(text) * (i % HELD_OUT != HELD_OUT - 1)
-        )
-        own.extend(text[:cut])
-        held.extend(text[cut:])
-        for tokens, is_held_out in ((own, False), (held, True)):
-            while len(tokens) >= LENGTH:
-                yield tokens[:LENGTH], is_held_out
-                del tokens[:LENGTH]
+        if len(texts) >= 2 * HELD_OUT:
+            by_use[{0: "choosing", HELD_OUT - 1: "reporting"}.get(i % HELD_OUT, "training")].extend(text)
+            continue
+        share = len(text) // HELD_OUT
+        cuts = 0, len(text) - 2 * share, len(text) - share, len(text)
+        for tokens, begin, end in zip(by_use.values(), cuts, cuts[1:], strict=False):
+            tokens.extend(text[begin:end])
+    found, seen = list[Piece](), np.zeros(0, np.uint64)
+    for use, tokens in by_use.items():
+        found += [
+            Piece(piece, use)
+            for piece in cut(tokens)
+            if use == "training" or np.isin(_windows(piece), seen).mean() < _COPIED
+        ]
+        seen = np.union1d(seen, _windows(tokens))
+    return found
+
+
+def cut(tokens: Sequence[int]) -> list[list[int]]:
+    """Pieces of LENGTH tokens; what is left at the end is dropped."""
+    return [list(tokens[i : i + LENGTH]) for i in range(0, len(tokens) - LENGTH + 1, LENGTH)]
+
+
+def _windows(tokens: Sequence[int]) -> np.ndarray:
+    """A hash of each _WINDOW tokens in a row, uint64."""
+    given, num = np.array(tokens, np.uint64), max(0, len(tokens) - _WINDOW + 1)
+    hashes = np.zeros(num, np.uint64)
+    for i in range(_WINDOW):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + given[i : i + num] + np.uint64(1)
+    return hashes

@@ -1,9 +1,10 @@
 """`adapt`: reads texts with a model, teaches its drafter the model's distributions on them, and keeps the drafter if it is better.
 
-What is kept is judged as it will draft, in the dtype and quantization that `load` gives it, on texts that were held out. Half of what is
-trained on are texts of the model's own: they keep the drafter from losing what it could, and one that loses more than a point there is not
-kept. The model writes them out of nothing, behind one random token or where a user's first turn would stand (as Magpie does: Xu et al.
-2024, arXiv 2406.08464). Nothing leaves the machine.
+Texts are held out twice: pieces that the best head is chosen by, and others that it is reported on. What is kept is judged as it will
+draft, in the dtype and quantization that `load` gives it, and must gain more than chance does. Half of what is trained on are texts of the
+model's own: they keep the drafter from losing what it could, and one that loses more than a point there is not kept. The model writes them
+out of nothing, behind one random token or where a user's first turn would stand (as Magpie does: Xu et al. 2024, arXiv 2406.08464).
+Nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mlxspec.checkpoints import adapted_head
 from mlxspec.checkpoints.adapted_head import Card
 from mlxspec.checkpoints.writing import check_target
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -29,20 +29,32 @@ from mlxspec.loading.progress import amount
 from mlxspec.models.registry import Trunk
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
-from mlxspec.training.adapt_head import BYTES_A_PARAMETER, BYTES_A_WORD, ROWS, Judgement, accepted, train
-from mlxspec.training.export import check_folder, export
-from mlxspec.training.network import Head, Network
-from mlxspec.training.new_drafter import NewDrafter
-from mlxspec.training.pupil import Pupil
-from mlxspec.training.states import HELD_OUT, LENGTH, States, pieces_of
+from training.export import check_folder, export
+from training.kept import only_one
+from training.network import Head, Network
+from training.new_drafter import NewDrafter
+from training.pupil import Pupil
+from training.states import HELD_OUT, LENGTH, Batch, States, Use, cut, pieces_of
+from training.teach import (
+    BYTES_A_PARAMETER,
+    BYTES_A_WORD,
+    ROWS,
+    DepthShares,
+    Judgement,
+    accepted,
+    is_better,
+    mean,
+    train,
+)
 
 Named = tuple[
     str, str | Sequence[Mapping[str, Any]]
 ]  # a file's name, and its text or its conversation's messages
 _SHARES = 0.2, 0.2  # of the time: reading texts, and writing texts of the model's own
-_HELD_OUT = 64  # pieces at most
+_HELD_OUT, _LEAST = 32, 4  # pieces for choosing, and for reporting, at most and at least
 _STATES = 4 << 30  # bytes on the disk, of the texts and of the model's own each
 _OWN, _OWN_BY_GPU = 8, 32  # texts at a time
+_OWN_USES: Mapping[int, Use] = {0: "choosing", 1: "reporting"}  # of eight texts of the model's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,7 @@ def adapt(
         check_target(new)
     engine = _loaded(model, drafter, draft="auto" if new is None else "off")
     pupil = Pupil.of(engine, drafter) if new is None else NewDrafter(engine, new)
-    with adapted_head.only_one(pupil.lock):
+    with only_one(pupil.lock):
         try:
             return _Run(engine, pupil, began + seconds, told, clock).run(texts, seconds, is_fresh=is_fresh)
         finally:
@@ -107,7 +119,7 @@ def export_states(
         judged = pupil.network, pupil.base
     except ModelError:  # it has no drafter yet
         judged = None
-    pieces = (tokens for tokens, _ in pieces_of(_encoded(engine, texts)))
+    pieces = cut([token for text in _encoded(engine, texts) for token in text])
     return LENGTH * export(folder, engine.model, takewhile(lambda _: clock() < until, pieces), judged)
 
 
@@ -125,6 +137,10 @@ def _encoded(engine: Engine, texts: Sequence[Named]) -> list[list[int]]:
         else engine.chat_prompt(list(text), add_generation_prompt=False)
         for _, text in texts
     ]
+
+
+def _each(network: Network, head: Head, pieces: Sequence[Batch]) -> list[DepthShares]:
+    return [accepted(network, head, [piece]) for piece in pieces]
 
 
 class _Run:
@@ -159,12 +175,13 @@ class _Run:
             said = self._write_own(own, seconds * _SHARES[1])
             pupil = self._beginner.begun([*encoded, *said])
             network, base = pupil.network, pupil.base
-            held, guard = states.batches_held_out(ROWS), own.batches_held_out(ROWS)
+            held, general_held = states.batches("reporting", 1), own.batches("reporting", 1)
+            guard = own.batches("choosing", ROWS)
             judging = self._clock()
-            first = accepted(network, base, held)
-            start = first if head is None else accepted(network, head, held)
-            self._told(f"accepted at depths 1 to {len(start.depths)} on held-out text: {start}")
-            general_first = accepted(network, base, guard).depths[0]
+            first = _each(network, base, held)
+            start = first if head is None else _each(network, head, held)
+            self._told(f"accepted at depths 1 to {len(network.depths)} on held-out text: {mean(start)}")
+            general_first = accepted(network, base, general_held).depths[0]
             judging = self._clock() - judging  # what judging the result will take again
             left = max(0.0, self._ends - self._clock() - judging)
             start_head = base if head is None else head
@@ -181,14 +198,14 @@ class _Run:
                 clock=self._clock,
             )
             as_it_drafts = pupil.as_drafting(pupil.stored(best))
-            after = accepted(network, as_it_drafts, held)
-            general = general_first, accepted(network, as_it_drafts, guard).depths[0]
-        is_kept = after.length > start.length and (not kept_from or general[1] > general[0] - 0.01)
+            after = _each(network, as_it_drafts, held)
+            general = general_first, accepted(network, as_it_drafts, general_held).depths[0]
+        is_kept = is_better(start, after) and (not kept_from or general[1] > general[0] - 0.01)
         card = Card(
             model=self._engine.name,
             made=datetime.date.today().isoformat(),
-            before=first.depths,
-            after=after.depths,
+            before=mean(first).depths,
+            after=mean(after).depths,
             tokens=tokens,
             texts=tuple(name for name, _ in texts),
         )
@@ -217,24 +234,30 @@ class _Run:
 
     def _read(self, encoded: Sequence[Sequence[int]], states: States, seconds: float) -> int:
         """Hidden states of the texts, as far as the time and the disk allow. Returns how many tokens were read."""
-        until, pieces, num = self._clock() + seconds, list(pieces_of(encoded)), 0
-        for tokens, is_held_out in random.Random(1).sample(pieces, len(pieces)):
-            if is_held_out and len(states.held_out) == _HELD_OUT:
-                continue
-            if self._clock() > until or not states.add(tokens, held_out=is_held_out):
-                break
-            num += len(tokens)
-        if not states.training or not states.held_out:
+        until, pieces, num = self._clock() + seconds, pieces_of(encoded), 0
+        held_out = [[piece for piece in pieces if piece.use == use] for use in ("choosing", "reporting")]
+        if min(map(len, held_out)) < _LEAST:
             raise ConfigError(
-                f"The texts are too short: {sum(map(len, encoded))} tokens; about {HELD_OUT * LENGTH} are needed, or more minutes."
+                f"The texts are too short, or repeat one another: {sum(map(len, encoded))} tokens; "
+                f"about {_LEAST * HELD_OUT * LENGTH} are needed that do not repeat."
             )
-        self._told(
-            f"read {num:,} tokens of {len(encoded)} texts, {len(states.held_out) * LENGTH:,} of them held out"
-        )
+        shuffled = random.Random(1).sample(pieces, len(pieces))
+        shuffled.sort(key=lambda piece: piece.use == "training")  # held-out pieces are read first
+        for piece in shuffled:
+            if piece.use != "training" and len(states.files(piece.use)) == _HELD_OUT:
+                continue
+            is_held_out = piece.use != "training"
+            if (self._clock() > until and not is_held_out) or not states.add(piece.tokens, piece.use):
+                break
+            num += LENGTH
+        if not states.training:
+            raise ConfigError("The minutes or the disk were not enough to read any text to learn from.")
+        held = len(states.choosing) + len(states.reporting)
+        self._told(f"read {num:,} tokens of {len(encoded)} texts, {held * LENGTH:,} of them held out")
         return num
 
     def _write_own(self, own: States, seconds: float) -> list[list[int]]:
-        """Hidden states of texts of the model's own, sampled; one of four pieces is held out. Returns the texts."""
+        """Hidden states of texts of the model's own, sampled; two of eight pieces are held out. Returns the texts."""
         until, said, rng = self._clock() + seconds, list[list[int]](), random.Random(0)
         first_turn, num = self._first_turn(), _OWN_BY_GPU if device.has_gpu() else _OWN
         while not said or self._clock() < until:
@@ -248,7 +271,7 @@ class _Run:
             results = self._engine.generate(begun, params)
             said += [[*prompt, *result.tokens] for prompt, result in zip(begun, results, strict=True)]
         for i, tokens in enumerate(text[:LENGTH] for text in said if len(text) >= LENGTH):
-            own.add(tokens, held_out=i % 4 == 0)
+            own.add(tokens, _OWN_USES.get(i % 8, "training"))
         return said
 
     def _first_turn(self) -> list[int]:

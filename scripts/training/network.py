@@ -17,7 +17,7 @@ from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.layers import FusedLinear, head_rows, kept_whole, weight_values
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk
-from mlxspec.training.states import LENGTH, Batch
+from training.states import LENGTH, Batch
 
 # of a step, at most: two pieces, each with three depths, or with blocks that have three times as many tokens as the piece
 _CELLS = 8 * LENGTH

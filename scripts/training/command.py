@@ -1,30 +1,33 @@
-"""`mlxspec adapt`: teach a model's drafter the user's texts, and keep it if it drafts better. Knows options and output; what is done is
-training/adapt.py's.
-"""
+"""`scripts/adapt`: teach a model's drafter the user's texts, and keep it if it drafts better. Knows options and output."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, saved, terminal
-from mlxspec.cli.interrupt import clearing_away
-from mlxspec.cli.parser import declare
+from mlxspec.cli.interrupt import Ended, clearing_away
+from mlxspec.cli.parser import CommandParser, declare
 from mlxspec.cli.settings import drafter_of
 from mlxspec.config import check_number
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, MlxspecError
 
 if TYPE_CHECKING:
-    from mlxspec.training.adapt import Adapted, Named
+    from training.adapt import Adapted, Named
 
 _MINUTES = 20.0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def parser_of_options() -> CommandParser:
+    parser = CommandParser(
+        prog="adapt", description="Teach the drafter of a model your texts, and keep it if it drafts better."
+    )
     parser.add_argument("model", metavar="MODEL", help=options.MODEL)
     declare(
         parser,
@@ -34,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "--from-conversations",
             bool,
             "",
-            "use the chats with this model that were kept, too; they are listed",
+            "use the chats that were kept with this model, too; they are listed",
         ),
         options.DRAFT_MODEL,
         ("--new", str, "FOLDER", "make a small drafter (EAGLE-3) for this model in a new folder"),
@@ -48,7 +51,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--remove", bool, "", "remove what was adapted for this model"),
         options.JSON,
     )
-    options.add_debug(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    try:
+        return run(parser_of_options().parse_args(argv))
+    except SystemExit as end:  # --help
+        return int(end.code or 0)
+    except MlxspecError as error:
+        terminal.complain(str(error))
+        return 2
+    except Ended as ended:
+        return 128 + ended.number
+    except KeyboardInterrupt:
+        return 130
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         terminal.note(
             f"{len(passed_over)} files are no UTF-8 text of up to 16 MiB and were passed over, such as {passed_over[0]}."
         )
-    from mlxspec.training.adapt import adapt, export_states
+    from training.adapt import adapt, export_states
 
     if args.new is not None and (args.draft_model or args.export):
         raise ConfigError("--new makes a drafter; leave --draft-model and --export out.")
@@ -137,10 +155,14 @@ def told(made: Adapted, new: str | None = None) -> str:
 def _remove(args: argparse.Namespace) -> int:
     from mlxspec.checkpoints import adapted_head
 
-    was_there = adapted_head.remove(args.model)
+    found = adapted_head.files_of(adapted_head.folder_of(args.model))
+    for path in found:
+        path.unlink(missing_ok=True)
     terminal.say(
-        "What was adapted for this model was removed.\n"
-        if was_there
-        else "Nothing was adapted for this model.\n"
+        "What was adapted for this model was removed.\n" if found else "Nothing was adapted for this model.\n"
     )
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,8 +20,8 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.adapted.loading import cast, load_module
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.registry import Trunk
-from mlxspec.training.network import Head, Network, Scored
-from mlxspec.training.states import Batch
+from training.network import Head, Network, Scored
+from training.states import Batch
 
 _RANK = 8
 

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.optimizers import AdamW, clip_grad_norm
 
-from mlxspec.training.network import Head, Network, Scored
-from mlxspec.training.states import Batch, States
+from training.network import Head, Network, Scored
+from training.states import Batch, States
 
 ROWS, SCORED = 2, 384  # pieces of a step, and logits of each that are scored, of all depths together
 BYTES_A_PARAMETER = 20  # of training: weights, gradients, two moments, the best so far; float32
@@ -28,6 +29,7 @@ BYTES_A_WORD = 4 * 6 * ROWS * SCORED  # of the vocabulary: logits, distributions
 _ALONE = 0.2  # weight of a block drafter's loss without what it knows of the token before
 _RATE, _WARM = 1e-3, 20  # highest learning rate for 256 hidden numbers, and steps until it is reached
 _JUDGEMENTS, _PATIENCE = 12, 4  # in the whole time, and how many may bring nothing before it ends
+_LEAST_GAIN = 0.01  # of the length of a draft that is accepted
 _JUDGED = 6  # batches of held-out pieces at most that a head is judged on while it is trained
 
 
@@ -68,11 +70,11 @@ def train(
     seed: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Head:
-    """The best head that was found within `seconds`, by the length of its accepted drafts on held-out pieces; `head` itself where none was
-    better. own: texts of the model's own, half of each batch. guard: pieces on which depth 1 may lose a point at most. KeyboardInterrupt
-    ends it early, with the best so far."""
+    """The best head that was found within `seconds`, by the length of its accepted drafts on the pieces for choosing; `head` itself where
+    none was better. own: texts of the model's own, half of each batch. guard: pieces on which depth 1 may lose a point at most.
+    KeyboardInterrupt ends it early, with the best so far."""
     began, rng = clock(), random.Random(seed)
-    held, guard = states.batches_held_out(ROWS)[:_JUDGED], guard[:_JUDGED]
+    held, guard = states.batches("choosing", ROWS)[:_JUDGED], guard[:_JUDGED]
     kept = judged = accepted(network, head, held)
     floor = accepted(network, head, guard).depths[0] - 0.01 if guard else 0.0
     longest = kept.length
@@ -178,6 +180,19 @@ def accepted(network: Network, head: Head, batches: Sequence[Batch]) -> DepthSha
             mx.eval(sums, mx.random.state)
         num += size * len(every)
     return DepthShares(tuple((sums / max(num, 1)).tolist()))
+
+
+def is_better(before: Sequence[DepthShares], after: Sequence[DepthShares]) -> bool:
+    """Whether more tokens of a draft are accepted, piece by piece: by a share that is worth a drafter of one's own, and by more than pieces
+    of text differ by chance (two standard errors of the mean)."""
+    gains = [new.length - old.length for old, new in zip(before, after, strict=True)]
+    gain, spread = fmean(gains), stdev(gains) / len(gains) ** 0.5
+    return gain > max(_LEAST_GAIN * fmean(old.length for old in before), 2 * spread)
+
+
+def mean(shares: Sequence[DepthShares]) -> DepthShares:
+    """The mean over pieces of one length."""
+    return DepthShares(tuple(map(fmean, zip(*(each.depths for each in shares), strict=True))))
 
 
 def _overlap(pair: Scored) -> mx.array:

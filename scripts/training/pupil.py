@@ -25,8 +25,9 @@ from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk, architecture
-from mlxspec.training.block_network import BlockNetwork
-from mlxspec.training.network import ChainNetwork, Head, Network, float_weights
+from training import kept
+from training.block_network import BlockNetwork
+from training.network import ChainNetwork, Head, Network, float_weights
 
 Keep = Callable[[Weights, Card], object]
 _OTHERS = "Only MTP heads of Qwen3.5 models, EAGLE-3 drafters, block drafters and draft models can be adapted"
@@ -72,8 +73,8 @@ class Pupil:
         makers = {"mtp": _head, "eagle3": _eagle3, "dflash": _block, "draft-model": _draft_model}
         return cls(
             makers[name](engine.model, beside or folder, loaded),
-            adapted_head.lock_of(folder, beside),
-            lambda weights, card: adapted_head.keep(folder, weights, card, beside),
+            kept.lock_of(folder, beside),
+            lambda weights, card: kept.keep(folder, weights, card, beside),
             lambda: adapted_head.find(folder, beside),
         )
 
@@ -148,7 +149,7 @@ def eagle3_maker(
 def _draft_model(target: Trunk, folder: ModelFolder, loaded: Any) -> Maker:
     if not isinstance(loaded, Trunk):
         raise ModelError("A draft model that runs by mlx-lm's code cannot be adapted.")
-    from mlxspec.training.lora_network import LoraNetwork  # mlx-lm is slow to import
+    from training.lora_network import LoraNetwork  # mlx-lm is slow to import
 
     network = LoraNetwork(target, folder, loaded)
     return Maker(lambda: network.begun, network.filled, lambda fixed: network, mx.float32)

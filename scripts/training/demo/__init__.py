@@ -1,0 +1,1 @@
+"""What the demo family was trained on: files of the standard library, conversations made from them, and pictures."""
