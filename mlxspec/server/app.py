@@ -44,13 +44,11 @@ from mlxspec.server.ollama_api import (
     raw_body,
 )
 from mlxspec.server.openapi import document
-from mlxspec.server.prompt_watch import PromptWatch
 from mlxspec.server.request_parsing import Job, scales_of, tokenizer_of
-from mlxspec.server.responses_api import ResponsesWriter, resolved, responses_request
+from mlxspec.server.responses_api import ResponsesWriter, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
 from mlxspec.server.security import App, Guard, error_response, owner_of
 from mlxspec.server.settings import ServerConfig
-from mlxspec.server.stored_responses import StoredResponse, StoredResponses
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -68,10 +66,8 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
-        self._watch = PromptWatch()
         # of adapters, by the model's name, where a client has set them
         self._scales: dict[str, dict[str, float]] = {}
-        self._stored = StoredResponses(config.limits.max_stored, config.limits.stored_seconds)
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
         starlette = Starlette(
@@ -110,7 +106,7 @@ class Server:
     # --- answers
 
     async def _chat(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, self._chat_job(asked, chat_request), ChatWriter)
+        await self._answer(asked, reply, self._chat_job(chat_request), ChatWriter)
 
     async def _complete(self, asked: Asked, reply: Reply) -> None:
         await self._answer(asked, reply, request_parsing.completion_job, CompletionWriter)
@@ -127,14 +123,10 @@ class Server:
         await self._answer(asked, reply, make, LlamaWriter)
 
     async def _message(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, self._chat_job(asked, messages_request), MessagesWriter)
+        await self._answer(asked, reply, self._chat_job(messages_request), MessagesWriter)
 
     async def _respond(self, asked: Asked, reply: Reply) -> None:
-        asked = replace(asked, body=resolved(asked.body, self._stored))
-        earlier = self._earlier(asked.body)
-        store = None if asked.body.get("store") is False else self._stored
-        make = self._chat_job(asked, partial(responses_request, earlier=earlier))
-        await self._answer(asked, reply, make, partial(ResponsesWriter, earlier=earlier, store=store))
+        await self._answer(asked, reply, self._chat_job(responses_request), ResponsesWriter)
 
     async def _ollama_chat(self, asked: Asked, reply: Reply) -> None:
         await self._ollama(asked, reply, "messages", ollama_chat_request, OllamaChatWriter)
@@ -152,7 +144,7 @@ class Server:
             if body.get("raw") or body.get("suffix"):
                 job = request_parsing.completion_job(raw_body(body), engine, defaults)
             else:
-                job = self._chat_job(asked, read)(body, engine, defaults)
+                job = self._chat_job(read)(body, engine, defaults)
             return replace(job, notices=(*job.notices, *context_notice(body, engine.max_context)))
 
         model = ollama_name(body, self.models.names)
@@ -163,18 +155,11 @@ class Server:
             async with self.models.use(self.models.resolve(model)) as loaded:
                 await reply.json(writer.loaded(loaded.name))
 
-    def _chat_job(self, asked: Asked, read: Read) -> MakeJob:
+    def _chat_job(self, read: Read) -> MakeJob:
         """Makes the job of a chat in any API's form. read: the form's adapter."""
-        # programs on one machine share its address, and open a connection for each request as they like
-        address = (asked.request.client or ("",))[0]
-        client = f"{address} {asked.request.headers.get('user-agent', '')}"
 
         def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            job = request_parsing.chat_job(read(body), engine, defaults, self.config.limits)
-            said = self._watch.see(client, request_parsing.token_ids(job.asks[0].prompt))
-            if said is not None:
-                log.line(said)
-            return job
+            return request_parsing.chat_job(read(body), engine, defaults, self.config.limits)
 
         return make
 
@@ -309,9 +294,7 @@ class Server:
         await self._tell(asked, reply, _counted(messages_request))
 
     async def _count_response(self, asked: Asked, reply: Reply) -> None:
-        asked = replace(asked, body=resolved(asked.body, self._stored))
-        read = partial(responses_request, earlier=self._earlier(asked.body))
-        await self._tell(asked, reply, _counted(read, object="response.input_tokens"))
+        await self._tell(asked, reply, _counted(responses_request, object="response.input_tokens"))
 
     async def _tell(self, asked: Asked, reply: Reply, found: Callable[[Body, Engine], Body]) -> None:
         """Answer with what `found` says about the model that is asked for."""
@@ -319,27 +302,12 @@ class Server:
             said = await self._prepare(asked, lambda: encode(found(asked.body, loaded.engine)))
             await reply.text(said, "application/json")
 
-    # --- stored responses
-
-    def _earlier(self, body: Body) -> StoredResponse | None:
-        """The response that a request goes on from. Raises ApiError."""
-        name = body.get("previous_response_id")
-        found = None if name is None else self._stored.find(name)
-        if name is not None and found is None:
-            raise ApiError(
-                f"previous_response_id: there is no stored response {name[:100]!r}; send the whole conversation as input.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return found
-
     async def _response(self, asked: Asked, reply: Reply) -> None:
-        await reply.json(self._stored.get(asked.request.path_params["name"]).response)
-
-    async def _delete_response(self, asked: Asked, reply: Reply) -> None:
-        name = asked.request.path_params["name"]
-        self._stored.delete(name)
-        await reply.json({"id": name, "object": "response", "deleted": True})
+        raise ApiError(
+            "Responses are not stored here; send the whole conversation as input.",
+            status=404,
+            code="response_not_found",
+        )
 
     # --- about models and this server
 

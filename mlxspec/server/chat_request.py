@@ -33,8 +33,7 @@ class ChatRequest:
     """messages: as chat templates read them: the roles are system, user, assistant and tool, the content is text, and a message of the
     assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
     several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
-    opens_answer: False ends the prompt behind the last message. truncates: messages at the beginning are left out where all
-    are longer than the context. template: variables of the chat template. wanted: the format of the whole
+    opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
     answer. options: the fields of forms.shared.Generation. notices: sentences about what was left out."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -43,7 +42,6 @@ class ChatRequest:
     several_calls: bool = True
     goes_on: GoesOn | None = None
     opens_answer: bool = True
-    truncates: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     wanted: AnswerFormat | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

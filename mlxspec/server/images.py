@@ -1,10 +1,10 @@
 """Takes images out of requests of all APIs, and puts them into the messages for the chat template.
 
-Before a body is checked, `take_images` puts a text in the place of each image. So the APIs' adapters join, move and store it like any other
-text, and know nothing of images. `placed` finds it in the messages that come out and puts an image part there, as chat templates read it.
+Before a body is checked, `take_images` puts a text in the place of each image. So the APIs' adapters join and move it like any other text,
+and know nothing of images. `placed` finds it in the messages that come out and puts an image part there, as chat templates read it.
 
-Invariants: the text cannot be guessed, and only a text that this process has made stands for an image. It holds the image; where the body
-and what is stored of it are gone, so is the image.
+Invariants: the text cannot be guessed, and only a text that this process has made stands for an image. Placeholders are kept in a weak
+table: the image is freed with the last string that contains its placeholder.
 """
 
 from __future__ import annotations
@@ -225,14 +225,3 @@ def holds_images(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(holds_images, value.values()))
     return isinstance(value, (list, tuple)) and any(map(holds_images, value))
-
-
-def image_bytes(value: Any) -> int:
-    """Of the images that a JSON value holds as texts, in characters of base64."""
-    if isinstance(value, ImageText):
-        return len(value.data)
-    if isinstance(value, _Joined):
-        return sum(len(image.data) for image in value.images)
-    if isinstance(value, Mapping):
-        return sum(map(image_bytes, value.values()))
-    return sum(map(image_bytes, value)) if isinstance(value, (list, tuple)) else 0

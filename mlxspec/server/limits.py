@@ -22,9 +22,8 @@ class ServerLimits:
     also of one made from tools. max_bad_words: bytes of all bad words together. max_requests: requests with a body that are open at the
     same time; one client has at most half of them. max_bodies: bytes of their bodies together. max_connections: open connections.
     header_seconds: until a connection's next request has sent its headers. body_seconds: until it has sent its body. send_seconds: how
-    long a client may read nothing of an answer. prepare_seconds: until the engine gets the request. max_stored: bytes of the responses
-    that are kept for `previous_response_id`. stored_seconds: how long one is kept. max_images: images of one request. max_image_pixels:
-    pixels of an image after it has been resized for the model, whatever the request asks for.
+    long a client may read nothing of an answer. prepare_seconds: until the engine gets the request. max_images: images of one request.
+    max_image_pixels: pixels of an image after it has been resized for the model, whatever the request asks for.
     """
 
     max_body: int = 32 << 20
@@ -40,8 +39,6 @@ class ServerLimits:
     body_seconds: float = 30.0
     send_seconds: float = 60.0
     prepare_seconds: float = 60.0
-    max_stored: int = 32 << 20
-    stored_seconds: float = 3600.0
     max_images: int = 16
     max_image_pixels: int = 4 << 20
 
@@ -61,7 +58,7 @@ KINDS = {
     f.name: "seconds"
     if f.name.endswith("_seconds")
     else "bytes"
-    if f.name in ("max_body", "max_bodies", "max_grammar", "max_bad_words", "max_stored")
+    if f.name in ("max_body", "max_bodies", "max_grammar", "max_bad_words")
     else "count"
     for f in fields(ServerLimits)
 }

@@ -26,7 +26,6 @@ from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
 from mlxspec.server.fill_in import with_gap
-from mlxspec.server.fit_context import fitting
 from mlxspec.server.forms.completions import has_several
 from mlxspec.server.images import decode_limits, holds_images, placed
 from mlxspec.server.limits import ServerLimits
@@ -229,45 +228,22 @@ def _render(
     request = without_unseen_answers(request, engine.tokenizer.template, options)
     if request.goes_on is not None:
         options["continue_final_message"] = True
-
-    def prompt(messages: Sequence[Mapping[str, Any]], most: int) -> _Prompt:
-        return _prompt(engine, messages, options, limits, most)
-
-    if not request.truncates:
-        return request, prompt(request.messages, engine.max_context)
-    found, num_left_out = fitting(request.messages, prompt, engine.max_context, _room(request, engine))
-    if num_left_out:
-        said = f"left out at the beginning of the conversation, which is longer than the context: {num_left_out} of its messages"
-        request = replace(request, notices=(*request.notices, said))
-    return request, found
-
-
-def _room(request: ChatRequest, engine: Engine) -> int:
-    """Tokens that a prompt without its first messages leaves for the answer: a quarter of the context, less where that is not asked for."""
-    asked, quarter = request.options.get("max_tokens"), engine.max_context // 4
-    return quarter if asked in (None, -1) else min(asked, quarter)
-
-
-def _prompt(
-    engine: Engine,
-    messages: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
-    limits: ServerLimits,
-    most: int,
-) -> _Prompt:
-    """Of fewer than `most` tokens. Raises ConfigError, ImageError, ContextOverflowError."""
-    tokenizer, vision = engine.tokenizer, engine.vision
-    if tokenizer is None or tokenizer.template is None:
-        raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
-    placed_messages, sources = placed(messages, limits)
-    text, notices = render_conversation(tokenizer.template, placed_messages, options)
-    if not sources or vision is None:
-        tokens = tokenizer.encode(text, special=False, most=most, pause=check_wanted)
-        return _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
+    placed_messages, sources = placed(request.messages, limits)
+    text, notices = render_conversation(engine.tokenizer.template, placed_messages, options)
+    most = engine.max_context
+    if not sources or engine.vision is None:
+        tokens = engine.tokenizer.encode(text, special=False, most=most, pause=check_wanted)
+        return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
     prompt = prepared_prompt(
-        text, sources, vision, tokenizer, limits=decode_limits(limits), most=most, pause=check_wanted
+        text,
+        sources,
+        engine.vision,
+        engine.tokenizer,
+        limits=decode_limits(limits),
+        most=most,
+        pause=check_wanted,
     )
-    return _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
+    return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
 
 
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:

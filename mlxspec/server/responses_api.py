@@ -22,11 +22,9 @@ from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
 from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField
-from mlxspec.server.images import image_bytes
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of
 from mlxspec.server.request_parsing import Job
-from mlxspec.server.stored_responses import StoredResponse, StoredResponses, size_of
 from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
 from mlxspec.server.usage import progress
 
@@ -51,15 +49,15 @@ def unsealed(value: str | None) -> str:
         return ""
 
 
-def responses_request(body: Mapping[str, Any], earlier: StoredResponse | None = None) -> ChatRequest:
-    """Of a checked body. earlier: the stored response that it goes on from. Raises BadField, GrammarError."""
+def responses_request(body: Mapping[str, Any]) -> ChatRequest:
+    """The chat request of a checked body. Raises BadField, GrammarError."""
     if _LOGPROBS in (body.get("include") or ()):
         raise BadField(
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
         )
     notices: list[str] = []
-    old, new = () if earlier is None else earlier.items, input_items(body)
-    messages = _conversation([*old, *new], len(old), body.get("instructions"), notices)
+    items = input_items(body)
+    messages = _conversation(items, body.get("instructions"), notices)
     if not messages or messages[-1]["role"] == "system":
         raise BadField("input", "input must not be empty.")
     tools = _tools(body.get("tools") or (), notices)
@@ -68,22 +66,12 @@ def responses_request(body: Mapping[str, Any], earlier: StoredResponse | None = 
         tools=tools,
         tool_choice=_tool_choice(body.get("tool_choice"), body),
         several_calls=body.get("parallel_tool_calls") is not False,
-        goes_on=goes_on_with(messages, f"input[{len(new) - 1}]"),
-        truncates=body.get("truncation") == "auto",
+        goes_on=goes_on_with(messages, f"input[{len(items) - 1}]"),
         template=_template(body),
         wanted=_format(body),
         options={**body, "max_tokens": body.get("max_output_tokens")},
         notices=tuple(notices),
     )
-
-
-def resolved(body: Mapping[str, Any], stored: StoredResponses) -> dict[str, Any]:
-    """A checked body with items of stored responses in the place of references to them. References to others stay."""
-    given = body["input"]
-    if isinstance(given, str) or not any(_kind(item) == "item_reference" for item in given):
-        return dict(body)
-    known = stored.items()
-    return {**body, "input": [known.get(i["id"], i) if _kind(i) == "item_reference" else i for i in given]}
 
 
 def _kind(item: Mapping[str, Any]) -> str:
@@ -99,12 +87,12 @@ def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _conversation(
-    items: Sequence[Mapping[str, Any]], num_earlier: int, instructions: str | None, notices: list[str]
+    items: Sequence[Mapping[str, Any]], instructions: str | None, notices: list[str]
 ) -> list[dict[str, Any]]:
     system = [instructions] if instructions else []
     out, other = TemplateMessages(), list[str]()
     for i, item in enumerate(items):
-        path = f"input[{i - num_earlier}]"
+        path = f"input[{i}]"
         kind = _kind(item)
         if kind == "message":
             role, text = item["role"], joined(item["content"])
@@ -118,8 +106,10 @@ def _conversation(
                     notices.append(f"{path} of the role {role} was given to the model as the user's")
                 out.user(text)
         elif kind == "reasoning":
-            thought = "".join(part["text"] for part in item.get("content") or ())
-            out.think(thought or unsealed(item.get("encrypted_content")))
+            said, summary = (
+                "".join(part["text"] for part in item.get(member) or ()) for member in ("content", "summary")
+            )
+            out.think(said or unsealed(item.get("encrypted_content")) or summary)
         elif kind == "function_call":
             out.call(item["call_id"], _flat_name(item), arguments_of(item["arguments"]))
         elif kind == "custom_tool_call":
@@ -215,23 +205,14 @@ class ResponsesWriter(SingleWriter):
     """One response. Each event of its stream has the next `sequence_number`: response.created, response.in_progress; for each item
     output_item.added, its parts, output_item.done; response.completed or response.incomplete, or error and response.failed.
 
-    earlier: the stored response it goes on from. store: where it is kept; None keeps it nowhere. Extensions:
-    `timings` and `mlxspec` in a finished response, `timings` in deltas, `prompt_progress` in response.in_progress.
+    Extensions: `timings` and `mlxspec` in a finished response, `timings` in deltas, `prompt_progress` in response.in_progress.
     """
 
     wire = NAMED_EVENTS
 
-    def __init__(
-        self,
-        model: str,
-        body: Mapping[str, Any],
-        job: Job,
-        *,
-        earlier: StoredResponse | None = None,
-        store: StoredResponses | None = None,
-    ) -> None:
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
         super().__init__(model, body, job)
-        self._earlier, self._store, params = earlier, store, job.asks[0].params
+        params = job.asks[0].params
         self._is_sealed = _SEALED in (body.get("include") or ())
         tools = [tool for _, tool in _flat(body.get("tools") or ()) if tool.get("name")]
         self._custom = {_flat_name(t) for t in tools if t["type"] == "custom"}
@@ -250,15 +231,15 @@ class ResponsesWriter(SingleWriter):
             "max_output_tokens": body.get("max_output_tokens"),
             "metadata": body.get("metadata") or {},
             "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-            "previous_response_id": body.get("previous_response_id"),
+            "previous_response_id": None,
             "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
-            "store": store is not None,
+            "store": False,
             "temperature": params.temperature,
             "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "top_p": params.top_p,
-            "truncation": body.get("truncation") or "disabled",
+            "truncation": "disabled",
         }
 
     def begin(self) -> Iterator[dict[str, Any]]:
@@ -292,26 +273,15 @@ class ResponsesWriter(SingleWriter):
         }
 
     def _whole(self, end: End) -> dict[str, Any]:
-        """The response at its end, which is kept where it is to be."""
+        """The response at its end."""
         output = [self._item(block) for block in self._answer.blocks]
         is_cut = end.reason == "length"
-        response = self._response("incomplete" if is_cut else "completed", output) | {
+        return self._response("incomplete" if is_cut else "completed", output) | {
             "completed_at": None if is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._usage(end),
             **self._measured(),
         }
-        if self._store is not None:
-            new = [*input_items(self._body), *output]
-            earlier = self._earlier
-            num_bytes = (
-                size_of([response, new]) + image_bytes(new) + (0 if earlier is None else earlier.num_bytes)
-            )
-            if self._store.has_room(num_bytes):
-                self._store.put(response, [*(() if earlier is None else earlier.items), *new], num_bytes)
-            else:
-                response["store"] = False
-        return response
 
     def _usage(self, end: End) -> dict[str, Any]:
         stats = end.stats

@@ -19,7 +19,7 @@ class RouteForm:
     answer: a form, a JSON schema, or the media types of what is no JSON. stream: its media type. statuses: of errors, beside those of every
     route."""
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST"]
     path: str
     name: str
     summary: str
@@ -72,8 +72,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/api/show", "ollama_show", "What a model can do.", ollama.OllamaShowRequest, ollama.OllamaShown),
     _get("/", "page", "A page to chat on.", ("text/html",)),
     _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),
-    _get("/responses/{name}", "response", "A stored response.", responses.ResponsesAnswer, "404"),
-    RouteForm("DELETE", "/responses/{name}", "delete_response", "Drop a stored response.", responses.DeletedResponse, statuses=("404",)),
+    _get("/responses/{name}", "response", "Says that responses are not stored here.", responses.ResponsesAnswer, "404"),
     _get("/models", "models", "The models of this server.", models.ModelsAnswer),
     _get("/models/{name:path}", "model", "One of them.", models.ModelAnswer, "404"),
     _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),

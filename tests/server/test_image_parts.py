@@ -69,8 +69,8 @@ def test_every_api_takes_images_in_its_own_form(sighted: Served) -> None:
     status, answer = sighted.post("/v1/responses", body)
     assert status == 200, answer
     assert answer["output"][0]["content"][0]["text"] == wanted
-    later = {"input": "And this?", "previous_response_id": answer["id"], "max_output_tokens": 4}
-    status, answer = sighted.post("/v1/responses", later)
+    items = [*body["input"], *answer["output"], {"role": "user", "content": "And this?"}]
+    status, answer = sighted.post("/v1/responses", {"input": items, "max_output_tokens": 4})
     assert status == 200, answer
     assert answer["usage"]["input_tokens_details"]["cached_tokens"] > 6
     options = {"num_predict": 8, "temperature": 0, "ignore_eos": True}

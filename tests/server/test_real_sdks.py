@@ -171,7 +171,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
     },
     "what was asked": {
         **QUIET, "instructions": "Be short.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.9,
-        "truncation": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "tools": [FUNCTION], "tool_choice": "none",
+        "truncation": "disabled", "prompt_cache_key": "k", "safety_identifier": "s", "tools": [FUNCTION], "tool_choice": "none",
     },
 }  # fmt: skip
 

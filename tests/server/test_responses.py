@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the `openai` SDK against the demo server, what becomes of input items, stored responses, and errors."""
+"""OpenAI's Responses: the `openai` SDK against the demo server, what becomes of input items, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from mlxspec.parsers.pieces import CallArguments, CallStart
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Delta, End
 from mlxspec.server.responses_api import ResponsesWriter, responses_request, sealed, unsealed
-from mlxspec.server.stored_responses import StoredResponses
 from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
 from tests.server.stream_grammar import ResponsesGrammar
@@ -83,80 +82,46 @@ def test_the_sdks_stream_helper(client: Any) -> None:
     assert json.loads(final.output[0].arguments)
 
 
-def test_a_response_that_goes_on_from_a_stored_one(client: Any) -> None:
-    first = ask(client, instructions="Answer shortly.")
-    assert first.store is True
-    kept = client.responses.retrieve(first.id)
-    assert kept.output_text == first.output_text
-    second = ask(client, input="what does sorted do?", previous_response_id=first.id, instructions="Be kind.")
-    assert second.previous_response_id == first.id
-    direct = ask(
-        client,
-        input=[
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": first.output_text},
-            {"role": "user", "content": "what does sorted do?"},
-        ],
-        instructions="Be kind.",
-        store=False,
-    )
-    assert direct.output_text == second.output_text
-    assert direct.usage.input_tokens == second.usage.input_tokens
-    assert direct.store is False
-    third = list(ask(client, input="and?", previous_response_id=second.id, stream=True))[-1].response
-    assert third.usage.input_tokens > second.usage.input_tokens
-    client.responses.delete(first.id)
-    for name in (first.id, direct.id, "resp_none"):
-        with pytest.raises(openai.NotFoundError, match="There is no stored response"):
-            client.responses.retrieve(name)
-    with pytest.raises(openai.BadRequestError) as found:
-        ask(client, previous_response_id=first.id)
-    assert (found.value.code, found.value.param) == ("previous_response_not_found", "previous_response_id")
-    assert ask(client, input="and?", previous_response_id=second.id).output_text  # it has its own copy
-    counted = client.responses.input_tokens.count(
-        model="demo", input="and?", previous_response_id=second.id, extra_body=QUIET
-    )
-    assert counted.input_tokens == third.usage.input_tokens
-
-
-def response(name: str, text: str) -> dict[str, Any]:
-    return {"id": name, "text": text}
+def test_nothing_is_stored_and_every_look_up_says_so(client: Any) -> None:
+    """The history is the client's to send; what asks for a stored one is refused with a sentence."""
+    first = ask(client, store=True)
+    assert (first.store, first.previous_response_id, first.truncation) == (False, None, "disabled")
+    with pytest.raises(openai.NotFoundError, match="send the whole conversation as input"):
+        client.responses.retrieve(first.id)
+    for name, value in (("previous_response_id", first.id), ("conversation", "c")):
+        with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as found:
+            ask(client, **{name: value})
+        assert found.value.param == name
+    with pytest.raises(openai.BadRequestError, match="send a shorter history"):
+        ask(client, truncation="auto")
+    assert ask(client, truncation="disabled").output_text == first.output_text
 
 
 @catches(
-    "stored responses stay for ever",
-    "mlxspec.server.stored_responses:StoredResponses._drop_old",
-    lambda right: lambda self: None,
+    "what is short is not read",
+    "mlxspec.server.responses_api:unsealed",
+    lambda right: lambda value: "nothing",
+    case="summary",
 )
-def test_stored_responses_keep_to_a_budget_and_a_time() -> None:
-    now = [0.0]
-    store = StoredResponses(100, 60.0, clock=lambda: now[0])
-    for i in range(6):
-        store.put(response(f"r{i}", "x"), [], 30)
-        assert store.num_bytes <= 100
-    assert store.find("r2") is None
-    assert store.get("r3").response["id"] == "r3"
-    store.put(response("r6", "x"), [], 30)  # r4 was used longest ago
-    assert store.find("r4") is None
-    assert store.find("r3") is not None
-    assert not store.has_room(101)
-    now[0] = 59.0
-    assert len(store) == 3
-    store.delete("r3")
-    assert store.num_bytes == 60
-    now[0] = 61.0
-    assert store.find("r6") is None
-    assert (len(store), store.num_bytes) == (0, 0)
-    with pytest.raises(ApiError, match="no stored response"):
-        store.get("r6")
-
-
-def test_a_response_that_is_too_large_says_that_it_is_not_stored() -> None:
-    store = StoredResponses(10, 60.0)
-    protocol = ResponsesWriter("m", {"input": "x" * 100}, one_answer(), store=store)
-    protocol.take(End(choice=0, reason="stop", cause="end", stats=RequestStats(num_prompt=3)))
-    assert protocol.whole()["store"] is False
-    assert len(store) == 0
+@pytest.mark.parametrize(
+    ("members", "thought"),
+    [
+        (
+            {"content": [{"type": "reasoning_text", "text": "whole"}], "encrypted_content": sealed("no")},
+            "whole",
+        ),
+        ({"encrypted_content": sealed("seal")}, "seal"),
+        ({}, "short"),
+        ({"encrypted_content": "another server's"}, "short"),
+    ],
+    ids=["content", "seal", "summary", "summary-behind-another-seal"],
+)
+def test_reasoning_is_read_from_wherever_it_stands(members: dict[str, Any], thought: str) -> None:
+    """Some clients send the summary back and no more of it."""
+    item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], **members}
+    answer = {"role": "assistant", "content": "4"}
+    asked = responses_request({"input": [{"role": "user", "content": "2+2?"}, item, answer]})
+    assert asked.messages[-1] == {"role": "assistant", "content": "4", "reasoning_content": thought}
 
 
 def test_input_items_as_the_template_reads_them() -> None:
@@ -292,8 +257,7 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
      "input[0].call_id names no call of an earlier item."),
     ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments", "input[0].arguments is missing."),
     ({"background": True}, "background", "background cannot be honoured: this server answers while the client waits."),
-    ({"conversation": "c"}, "conversation", "conversation cannot be honoured: use previous_response_id."),
-    ({"truncation": "some"}, "truncation", "truncation must be one of auto, disabled."),
+    ({"conversation": "c"}, "conversation", "conversation cannot be honoured: nothing is stored here; send the whole conversation as"),
     ({"max_tokens": 5}, "max_tokens", "max_tokens cannot be honoured: use max_output_tokens."),
     ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be between 1 and"),
     ({"top_logprobs": 2}, "top_logprobs", "this API gives no log-probabilities here"),

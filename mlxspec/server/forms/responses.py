@@ -87,7 +87,7 @@ class ReasoningItem(Item):
 
 
 class ItemReference(t.Fields):
-    """An item of a stored response; one that is not stored any more is left out."""
+    """Names an item of a stored response. Nothing is stored here: it is left out, with a notice."""
 
     id: t.Id
     type: Literal["item_reference"] | None = None
@@ -208,18 +208,12 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
     text: TextConfig | None = None
     max_output_tokens: shared.Length | None = t.optional("-1: to the context's end")
     metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
-    previous_response_id: t.Id | None = None
-    store: t.Flag = t.optional(
-        "keep the response for previous_response_id, within max_stored and stored_seconds"
-    )
     include: Annotated[t.Many[t.Id], Field(max_length=64)] | None = None
-    truncation: Literal["auto", "disabled"] | None = t.optional(
-        "auto: turns at the beginning of an input that is longer than the context are left out"
-    )
     refused: ClassVar = {
         **shared.one_answer("response", shared.NO_LOGPROBS, "item"),
         **t.refuse("background", "this server answers while the client waits", False),
-        **t.refuse("conversation", "use previous_response_id"),
+        **t.refuse("previous_response_id conversation", "nothing is stored here; send the whole conversation as input"),
+        **t.refuse("truncation", "a prompt is read whole or refused; send a shorter history", "disabled"),
         **t.refuse("prompt", "prompts are not stored here"),
         **t.refuse("context_management", "a prompt is read whole or refused", *t.OFF),
         **t.refuse("messages", "use input"),
@@ -229,6 +223,7 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
     harmless: ClassVar = {
         **shared.HARMLESS,
         **t.harmless("client_metadata", _ELSES),
+        **t.harmless("store", "nothing is stored here"),
         **t.harmless("max_tool_calls", "it counts tools that the provider runs, and there are none"),
     }
 
@@ -258,8 +253,7 @@ ResponsesAnswer = t.answer(
     incomplete_details=t.either(t.answer("IncompleteDetails", reason=str), None),
     output=t.many(t.either(_Message, _Reasoning, _Call, _CustomCall)),
     usage=_Usage, background=Literal[False], instructions=str | None, max_output_tokens=int | None, metadata=dict[str, Any],
-    parallel_tool_calls=bool, previous_response_id=str | None, reasoning=dict[str, Any], store=bool, temperature=float,
-    text=dict[str, Any], tool_choice=str | dict[str, Any], tools=list[dict[str, Any]], top_p=float, truncation=Literal["auto", "disabled"],
+    parallel_tool_calls=bool, previous_response_id=None, reasoning=dict[str, Any], store=Literal[False], temperature=float,
+    text=dict[str, Any], tool_choice=str | dict[str, Any], tools=list[dict[str, Any]], top_p=float, truncation=Literal["disabled"],
     **shared.MEASURED,
 )  # fmt: skip
-DeletedResponse = t.answer("DeletedResponse", id=str, object=Literal["response"], deleted=bool)
