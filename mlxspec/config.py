@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,8 +22,6 @@ DRAFT_BITS = (4, 8, 16)
 KV_BITS = (4, 8, 16)  # of keys and values; 16 stands for whatever they are computed in
 ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
-Acceptance = Literal["match", "rejection"]
-DraftSampling = Literal["shared", "independent", "argmax"]
 Policy = Literal["fixed", "auto"]
 LoopBreaker = Literal["off", "thinking", "all"]
 PrefixStates = Literal["float32", "half"]
@@ -47,6 +45,10 @@ DRAFTER_NAMES = (  # those that come with mlxspec
     "ngram-simple",
     "ngram-map-k",
     "ngram-map-k4v",
+)
+ONE_ACCEPTANCE = (  # why nobody can choose how drafts are accepted
+    "a draft is accepted where it equals the token that the model samples there, "
+    "so that a seed gives the same text with and without drafting"
 )
 OTHER_NAMES = dict.fromkeys(("ngram-mod", "ngram-cache"), ("suffix", "ngram-simple"))  # llama.cpp's
 
@@ -112,8 +114,7 @@ class SamplingParams:
     min_tokens: before so many tokens nothing ends the answer. stop_token_ids: tokens that end it and are no part of it. keeps_stop: the
     stop string that ends it is a part. dry_*: see sampling/history.py; the others: sampling/filters.py.
 
-    `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting (unless drafts are accepted by
-    "rejection", see SpecConfig).
+    `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting.
 
     logprobs: give log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (which asks for
     logprobs too). They are those of the model's own distribution, before everything above.
@@ -336,11 +337,8 @@ class SpecConfig:
     may take. None is what the engine was made with: `load` makes it "auto" and measures what rounds cost here; an Engine made by hand
     has measured nothing and is "fixed".
 
-    acceptance: "match" keeps the drafts that equal the target's own choice, so the same seed gives the same text with and without
-    drafting; "rejection" keeps them by comparing probabilities (Leviathan et al. 2023, Chen et al. 2023): more drafts stand when
-    sampling, the distribution is the same, the text of a seed is not. A draft may then not be dropped for being short, so n_min must
-    be 0. draft_sampling: how drafters that run a model choose their tokens when sampling: with the target's own noise ("shared"), with
-    noise of their own ("independent") or not at all ("argmax"). None takes what suits the rule: shared, and independent for rejection.
+    A draft is accepted while it equals the token that the target samples there, so a seed gives the same text with and without drafting.
+    Drafters that run a model draw with the target's own noise. acceptance and draft_sampling, which chose otherwise, are refused.
     """
 
     drafters: tuple[str, ...] = ()
@@ -356,17 +354,15 @@ class SpecConfig:
     draft_bits: int = 4
     draft_kv_bits: int = 16
     policy: Policy | None = None
-    acceptance: Acceptance = "match"
-    draft_sampling: DraftSampling | None = None
+    acceptance: InitVar[None] = None
+    draft_sampling: InitVar[None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, acceptance: object, draft_sampling: object) -> None:
+        for name, value in (("acceptance", acceptance), ("draft_sampling", draft_sampling)):
+            if value is not None:
+                raise ConfigError(f"There is no {name}: {ONE_ACCEPTANCE}.")
         if self.policy is not None:
             _check_choice("policy", self.policy, get_args(Policy))
-        _check_choice("acceptance", self.acceptance, get_args(Acceptance))
-        if self.draft_sampling is not None:
-            _check_choice("draft_sampling", self.draft_sampling, get_args(DraftSampling))
-        if self.acceptance == "rejection":
-            self._check_rejection()
         object.__setattr__(self, "drafters", drafter_names(self.drafters))
         if not isinstance(self.owner, str):
             raise ConfigError(f"owner must be a string, not {shown(self.owner)}.")
@@ -403,26 +399,10 @@ class SpecConfig:
             raise ConfigError(f"predicted is a string or a list of token ids, not {shown(given)}.")
         object.__setattr__(self, "predicted", tuple(given))
 
-    def _check_rejection(self) -> None:
-        """Whether a token is submitted must not depend on how tokens behind it turned out, nor its noise on the target's."""
-        if self.n_min:
-            raise ConfigError(
-                'n_min must be 0 with acceptance "rejection": dropping short drafts would change the distribution.'
-            )
-        if self.draft_sampling == "shared":
-            raise ConfigError(
-                'draft_sampling "shared" goes with acceptance "match" only: rejection needs drafts independent of the target\'s noise.'
-            )
-
     @property
     def model_depth(self) -> int:
         """n_max, or what suits the policy."""
         return self.n_max if self.n_max is not None else FIXED_DEPTH if self.policy == "fixed" else AUTO_DEPTH
-
-    @property
-    def drafts_by(self) -> DraftSampling:
-        """draft_sampling, or what suits the rule."""
-        return self.draft_sampling or ("shared" if self.acceptance == "match" else "independent")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "top-p 0.9": {"temperature": 0.7, "top_p": 0.9},
     "temperature": {"temperature": 0.7},
 }
-REJECTION = "top-k 20, top-p 0.95, accepted by rejection"  # the draft's distribution is kept
 
 
 class _Head(ModelDrafter):
@@ -148,17 +147,10 @@ def shares_of_a_step(num_turns: int) -> dict[str, float]:
     from tests.models import deep
     from tests.models.metal_graph import as_on_metal, blank
 
-    seconds: dict[str, list[float]] = {name: [] for name in ("", *SAMPLING, REJECTION)}
+    seconds: dict[str, list[float]] = {name: [] for name in ("", *SAMPLING)}
     with as_on_metal(pytest.MonkeyPatch()):
         model, logits = deep.ours(LAYERS), blank((1, LARGE), mx.bfloat16)
         rows = {name: RowSampler(SamplingParams(**asked), [1], LARGE) for name, asked in SAMPLING.items()}
-        rows[REJECTION] = RowSampler(
-            SamplingParams(**SAMPLING["top-k 20, top-p 0.95"]),
-            [1],
-            LARGE,
-            keeps_drafts=True,
-            drafts_by="independent",
-        )
         for turn in range(num_turns + 1):
             cache = deep.filled(model, 300)
             began = time.thread_time()

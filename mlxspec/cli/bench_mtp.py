@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlxspec.bench.mtp import Ask, Row
 
 # What a server decides for itself, and what is not about these tasks.
-_SERVERS: tuple[str, ...] = ("draft", "policy", "acceptance", "draft_model", "draft_max", "draft_min")
+_SERVERS: tuple[str, ...] = ("draft", "policy", "draft_model", "draft_max", "draft_min")
 _SERVERS += (
     "draft_p_min",
     "ngram_n",

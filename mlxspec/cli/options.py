@@ -35,7 +35,6 @@ from mlxspec.config import (
     MAX_CONTEXT,
     OTHER_NAMES,
     ROLLBACKS,
-    Acceptance,
     EngineConfig,
     LoopBreaker,
     Policy,
@@ -95,9 +94,7 @@ SAMPLING = _flags_of(
     "repetition_penalty presence_penalty frequency_penalty seed stop json_schema regex lark bad_words "
     "thinking_budget loop_breaker"
 )
-_SPEC = _flags_of(
-    "n_max n_min p_min ngram_n ngram_m ngram_min_hits acceptance draft_vocab draft_bits draft_kv_bits"
-)
+_SPEC = _flags_of("n_max n_min p_min ngram_n ngram_m ngram_min_hits draft_vocab draft_bits draft_kv_bits")
 _ENGINE = _flags_of(
     "max_context kv_bits max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir prefix_states "
     "past_texts_disk"
@@ -259,7 +256,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         parser.add_argument_group("drafting"),
         ("--draft", str, "LIST", f"off, auto (the default), or in order: {', '.join(DRAFTER_NAMES)}", "auto"),
         ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
-        ("--acceptance", get_args(Acceptance), None, _ACCEPTANCE),
         DRAFT_MODEL,
         ("--head", HEADS, None, "which drafters draft: adapted ones (the default; by `scripts/adapt`) or base, those in the folders"),
         ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
@@ -303,7 +299,6 @@ _DRAFT_VOCAB = (
 )
 _KV_BITS = "bits of keys and values: 8, 4, or 16 for as they are computed (default 16)"
 _DRAFT_BITS = f"bits of a drafter's weights if the model is quantized, 16 to leave floats (default {SpecConfig.draft_bits})"
-_ACCEPTANCE = "match (the default) accepts drafts equal to the model's own choice; rejection accepts more, but changes the text of a seed"
 _DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter: folder or id"
 DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
 DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")

@@ -200,12 +200,6 @@ def _drafters(meant: OtherFlag, given: str) -> Said:
     return Said([f"{meant.target}={','.join(own)}"], [])
 
 
-def _acceptance(meant: OtherFlag, given: str) -> Said:
-    return Said(
-        [f"{meant.target}={ {'greedy': 'match', 'probabilistic': 'rejection'}.get(given, given) }"], []
-    )
-
-
 def _mebibytes(meant: OtherFlag, given: str) -> Said:
     """-1: no limit."""
     return Said(
@@ -284,7 +278,6 @@ _READERS: dict[str, Callable[[OtherFlag, str], Said]] = {
     "length": _length,
     "kv_bits": _kv_bits,
     "drafters": _drafters,
-    "acceptance": _acceptance,
     "mebibytes": _mebibytes,
     "file": _file,
     "several": _several,

@@ -92,16 +92,14 @@ class Draft(NamedTuple):
     Either host tokens (a list) or device ones: tokens (length,) integer and confidences (length,) of any float dtype, lazy; drafters that
     run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that place (a list
     where the tokens are one); None where the drafter has no distribution.
-    ended: why the drafter has closed the row and will draft no more for it. scores (length, V), lazy: what each token was drawn from, as
-    logits, for rows whose sampler keeps drafts; None where the drafter draws nothing, so that the token was certain. backing: of a lookup,
-    how many tokens before the ones it looked up it would have said right from the same place; None where it does not know.
+    ended: why the drafter has closed the row and will draft no more for it. backing: of a lookup, how many tokens before the ones it looked
+    up it would have said right from the same place; None where it does not know.
     """
 
     length: int
     tokens: list[int] | mx.array
     confidences: mx.array | list[float] | None = None
     ended: str | None = None
-    scores: mx.array | None = None
     backing: int | None = None
 
     @classmethod
@@ -115,8 +113,7 @@ class Draft(NamedTuple):
             return NO_DRAFT
         if length == self.length:
             return self._replace(confidences=None)
-        scores = None if self.scores is None else self.scores[:length]
-        return Draft(length, self.tokens[:length], None, None, scores)
+        return Draft(length, self.tokens[:length])
 
 
 NO_DRAFT = Draft(0, [])

@@ -29,28 +29,26 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
 from mlxspec.drafters.predicted import Predicted
 from mlxspec.drafters.streams import Streams
-from mlxspec.drafters.submitted import Submitted, submitted, submitted_on_host
+from mlxspec.drafters.submitted import submitted, submitted_on_host
 from mlxspec.drafters.suffix import Suffix
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.models.image_rows import SeenImages
-from mlxspec.sampling.acceptance import NOTHING, Submission
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
 _log = logging.getLogger("mlxspec")
 
 T = TypeVar("T")
-_Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], Submitted]
+_Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], list[Draft]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One row's winning draft, cut to what is submitted; drafter None and length 0 for a plain round. beside: what whoever drafted reads
+    """One row's winning draft, cut to what is verified; drafter None and length 0 for a plain round. beside: what whoever drafted reads
     with the round."""
 
     drafter: str | None = None
     draft: Draft = NO_DRAFT
-    submission: Submission = NOTHING
     beside: tuple[mx.array, ...] = ()
 
 
@@ -254,8 +252,8 @@ class Chain:
         """Proposals of one drafter for the round being planned, for the rows for which it has any, cut to what their limits allow."""
         found = self._found(drafter, asks, plan, submitted)
         return {
-            ask.row: Proposal(drafter=drafter.name, draft=draft, submission=submission)
-            for ask, (draft, submission) in zip(asks, found, strict=bool(found))
+            ask.row: Proposal(drafter=drafter.name, draft=draft)
+            for ask, draft in zip(asks, found, strict=bool(found))
             if draft.length
         }
 
@@ -265,15 +263,15 @@ class Chain:
         """One draft an ask, within the row's own limits and with its confidences; empty where there is none. looks: evaluated and on the
         host."""
         found = self._found(drafter, asks, plan, submitted_on_host if looks else submitted)
-        return [draft for draft, _ in found] or [NO_DRAFT] * len(asks)
+        return found or [NO_DRAFT] * len(asks)
 
-    def _found(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, submit: _Submit) -> Submitted:
+    def _found(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, submit: _Submit) -> list[Draft]:
         """What one drafter proposes and what of it is submitted; nothing if it fails."""
         started, unread, vocab_size = time.perf_counter(), plan.unread, plan.vocab_size
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
 
-        def work() -> Submitted:
+        def work() -> list[Draft]:
             if unread is None:
                 drafts: object = drafter.propose(asks, sampler)
             else:
@@ -286,13 +284,13 @@ class Chain:
             for place, why in wrong.items():
                 self._fail(drafter, [states[place]], DrafterFailed(why))
             if all(d is NO_DRAFT for d in found):
-                return [(NO_DRAFT, NOTHING)] * len(asks)
+                return [NO_DRAFT] * len(asks)
             return submit(found, states)
 
         found = self._guard(drafter, states, work) or []
         if unread is not None and not found:
             return []
-        for state, (draft, _) in zip(states, found, strict=bool(found)):
+        for state, draft in zip(states, found, strict=bool(found)):
             if draft.ended is not None:
                 self._end(drafter, state, draft.ended)
         taken = time.perf_counter() - started

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Drafter, Heard
-from mlxspec.sampling.acceptance import Limits
 from mlxspec.sampling.row import RowSampler
 
 
@@ -44,11 +43,6 @@ class ChainRow:
         self.ended.add(name)
         self.queue = None
 
-    @cached_property
-    def rejects(self) -> bool:
-        """Whether drafts are accepted by rejection. A greedy row has one token at each place, so matching is the same."""
-        return self.spec.acceptance == "rejection" and not self.sampler.is_greedy
-
     @property
     def predicted(self) -> tuple[int, ...]:
         """Ids of what its request predicted."""
@@ -64,7 +58,3 @@ class ChainRow:
     def has_limits(self) -> bool:
         """Whether how sure a drafter was decides on what is verified."""
         return self.spec.p_min > 0 or self.spec.n_min > 0
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(p_min=self.spec.p_min, n_min=self.spec.n_min)

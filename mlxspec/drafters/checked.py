@@ -85,12 +85,8 @@ def _anybodys(draft: Draft, ask: Ask, vocab_size: int) -> Draft:
     backing = draft.backing
     if backing is not None and (not _is_whole(backing) or backing < 0):
         _refuse("its draft's `backing` must be None or a whole number of at least 0")
-    sure, scores = _confidences(draft.confidences, length), None
-    if draft.scores is not None and ask.sampler.keeps_drafts:
-        scores, tops = _scores(draft.scores, tokens, vocab_size)
-        # where drafts are accepted by rejection, what is submitted must not depend on which tokens were drawn
-        sure = None if sure is None else tops
-    return Draft(length, tokens, sure, ended, scores, None if backing is None else int(backing))
+    sure = _confidences(draft.confidences, length)
+    return Draft(length, tokens, sure, ended, None if backing is None else int(backing))
 
 
 def _check_length(draft: Draft, ask: Ask) -> None:
@@ -136,26 +132,6 @@ def _confidences(given: Any, length: int) -> list[float] | None:
     if not all(math.isfinite(p) and 0.0 <= p <= 1.0 + _ROUNDING for p in given):
         _refuse("its draft's confidences are no probabilities")
     return [min(1.0, float(p)) for p in given]
-
-
-def _scores(given: Any, tokens: list[int], vocab_size: int) -> tuple[mx.array, list[float]]:
-    """Logits (n, V) that tokens may have been drawn from, evaluated, and the probability of the likeliest token of each."""
-    shape = len(tokens), vocab_size
-    if not isinstance(given, mx.array) or tuple(given.shape) != shape:
-        _refuse(f"its draft's scores must be an array of shape {shape}, or None")
-    if not mx.issubdtype(given.dtype, mx.floating):
-        _refuse(f"its draft's scores are of type {given.dtype}")
-    # behind astype elements may be assigned to the drafter's array without reaching this one
-    scores = given.astype(mx.float32)
-    total = mx.logsumexp(scores, axis=-1)
-    drawn = mx.take_along_axis(scores, mx.array(tokens)[:, None], axis=-1)[:, 0]
-    tops = mx.exp(mx.max(scores, axis=-1) - total)
-    mx.eval(scores, total, drawn, tops)
-    if not all(map(math.isfinite, total.tolist())):
-        _refuse("its draft's scores are no logits of a distribution")
-    if not all(map(math.isfinite, drawn.tolist())):
-        _refuse("it drafted a token that its own scores rule out")
-    return scores, [min(1.0, p) for p in tops.tolist()]
 
 
 def _is_whole(value: object) -> bool:

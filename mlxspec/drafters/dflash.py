@@ -159,10 +159,7 @@ class DFlashDrafter(BehindUnread):
         found, start = {}, 0
         for ask in active:
             end = start + ask.limit
-            scores = None if drawn.scores is None or not ask.sampler.keeps_drafts else drawn.scores[start:end]
-            found[ask.row] = Draft(
-                ask.limit, drawn.tokens[start:end], drawn.confidence[start:end], scores=scores
-            )
+            found[ask.row] = Draft(ask.limit, drawn.tokens[start:end], drawn.confidence[start:end])
             start = end
         return found
 
@@ -203,7 +200,7 @@ class DFlashDrafter(BehindUnread):
             left = [i for i, a in enumerate(rows) if a.limit > depth]
             before = drawn.tokens if len(left) == len(rows) else drawn.tokens[mx.array(left, mx.int32)]
             going = [going[i] for i in left]
-        return {a.row: _joined(drafted[a.row], a.sampler.keeps_drafts) for a in active}
+        return {a.row: _joined(drafted[a.row]) for a in active}
 
     def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
         """Logits (N, V) as they are drawn from. rows: whose each is, at which of its positions."""
@@ -217,19 +214,13 @@ def _positions(known: Sequence[int], places: Sequence[int], unread: Unread | Non
     return Shifted(known, unread.num_committed[mx.array(places, mx.int32)], unread.width)
 
 
-def _joined(steps: Sequence[tuple[Drawn, int, mx.array]], keeps: bool) -> Draft:
+def _joined(steps: Sequence[tuple[Drawn, int, mx.array]]) -> Draft:
     """A row's draft. steps: of each token what was drawn for all rows, and which of them is the row's."""
 
     def of(values: Sequence[tuple[mx.array, int]]) -> mx.array:
         parts = [x[i : i + 1] for x, i in values]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    scores = None
-    if keeps and all(drawn.scores is not None for drawn, _, _ in steps):
-        scores = of([(drawn.scores, i) for drawn, i, _ in steps if drawn.scores is not None])
     return Draft(
-        len(steps),
-        of([(drawn.tokens, i) for drawn, i, _ in steps]),
-        of([(sure, i) for _, i, sure in steps]),
-        scores=scores,
+        len(steps), of([(drawn.tokens, i) for drawn, i, _ in steps]), of([(sure, i) for _, i, sure in steps])
     )

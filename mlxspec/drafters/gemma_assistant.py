@@ -126,9 +126,7 @@ class GemmaAssistant(ModelDrafter):
         try:
             done = self._draft(fits, sampler, {a.row: i for i, a in enumerate(asks)})
             # views of the target's buffers must be gone when its verify writes there, or MLX copies those buffers whole
-            mx.eval(
-                [[x for x in (d.tokens, d.confidences, d.scores) if x is not None] for d in done.values()]
-            )
+            mx.eval([[d.tokens, d.confidences] for d in done.values()])
         finally:
             self._cache, self._order = None, []
             self._rows.clear()

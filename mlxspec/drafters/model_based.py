@@ -332,18 +332,15 @@ class ModelDrafter(Drafter):
         active = sorted(asks, key=lambda a: self._order.index(a.row))
         tokens: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         sure: dict[int, list[mx.array]] = {a.row: [] for a in asks}
-        kept: dict[int, list[mx.array]] = {a.row: [] for a in asks}
         depth = 0
         while logits is not None:
             first = [len(a.history) + depth for a in active]
             positions: Positions = first if shift is None else Shifted(first, *shift)
             ids = self.ids
-            chosen, scores, sureness = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
+            chosen, sureness = sampler.draft(logits, [owners[a.row] for a in active], positions, ids)
             for i, ask in enumerate(active):
                 tokens[ask.row].append(chosen[i : i + 1])
                 sure[ask.row].append(sureness[i : i + 1])
-                if scores is not None and ask.sampler.keeps_drafts:
-                    kept[ask.row].append(scores[i : i + 1])
             # the tokens only: their confidences are read where a limit on them is set
             device.start(chosen, num_launches=_OF_A_STEP + OF_A_DRAW)
             depth += 1
@@ -367,7 +364,6 @@ class ModelDrafter(Drafter):
                 a.limit,
                 _join(tokens[a.row]),
                 _join(sure[a.row]),
-                scores=_join(kept[a.row]) if kept[a.row] else None,
             )
             for a in asks
         }

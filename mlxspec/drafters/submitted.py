@@ -9,19 +9,11 @@ import mlx.core as mx
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.platform.host import numbers
-from mlxspec.sampling.acceptance import (
-    NOTHING,
-    DraftOutline,
-    Submission,
-    submit_for_match,
-    submit_for_rejection,
-)
+from mlxspec.sampling.acceptance import num_verified
 from mlxspec.sampling.row import RowSampler
 
-Submitted = list[tuple[Draft, Submission]]
 
-
-def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
+def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
     """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
     pairs = list(zip(drafts, states, strict=True))
     doubted = [d.length > 0 and d.confidences is not None and s.has_limits for d, s in pairs]
@@ -36,7 +28,7 @@ def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
     ]
 
 
-def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Submitted:
+def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
     """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
     lazy = [(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)]
     if lazy:
@@ -46,23 +38,24 @@ def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> Su
         if draft.length:
             sure = _confidences(draft)
             whole = _on_host(draft)._replace(confidences=sure)
-            cut, submission = _submit(whole, state, sure is not None and state.has_limits)
-            out.append((cut._replace(confidences=sure and sure[: cut.length]), submission))
+            cut = _submit(whole, state, sure is not None and state.has_limits)
+            out.append(cut._replace(confidences=sure and sure[: cut.length]))
         else:
-            out.append((draft, NOTHING))
+            out.append(draft)
     return out
 
 
-def _submit(draft: Draft, state: ChainRow, doubted: bool) -> tuple[Draft, Submission]:
+def _submit(draft: Draft, state: ChainRow, doubted: bool) -> Draft:
     if not draft.length:
-        return draft, NOTHING
-    sure = _confidences(draft) if doubted else None
-    outline = DraftOutline(length=draft.length, tops=None if sure is None else tuple(sure))
-    if state.rejects:
-        submission: Submission = submit_for_rejection(outline, state.limits)
-    else:
-        submission = submit_for_match(outline, state.limits, _validity(draft, state.sampler))
-    return (draft if submission.length == draft.length else draft.cut(submission.length)), submission
+        return draft
+    length = num_verified(
+        draft.length,
+        _confidences(draft) if doubted else None,
+        p_min=state.spec.p_min,
+        n_min=state.spec.n_min,
+        valid=_validity(draft, state.sampler),
+    )
+    return draft if length == draft.length else draft.cut(length)
 
 
 def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:

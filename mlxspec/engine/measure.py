@@ -443,7 +443,7 @@ def choosing(model: Model, ends_at: float, clock: Clock = now) -> dict[str, floa
             taken.setdefault(kind, []).append(clock() - started)
     greedy, sampled = (_low(times[WARM:]) for times in taken.values())
     more = max(0.0, sampled - greedy) / _POSITIONS
-    return {"sampled": more, "rejected": more}
+    return {"sampled": more}
 
 
 def _low(times: Sequence[float]) -> float:

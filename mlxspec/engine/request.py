@@ -85,8 +85,6 @@ class Request:
             params,
             self.prompt if seen is None else [t for t in self.prompt if t >= 0],  # no penalty counts images
             vocab_size,
-            drafts_by=spec.drafts_by,
-            keeps_drafts=spec.acceptance == "rejection",
             constraints=self.constraints,
             breaks=compiled.breaks,
         )

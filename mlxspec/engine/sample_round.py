@@ -9,7 +9,6 @@ import mlx.core as mx
 from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.request import Request
-from mlxspec.sampling.acceptance import ForRejection
 from mlxspec.sampling.round import Ahead, RoundRow, Sampled, sample
 
 
@@ -38,6 +37,4 @@ def _row(request: Request, proposal: Proposal) -> RoundRow:
         history=lambda: request.shown,
         draft=draft.tokens,
         num_drafted=draft.length,
-        by_rejection=isinstance(proposal.submission, ForRejection),
-        scores=draft.scores,
     )

@@ -31,7 +31,6 @@ from mlxspec.policy.acceptance import PROBED, Offer
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import PLAIN, Choice, Controller, Decision, PolicyRow, dearest
 from mlxspec.policy.costs import DEPTHS, FADE, bucket
-from mlxspec.sampling.acceptance import DraftOutline, ForMatch, Limits, Submission, submit_for_rejection
 
 _LITTLE = 1 + DEPTHS[-1]  # tokens: the most that a round gives a row
 # tokens a model drafter waits for at most where catching up cannot be paid: then it ends for the row, before it runs them by itself
@@ -128,7 +127,7 @@ class Auto(Policy):
     # --- rows
 
     def begin(self, state: ChainRow) -> None:
-        kind = "greedy" if state.sampler.is_greedy else "rejected" if state.rejects else "sampled"
+        kind = "greedy" if state.sampler.is_greedy else "sampled"
         kind = kind if state.sampler.constraints is None else "constrained"
         models = [d.name for d in self.chain.drafters_of(state) if isinstance(d, ModelDrafter)]
         self._rows[state.row] = AutoRow(kind, models)
@@ -302,16 +301,11 @@ class Auto(Policy):
         ):
             row.calm = 0 if width or choice.model is not None else row.calm + 1
             if made is not None:
-                # what a lookup says follows from the text; other drafts are drawn
-                drawn = looks if choice.model is not None else made.draft.scores is not None
-                if state.rejects and drawn:
-                    _forget_unverified(row, made.offer, width)
                 beside = _unread(made.draft) if choice.model is not None and not looks else ()
                 if width:
-                    submission = _submission(state, made.offer, width)
                     name = made.offer.drafter
                     cut = made.draft.cut(width)
-                    out[state.row] = Proposal(drafter=name, draft=cut, submission=submission, beside=beside)
+                    out[state.row] = Proposal(drafter=name, draft=cut, beside=beside)
                 elif beside:
                     out[state.row] = Proposal(beside=beside)
             if self.log is not None:
@@ -390,9 +384,6 @@ class Auto(Policy):
             for (i, ask), draft in zip(wanted, drafts, strict=True):
                 if draft.length:
                     offer = _offer(drafter.name, draft)
-                    if draft.scores is not None and states[i].rejects:
-                        # later confidences depend on tokens drawn before them, which must have no say in what is verified
-                        offer = offer._replace(confidences=None)
                     found[i].append(_Draft(offer, draft))
                     self._rows[ask.row].waiting.append(_Pending(offer=offer, draft=draft))
         return found
@@ -532,28 +523,14 @@ class Auto(Policy):
         ]
 
 
-def _forget_unverified(row: AutoRow, offer: Offer, width: int) -> None:
-    """By rejection more is accepted than equals the text: only what is verified tells how much."""
-    if row.waiting and row.waiting[-1].offer is offer:
-        last = row.waiting.pop()
-        if width:
-            sure = offer.confidences
-            cut = offer._replace(length=width, confidences=None if sure is None else sure[:width])
-            draft = last.draft._replace(length=width, tokens=last.draft.tokens[:width])
-            row.waiting.append(replace(last, offer=cut, draft=draft))
-
-
 def _offer(name: str, draft: Draft) -> Offer:
     sure = draft.confidences
     return Offer(name, draft.length, sure if isinstance(sure, list) else None, draft.backing)
 
 
 def _may_be_blind(state: ChainRow, choice: Choice) -> bool:
-    """Whether nobody needs to see a token between drafting and verifying. What rejection does not verify teaches nothing, so probes are
-    verified there as far as they are sure."""
-    return choice.model is None or not (
-        state.has_limits or state.sampler.constraints is not None or (choice.probe and state.rejects)
-    )
+    """Whether nobody needs to see a token between drafting and verifying."""
+    return choice.model is None or not (state.has_limits or state.sampler.constraints is not None)
 
 
 def _unread(draft: Draft) -> tuple[mx.array, ...]:
@@ -565,14 +542,6 @@ def _tokens(draft: Draft) -> list[int]:
     if not isinstance(draft.tokens, list):
         raise TypeError("these drafts are on the host")
     return draft.tokens
-
-
-def _submission(state: ChainRow, offer: Offer, width: int) -> Submission:
-    """`width` was found without the tokens behind it where the row demands that."""
-    if not state.rejects:
-        return ForMatch(width)
-    tops = None if offer.confidences is None else tuple(offer.confidences[:width])
-    return submit_for_rejection(DraftOutline(length=width, tops=tops), Limits())
 
 
 def _line(row: int, place: int, choice: Choice, made: _Draft | None, width: int) -> str:

@@ -421,7 +421,7 @@ def _in_turn(
     left: float,
 ) -> int:
     """How much of a model's draft of so many tokens pays part by part, by the chance of a part's first token. Later tokens have no say in
-    whether one is verified, as acceptance by rejection demands. A part ends at the first length to which it pays, so it may cross a step of
+    whether one is verified. A part ends at the first length to which it pays, so it may cross a step of
     the curve where the plateau behind is long enough."""
     cuts = [d for d in _depths(curve, num_rows) if d <= num_drafted] or [num_drafted]
     length, taken, most = 0, curve.seconds(width), curve.seconds(width) + left

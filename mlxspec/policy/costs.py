@@ -29,7 +29,7 @@ _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs, until somebody says otherwise
 GREEDY = "greedy"  # the kind of sampling measured at load. These cost a GPU dozens of launches more, in this order; the rest do not:
-DEARER = ("sampled", "rejected", "constrained")
+DEARER = ("sampled", "constrained")
 _FORMAT = 8
 _MOST_CURVES, _LEAST, _MOST = 200, 1e-9, MAX_TOKENS * 1e3  # in a file: curves, and seconds of a round
 

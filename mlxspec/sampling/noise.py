@@ -18,9 +18,7 @@ import mlx.core as mx
 class NoiseStream(IntEnum):
     """Independent sources of noise for the same place."""
 
-    TARGET = 0  # the choice of a token, also from what a rejection leaves
-    DRAFT = 0x6A09E667F3BCC908  # a drafter's own choice
-    ACCEPT = 0x3B67AE8584CAA73B  # whether a draft is accepted
+    TARGET = 0  # the choice of a token
     XTC = 0x510E527FADE682D1  # whether XTC happens
 
 

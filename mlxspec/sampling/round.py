@@ -1,7 +1,7 @@
 """The one entry of a round into sampling: from logits at every verified position to what the target chooses there.
 
-`sample` reads top to bottom: logits processors of the caller, what constraints allow, scores, a draw or a decision by rejection, samplers
-of the caller, log-probabilities. It builds lazy arrays only. What goes wrong for one row (a grammar, a callable of the caller) is that
+`sample` reads top to bottom: logits processors of the caller, what constraints allow, scores, a draw, samplers of the caller,
+log-probabilities. It builds lazy arrays only. What goes wrong for one row (a grammar, a callable of the caller) is that
 row's failure and costs the others nothing. Knows rows as `RoundRow`s; knows no requests, no drafters and no caches.
 """
 
@@ -20,11 +20,9 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import NotANumberError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.blocks import in_blocks, part_of, positions_at, positions_of
 from mlxspec.sampling.logprobs import Logprobs, logprobs
-from mlxspec.sampling.noise import NoiseStream, Positions, Shifted, gumbel, uniform
+from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.processors import Failure, draw, process
-from mlxspec.sampling.rejection import reject
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.scores import DraftedBefore
@@ -43,8 +41,7 @@ class RoundRow:
     """One row of a round. sampler: its parameters and constraints. length: its known tokens; the first choice stands behind them. history:
     gives those tokens, under the vocabulary's ids, to logits processors.
 
-    draft: the drafted tokens that are verified, on the host or, integer (n,), on the device. by_rejection: they are decided by rejection,
-    not by matching; scores (n, V): what they were drawn from then, None where the drafter was certain.
+    draft: the drafted tokens that are verified, on the host or, integer (n,), on the device.
     """
 
     sampler: RowSampler
@@ -52,8 +49,6 @@ class RoundRow:
     history: Callable[[], NDArray[np.int32]]
     draft: Sequence[int] | mx.array = ()
     num_drafted: int = 0
-    by_rejection: bool = False
-    scores: mx.array | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -155,11 +150,7 @@ def _sample_together(
         drafts=_drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
         masks=_masks(rows, ahead),
     )
-    rejecting = [i for i, r in enumerate(rows) if r.by_rejection and r.num_drafted]
-    if rejecting:
-        chosen = _drawn_or_rejected(rows, layout, rejecting, sampler, given, tokens)
-    else:
-        chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
+    chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
     if hooked:
         chosen = _by_own_samplers(rows, layout, sampler, given, chosen, failed)
     chosen = _marked(logits, chosen)
@@ -256,57 +247,6 @@ def _processed(
                 failed[i] = failure
         parts.append(piece)
     return mx.concatenate(parts)
-
-
-def _drawn_or_rejected(
-    rows: Sequence[RoundRow],
-    layout: _Layout,
-    rejecting: Sequence[int],
-    sampler: BatchSampler,
-    given: _Given,
-    tokens: mx.array,
-) -> mx.array:
-    """Choices (N,): drafted positions of the rows `rejecting` are decided by rejection. All others are drawn, such as the bonus token."""
-
-    def block(some: slice, own: mx.array) -> mx.array:
-        counts = None if given.drafts is None else given.drafts[some]
-        places = positions_of(given.positions, some)
-        scores = sampler.scores(own, given.owners[some], counts, part_of(given.masks, some), positions=places)
-        parts: list[mx.array] = []
-        order: list[int] = []  # the positions of `parts`
-        for i in rejecting:
-            start = layout.starts[i]
-            inside = range(max(start, some.start), min(start + rows[i].num_drafted, some.stop))
-            if inside:
-                drafted = tokens[inside.start + 1 : inside.stop + 1]
-                target = scores[inside.start - some.start : inside.stop - some.start]
-                positions = positions_at(given.positions, inside)
-                parts.append(_rejected(rows[i], inside.start - start, drafted, target, positions))
-                order += inside
-        rest = sorted({*range(some.start, some.stop)}.difference(order))
-        if rest:
-            own_scores = scores[mx.array(rest) - some.start] if parts else scores
-            owned = [given.owners[i] for i in rest]
-            parts.append(sampler.choose(own_scores, owned, positions_at(given.positions, rest)))
-            order += rest
-        return mx.concatenate(parts)[mx.array(np.argsort(order).astype(np.int32))]
-
-    return in_blocks(given.logits, sampler.block_size(given.owners, given.masks, rejects=True), block)
-
-
-def _rejected(
-    row: RoundRow, first: int, drafted: mx.array, scores: mx.array, positions: Positions
-) -> mx.array:
-    """What rejection decides of the drafted tokens (n,) of a row, from number `first` of its draft on. scores (n, V): the target's."""
-    num = scores.shape[0]
-    seeds = [row.sampler.seed] * num
-    return reject(
-        scores,
-        None if row.scores is None else row.scores[first : first + num],
-        drafted,
-        uniform(seeds, positions, NoiseStream.ACCEPT),
-        gumbel(seeds, positions, scores.shape[1]),
-    )
 
 
 def _by_own_samplers(

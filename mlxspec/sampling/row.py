@@ -13,25 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.cache.attention import copied
-from mlxspec.config import DraftSampling, SamplingParams
+from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.constraints import Constraints
 from mlxspec.sampling.history import processors_of
 from mlxspec.sampling.noise import NoiseStream
 
-_STREAMS: dict[DraftSampling, NoiseStream | None] = {
-    "argmax": None,
-    "shared": NoiseStream.TARGET,
-    "independent": NoiseStream.DRAFT,
-}
-
 
 class RowSampler:
     """One request's parameters, seed, token counts and constraints.
 
-    `observe` is told of every token of the answer, in order; the prompt is given at the start. drafts_by: how drafters choose for it.
-    draft_stream: the noise that they choose with, None for their likeliest token; stream: that of the target. keeps_drafts: whether the
-    distributions that drafts were drawn from are wanted. constraints: told of tokens by whoever owns them.
+    `observe` is told of every token of the answer, in order; the prompt is given at the start. stream: the noise that the target and
+    drafters choose with, None for their likeliest token. constraints: told of tokens by whoever owns them.
     """
 
     def __init__(
@@ -40,8 +33,6 @@ class RowSampler:
         prompt: Sequence[int],
         vocab_size: int,
         *,
-        drafts_by: DraftSampling = "shared",
-        keeps_drafts: bool = False,
         constraints: Constraints | None = None,
         breaks: NDArray[np.bool_] | None = None,
     ) -> None:
@@ -54,8 +45,6 @@ class RowSampler:
         )
         self.processors = (*params.logits_processors, *processors_of(params, len(prompt), breaks))
         self.stream = None if self.is_greedy else NoiseStream.TARGET
-        self.draft_stream = None if self.is_greedy else _STREAMS[drafts_by]
-        self.keeps_drafts = keeps_drafts and self.draft_stream is not None
         self.constraints = constraints
         self._vocab_size = vocab_size
         self.prompt_seen: mx.array | None = None

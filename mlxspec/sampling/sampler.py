@@ -14,24 +14,22 @@ import mlx.core as mx
 from mlxspec.sampling import survivors
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_at, positions_of
-from mlxspec.sampling.noise import NoiseStream, Positions, gumbel_of, keys_of, noisiest
+from mlxspec.sampling.noise import Positions, gumbel_of, keys_of, noisiest
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.scores import DraftedBefore, processed, scored, spread, truncated
+from mlxspec.sampling.scores import DraftedBefore, processed, scored, truncated
 from mlxspec.sampling.truncate import confidence
 
 # arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
-# beside that for top-p and for rejection; and what of penalties and masks is left when those begin
-_PENALIZED, _MASKED, _DRAWN, _SHARED, _REJECTED, _LEFT = 7, 3, 4, 8, 5, 2
+# beside that for top-p; and what of penalties and masks is left when that begins
+_PENALIZED, _MASKED, _DRAWN, _SHARED, _LEFT = 7, 3, 4, 8, 2
 
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
 
 
 class Drawn(NamedTuple):
-    """What a drafter drew: tokens (N,), the scores (N, V) it drew them from, None where nobody wants them, and the confidence (N,) of its
-    logits behind penalties and bias."""
+    """A drafter's tokens (N,) and the confidence (N,) of its logits behind penalties and bias."""
 
     tokens: mx.array
-    scores: mx.array | None
     confidence: mx.array
 
 
@@ -67,13 +65,11 @@ class BatchSampler:
 
         return in_blocks(logits, self.block_size(owners, masks), block)
 
-    def block_size(
-        self, owners: Sequence[int], masks: Sequence[Bits | None] | None, *, rejects: bool = False
-    ) -> int:
-        """Positions of these owners that are sampled at once. rejects: whether drafts among them are decided by rejection."""
-        return block_size(len(owners), self.vocab_size, self._copies(owners, masks, rejects))
+    def block_size(self, owners: Sequence[int], masks: Sequence[Bits | None] | None) -> int:
+        """Positions of these owners that are sampled at once."""
+        return block_size(len(owners), self.vocab_size, self._copies(owners, masks))
 
-    def _copies(self, owners: Sequence[int], masks: Sequence[Bits | None] | None, rejects: bool) -> int:
+    def _copies(self, owners: Sequence[int], masks: Sequence[Bits | None] | None) -> int:
         """Arrays (N, V) of float32 that are held at once, at most."""
         rows = [self.rows[o] for o in set(owners)]
         is_masked = masks is not None and any(m is not None for m in masks)
@@ -82,8 +78,7 @@ class BatchSampler:
         if all(r.is_greedy for r in rows):
             return processed
         shares = any((r.params.top_p < 1.0 and not r.params.top_k) or r.params.has_filters for r in rows)
-        beside = (_SHARED if shares else 0) + (_REJECTED if rejects else 0)
-        return _DRAWN + max(processed, beside + (_LEFT if processed else 0))
+        return _DRAWN + max(processed, (_SHARED if shares else 0) + (_LEFT if processed else 0))
 
     def sample_at_once(
         self,
@@ -132,12 +127,11 @@ class BatchSampler:
         scores: mx.array,
         owners: Sequence[int],
         positions: Positions,
-        streams: Sequence[NoiseStream | None] | None = None,
         ids: mx.array | None = None,
     ) -> mx.array:
-        """Tokens (N,) drawn from `scores`. streams: the noise of each position, None for its likeliest token; None: the target's
-        everywhere. ids (R,): scores are (N, R), of these tokens, each of which has the noise that it has among all."""
-        keys, noisy = self._noise(owners, positions, streams)
+        """Tokens (N,) drawn from `scores`. ids (R,): scores are (N, R), of these tokens, each of which has the noise that it has among
+        all."""
+        keys, noisy = self._noise(owners, positions)
         if ids is None and noisy is None:
             return noisiest(scores, keys).view(mx.int32)
         noise = gumbel_of(keys, self.vocab_size)
@@ -148,26 +142,21 @@ class BatchSampler:
     def draft(
         self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
     ) -> Drawn:
-        """What drafters take: each row's way of drafting, and the distribution drawn from where acceptance needs it.
+        """Tokens that drafters propose, drawn with the noise that the target will have at these positions.
 
         ids (R,) int32, different ones: of which tokens logits (N, R) tell; all others are impossible. None: of all V. Each token keeps the
-        noise, the penalties and the bias that it has among all V, and scores are (N, V) in any case: so this is what `spread` logits give.
+        noise, the penalties and the bias that it has among all V: so this is what `spread` logits give.
         """
-        used = [self.rows[o] for o in owners]
-        streams = [r.draft_stream for r in used]
         given = processed(self.rows, logits, owners, ids=ids)
-        if streams.count(None) == len(streams):
-            return Drawn(_likeliest(given, ids), None, confidence(given))
-        keeps, width = any(r.keeps_drafts for r in used), logits.shape[1]
-        if not keeps and all(survivors.has_survivors(r.params, width) for r in used):
-            keys, noisy = self._noise(owners, positions, streams)
-            asked = self._cuts(owners, given)
-            tokens, sure = survivors.draft(given, asked, keys, noisy, self.vocab_size, ids)
-            return Drawn(tokens, None, sure)
-        scores = truncated(self.rows, given, owners, positions)
-        tokens = self.choose(scores, owners, positions, streams, ids)
-        kept = None if not keeps else scores if ids is None else spread(scores, ids, self.vocab_size)
-        return Drawn(tokens, kept, confidence(given))
+        if self._is_greedy(owners):
+            return Drawn(_likeliest(given, ids), confidence(given))
+        if all(survivors.has_survivors(self.rows[o].params, logits.shape[1]) for o in owners):
+            keys, noisy = self._noise(owners, positions)
+            return Drawn(
+                *survivors.draft(given, self._cuts(owners, given), keys, noisy, self.vocab_size, ids)
+            )
+        tokens = self.choose(truncated(self.rows, given, owners, positions), owners, positions, ids)
+        return Drawn(tokens, confidence(given))
 
     def _drawn_of_survivors(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
         """Tokens (N,): what `choose` draws from `truncated` logits."""
@@ -177,12 +166,10 @@ class BatchSampler:
     def _cuts(self, owners: Sequence[int], logits: mx.array) -> survivors.Cuts:
         return survivors.cuts([self.rows[o].params for o in owners], logits.shape[1])
 
-    def _noise(
-        self, owners: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None] | None = None
-    ) -> tuple[mx.array, mx.array | None]:
+    def _noise(self, owners: Sequence[int], positions: Positions) -> tuple[mx.array, mx.array | None]:
         """Keys (N, 2) of the positions' noise, and which positions have any, (N, 1) bool; None: all."""
         used = [self.rows[o] for o in owners]
-        streams = [r.stream for r in used] if streams is None else streams
+        streams = [r.stream for r in used]
         keys = keys_of([r.seed for r in used], positions, streams)
         return keys, mx.array([[s is not None] for s in streams]) if None in streams else None
 

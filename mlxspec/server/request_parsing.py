@@ -249,7 +249,7 @@ def _render(
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     """Who drafts for this request, and how much. Raises ConfigError."""
     changes: dict[str, Any] = {}
-    for name in ("n_max", "n_min", "p_min", "policy", "acceptance"):
+    for name in ("n_max", "n_min", "p_min", "policy"):
         if body.get(name) is not None:
             changes[name] = body[name]
     draft = body.get("draft")
@@ -262,8 +262,6 @@ def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
             "policy",
             'policy "auto" needs a server that was started with drafters and without --policy fixed: it measures first.',
         )
-    if changes.get("acceptance") == "rejection" and "n_min" not in changes:
-        changes["n_min"] = 0
     return replace(engine.spec, **changes) if changes else engine.spec
 
 

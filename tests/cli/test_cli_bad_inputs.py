@@ -77,7 +77,10 @@ BAD = [
     ("generate x --draft draft-model --draft-model ''", "--draft-model must not be empty"),
     ("generate x --draft-min 9 --draft-max 2", "every draft would be dropped"),
     ("generate x --policy atuo", "did you mean auto?"),
-    ("generate x --acceptance rejection --draft-min 1", "--draft-min must be 0"),
+    (
+        "generate x --acceptance rejection",
+        "There is no option --acceptance; a draft is accepted where it equals",
+    ),
     ("generate x --preset coder", "no preset 'coder'"),
     # chat
     ("chat --temp hot", "--temp must be a number"),

@@ -51,7 +51,6 @@ PAIRS: list[tuple[list[str], list[str]]] = [
         ["generate", "-p", "x", "--system-prompt", "a", "--ignore-chat-template"],
         ["--system", "--ignore-chat-template"],
     ),
-    (["generate", "-p", "x", "--acceptance", "rejection", "--draft-min", "1"], ["--draft-min"]),
     (["generate", "-p", "x", "--draft", "off,mtp"], ["off"]),
     (["generate", "-p", "x", "--revision", "v1"], ["revisions"]),
     (["generate", "-p", "x", "--model", REPO, "--revision", "a b"], ["--revision"]),

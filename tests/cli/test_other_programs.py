@@ -86,7 +86,6 @@ def test_what_values_become() -> None:
     assert parsed("serve --keepalive 1h30m")["idle_unload"] == 5400.0
     assert parsed("serve --keepalive=-1")["idle_unload"] is None
     assert parsed("serve --no-cache-prompt")["prefix_budget"] == 0
-    assert parsed("serve --spec-draft-sampling probabilistic")["acceptance"] == "rejection"
     found = parsed('serve --speculative-config {"model":"a/b","num_speculative_tokens":4}')
     assert (found["draft_model"], found["draft_max"]) == ("a/b", 4)
     assert [parsed(f"chat {line}")["thinking"] for line in ("--think", "--think=false", "-rea auto")] == [
@@ -111,6 +110,8 @@ def test_what_values_become() -> None:
         ("serve --speculative-config {\"method\":\"suffix\"}", "'method': 'suffix', which is not known here"),
         ("serve --keepalive soon", "must be a time like 5m"),
         ("serve --cache-ram much", "--prefix-budget must be bytes"),
+        ("serve --acceptance match", "There is no option --acceptance; a draft is accepted where it equals the token"),
+        ("serve --spec-draft-sampling probabilistic", "There is no option --spec-draft-sampling; a draft is accepted"),
         ("serve -hfx", "There is no option -hfx."),
         ("serve --mirostat 1", "There is no option --mirostat; this server has no such sampler."),
         ("generate x -np 4", "-np is --max-rows, which `mlxspec generate` does not have."),

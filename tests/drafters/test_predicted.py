@@ -135,12 +135,6 @@ def test_the_text_is_the_same(demo: Engine, policy: str, temperature: float) -> 
         assert stats.num_rounds < 12
 
 
-def test_rejection_takes_a_prediction_for_certain_drafts(demo: Engine) -> None:
-    params = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True)
-    spec = replace(demo.spec, policy="fixed", acceptance="rejection", predicted="a list is")
-    assert len(demo.generate("what is a list?", params, spec=spec).tokens) == 24
-
-
 def test_what_is_predicted_is_checked(demo: Engine) -> None:
     for wrong in (3, [1.5], ["a"], [-1], [True], b"x"):
         with pytest.raises(ConfigError, match="predicted is a string or a list of token ids"):

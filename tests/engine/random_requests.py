@@ -73,7 +73,9 @@ class Case:
 
     def __str__(self) -> str:
         names = "+".join(self.spec.drafters) or "plain"
-        return f"case {self.number} ({self.target}, {self.form}, {self.rollback}, {names}, {self.spec.policy}, {self.spec.acceptance})"
+        return (
+            f"case {self.number} ({self.target}, {self.form}, {self.rollback}, {names}, {self.spec.policy})"
+        )
 
 
 def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
@@ -100,19 +102,13 @@ def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
 def _spec(rng: np.random.Generator, there: Sequence[str]) -> SpecConfig:
     names = [str(n) for n in rng.permutation(there)[: int(rng.choice([1, 1, 2, 3, len(there)]))]]
     n_max = int(rng.choice([1, 2, 3, 5, 8, 16]))
-    if rng.random() < 0.2 and not any(n.startswith("ngram") for n in names):
-        acceptance: dict[str, Any] = {"acceptance": "rejection"}
-    else:
-        acceptance = {"n_min": min(n_max, int(rng.choice([0, 0, 0, 2])))}
-        if rng.random() < 0.3:
-            acceptance["draft_sampling"] = str(rng.choice(["independent", "argmax"]))
     return SpecConfig(
         drafters=tuple(names),
         policy="auto" if rng.random() < 0.3 else "fixed",
         n_max=n_max,
         p_min=float(rng.choice([0.0, 0.0, 0.3, 0.6])),
         ngram_m=int(rng.choice([2, 8, 16])),
-        **acceptance,
+        n_min=min(n_max, int(rng.choice([0, 0, 0, 2]))),
     )
 
 
@@ -231,18 +227,13 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
             counts["requests"] += 1
             if asks[row].is_cancelled:
                 counts["cancelled"] += 1
-                assert list(got.tokens) == list(plain.tokens[: len(got.tokens)]) or _may_differ(
-                    made, asks[row]
-                ), what
+                assert list(got.tokens) == list(plain.tokens[: len(got.tokens)]), what
                 continue
             assert (got.error, got.stats.notices) == (plain.error, plain.stats.notices), (
                 f"{what}: {got.error} {got.stats.notices}"
             )
             texts[row] = [*prompt, *plain.tokens]
             kept.append(row)
-            if _may_differ(made, asks[row]):
-                counts["not compared"] += 1
-                continue
             is_alone = len(going) == 1 and not got.stats.num_cached
             equality.same(plain, got, prompt, asks[row].params, what, model, is_alone=is_alone)
             counts["tokens"] += len(plain.tokens)
@@ -252,11 +243,6 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
         going = kept
     assert engine.is_idle
     return counts
-
-
-def _may_differ(made: Case, ask: Ask) -> bool:
-    """Acceptance by rejection draws from the same distribution, but other tokens."""
-    return made.spec.acceptance == "rejection" and ask.params.temperature > 0
 
 
 def _predicting(made: Case, place: tuple[int, int], answer: Sequence[int]) -> SpecConfig:

@@ -90,7 +90,6 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (EngineConfig, "prefix_dir"): lambda v: v is None,
     (SpecConfig, "policy"): lambda v: v is None,
     (SpecConfig, "n_max"): lambda v: v is None,
-    (SpecConfig, "draft_sampling"): lambda v: v is None,
     (SpecConfig, "owner"): lambda v: isinstance(v, str),
     (SpecConfig, "draft_vocab"): lambda v: v is None or (type(v) is int and v == 0),
     (EngineConfig, "max_context"): lambda v: v is None,

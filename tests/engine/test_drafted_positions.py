@@ -16,16 +16,11 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.policy.account import CAP
-from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import CostModel, DraftCost
 from mlxspec.policy.drafting import Drafting, Proposal
-from mlxspec.sampling.acceptance import ForMatch
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
@@ -97,11 +92,7 @@ def test_penalties_at_drafted_positions_are_those_of_each_rows_own_text() -> Non
             )
             request.accept(answer)
             requests.append(request)
-            proposals.append(
-                Proposal(drafter="g", draft=Draft.of(draft), submission=ForMatch(len(draft)))
-                if draft
-                else Proposal()
-            )
+            proposals.append(Proposal(drafter="g", draft=Draft.of(draft)) if draft else Proposal())
             flat += [answer[-1], *draft]
             texts += [(request.params, prompt, answer + draft[:i]) for i in range(len(draft) + 1)]
         rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
@@ -263,7 +254,7 @@ def test_ignored_end_tokens_inside_drafts_lift_nothing(asked: str, ends_at: tupl
         assert stats.num_drafted
 
 
-# ---- p_min under rejection
+# ---- p_min
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -272,19 +263,16 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("p_min", [0.3, 0.5])
-def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None:
+def test_p_min_goes_by_the_likeliest_token(p_min: float) -> None:
     """A draft ends before the first place at which the drafter's likeliest token is below p_min, whichever token was drawn there."""
     size, depth = 8, 6
     draft = (np.random.default_rng(2).standard_normal((size, size)) * 1.8).astype(np.float32)
     q = softmax(draft)
     unlikely = shorter = 0
     drafting = Drafting(Chain([DraftModel(Table(draft), size)]))
-    spec = SpecConfig(
-        drafters=("draft-model",), n_max=depth, acceptance="rejection", p_min=p_min, policy="fixed"
-    )
+    spec = SpecConfig(drafters=("draft-model",), n_max=depth, p_min=p_min, policy="fixed")
     for row in range(60):
-        params = SamplingParams(temperature=1.0, seed=row)
-        sampler = RowSampler(params, [0], size, drafts_by=spec.drafts_by, keeps_drafts=True)
+        sampler = RowSampler(SamplingParams(temperature=1.0, seed=row), [0], size)
         first = row % size
         drafting.begin(row, spec, sampler)
         drafting.observe(row, [first], None)
@@ -300,75 +288,3 @@ def test_under_rejection_p_min_goes_by_the_likeliest_token(p_min: float) -> None
             shorter += 1
     assert unlikely > 10  # drawn tokens that their own probability would have dropped
     assert shorter > 10
-
-
-# ---- the controller's cut under rejection
-
-
-class Sure(ModelDrafter):
-    """Stands for a model: says the same tokens always, with the confidences it is given."""
-
-    name = "mtp"
-
-    def __init__(self, confidences: Sequence[float]) -> None:
-        super().__init__(10_000)
-        self._sure = list(confidences)
-
-    def begin(self, row: int) -> None:
-        """Keeps nothing."""
-
-    def close(self, row: int) -> None:
-        """Keeps nothing."""
-
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        return [
-            Draft(n, mx.zeros((n,), mx.int32), mx.array(self._sure[:n]), scores=mx.zeros((n, SIZE)))
-            for n in (min(a.limit, len(self._sure)) for a in asks)
-        ]
-
-    def _cache_in(self, num_rows: int, kv_bits: int):
-        raise NotImplementedError
-
-    def _forward(self, *args):
-        raise NotImplementedError
-
-
-def width_of(curve: dict[int, float], confidences: Sequence[float], acceptance: str) -> int:
-    """Tokens of a draft that a row verifies which follows the controller, asked as a model drafter is when it promises much."""
-    drafting = Drafting(Chain([Sure(confidences)]))
-    costs = CostModel({0: curve}, {"mtp": DraftCost(step=0.001)})
-    drafting.follow(Controller(costs))
-    spec = SpecConfig(drafters=("mtp",), policy="auto", acceptance=acceptance, n_max=8)
-    sampler = RowSampler(
-        SamplingParams(temperature=1.0, seed=0), [1], SIZE, keeps_drafts=acceptance == "rejection"
-    )
-    drafting.begin(0, spec, sampler)
-    drafting.observe(0, [1], None)
-    assert drafting.auto is not None
-    drafting.auto._rows[0].account.balance = CAP  # not what decides here
-    found = drafting.propose(drafting.plan({0: 8}, {0: [1]}, SIZE))
-    return found[0].submission.length if found else 0
-
-
-# A first token that costs 1.6 tokens' time and seven more that cost nothing: several together pay, the first alone never does.
-STEP = {1: 1.0, 2: 2.6, 9: 2.6}
-
-
-def test_under_rejection_the_controllers_cut_does_not_look_ahead() -> None:
-    """By the first confidence alone: a sure one promises a part that crosses the step, whatever comes behind it."""
-    assert width_of(STEP, [0.35, *[0.99] * 7], "rejection") == 0
-    assert width_of(STEP, [0.35, *[0.99] * 7], "match") == 0  # one rule for both
-    assert width_of(STEP, [0.99, *[0.01] * 7], "rejection") >= 2
-
-
-@pytest.mark.parametrize("known", [1, 2, 3, 4, 5, 7])
-@pytest.mark.parametrize(
-    "curve", [STEP, {1: 1.0, 2: 1.3, 9: 3.4}, {1: 1.0, 2: 1.0}], ids=["step", "line", "flat"]
-)
-def test_under_rejection_equal_beginnings_are_cut_alike(curve: dict[int, float], known: int) -> None:
-    """Whether a token is verified does not depend on the confidences behind it."""
-    rng = np.random.default_rng(known)
-    beginning = [*rng.uniform(0.6, 1.0, known - 1), 0.97]
-    rests = [[0.01] * 8, [1.0] * 8, rng.uniform(0.0, 1.0, 8).tolist()]
-    widths = [width_of(curve, [*beginning, *rest][:8], "rejection") for rest in rests]
-    assert len({min(w, known) for w in widths}) == 1, widths

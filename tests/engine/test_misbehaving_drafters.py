@@ -20,7 +20,6 @@ import mlxspec
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs, Unread
-from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.checked import checked
 from mlxspec.drafters.guarded import Guarded, History
 from mlxspec.drafters.mtp import Mtp
@@ -30,7 +29,6 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
-from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
@@ -647,89 +645,6 @@ def test_rows_may_be_cancelled_and_requests_queued_from_within_a_step(at: str) -
         assert found[i].tokens == wanted[i].tokens
     assert Result.of(late[0]).tokens == wanted[2].tokens
     assert not any(r.stats.notices for r in found)
-
-
-# ---- drafts with distributions, for rows that accept by rejection
-
-
-SCORES: dict[str, object] = {
-    "of another shape": mx.zeros((2, VOCAB - 1)),
-    "of another length": mx.zeros((1, VOCAB)),
-    "a list": [[0.0] * VOCAB] * 2,
-    "whole numbers": mx.zeros((2, VOCAB), mx.int32),
-    "NaN": mx.full((2, VOCAB), NAN),
-    "infinite": mx.full((2, VOCAB), INF),
-    "nothing": mx.full((2, VOCAB), -INF),
-    "without the token drafted": mx.where(mx.arange(VOCAB)[None] == 5, -INF, mx.zeros((2, VOCAB))),
-}
-
-
-@pytest.mark.parametrize("kind", SCORES)
-def test_scores_that_are_no_distribution_end_the_drafter_for_the_row(kind: str) -> None:
-    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        return [Draft(2, [5, 6], None, None, SCORES[kind]) if a.limit > 1 else NO_DRAFT for a in asks]
-
-    engine = made(Own("propose", do), "fixed")
-    specs = [("own",), ("own",), (), ()]
-    found = asked(engine, PROMPTS, specs, "mixed", acceptance="rejection")
-    wanted = plain("mixed")[0]
-    assert [len(r.tokens) for r in found] == [18] * 4
-    # a greedy row compares tokens and looks at no distribution
-    assert not found[0].stats.notices
-    assert len(found[1].stats.notices) == 1
-    assert found[1].stats.notices[0].startswith("own drafting ended: ")
-    for i in (0, 2, 3):
-        assert found[i].tokens == wanted[i].tokens
-
-
-class Drawn(Own):
-    """Drafts tokens with scores, and the confidences it is given."""
-
-    def __init__(self, tokens: Sequence[int], scores: np.ndarray, confidences: Sequence[float]) -> None:
-        super().__init__()
-        self.draft = Draft(len(tokens), list(tokens), list(confidences), None, mx.array(scores))
-
-    def propose(self, asks, sampler):
-        return [self.draft for _ in asks]
-
-
-def submitted(drafter: Drafter, policy: str, **limits) -> int:
-    """Tokens of its draft that a row verifies by rejection."""
-    drafting = Drafting(Chain([drafter]))
-    drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.3, 9: 2.0}}, {})))
-    spec = SpecConfig(drafters=("own",), policy=policy, acceptance="rejection", **limits)
-    sampler = RowSampler(SamplingParams(temperature=1.0, seed=0), [1], 4, keeps_drafts=True)
-    drafting.begin(0, spec, sampler)
-    drafting.observe(0, [1], None)
-    found = drafting.propose(drafting.plan({0: 6}, {0: [1]}, 4))
-    return found[0].submission.length if found else 0
-
-
-@pytest.mark.parametrize(("p_min", "length"), [(0.0, 4), (0.3, 4), (0.5, 3), (0.6, 3), (0.75, 1), (0.95, 0)])
-def test_p_min_goes_by_the_likeliest_token_of_the_scores_and_not_by_what_is_said_of_the_drawn(
-    p_min: float, length: int
-) -> None:
-    tops = np.array([0.9, 0.7, 0.65, 0.4])
-    scores = np.log(np.stack([np.append(np.repeat((1 - t) / 3, 3), t) for t in tops])).astype(np.float32)
-    drawn = [0.1 / 3, 0.1, 0.99, 0.2]  # of the tokens drawn, as one may say by mistake
-    assert submitted(Drawn([0, 1, 2, 0], scores, drawn), "fixed", p_min=p_min) == length
-
-
-def test_under_rejection_confidences_of_drawn_tokens_have_no_say_in_the_controllers_cut() -> None:
-    scores = np.zeros((6, 4), np.float32)
-    found = {
-        submitted(
-            Drawn(
-                [0, 1, 2, 3, 0, 1],
-                scores * 0 + peak * np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0, 1]],
-                [p] * 6,
-            ),
-            "auto",
-        )
-        for p, peak in ((0.01, 0.0), (0.99, 6.0), (0.5, 2.0))
-    }
-    assert len(found) == 1
-    assert found != {0}
 
 
 # ---- what a drafter says of itself, and what it is given

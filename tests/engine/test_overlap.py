@@ -24,7 +24,6 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.kernels import attention
 from mlxspec.models import full_attention
-from mlxspec.sampling.noise import Shifted
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same, spec
@@ -393,31 +392,6 @@ def test_what_must_be_seen_is_waited_for(params: dict, wish: SpecConfig) -> None
     assert own.stats.num_synchronised == own.stats.num_rounds - own.stats.num_plain_rounds > 0 or (
         own.stats.num_synchronised == own.stats.num_rounds
     )
-
-
-def _unshifted(right: Callable[..., Any]) -> Callable[..., Any]:
-    """Draws as though nothing were unread."""
-
-    def uniform(seeds: Any, positions: Any, stream: Any) -> mx.array:
-        return right(seeds, positions.first if isinstance(positions, Shifted) else positions, stream)
-
-    return uniform
-
-
-@catches(
-    "what decides a rejection is drawn for another position",
-    "mlxspec.sampling.round:uniform",
-    _unshifted,
-)
-def test_rejection_draws_behind_unread_rounds_what_it_draws_behind_read_ones() -> None:
-    given = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
-    wish = spec("mtp", n_max=3, acceptance="rejection")
-    texts = []
-    for overlaps in (True, False):
-        own = engine(overlaps=overlaps, prefix_budget=0)
-        texts.append([r.tokens for r in own.generate(PROMPTS[:2], given, spec=wish)])
-        assert (own.stats.num_synchronised < own.stats.num_rounds / 2) == overlaps
-    assert texts[0] == texts[1]
 
 
 def test_exact_texts_are_not_drafted_ahead() -> None:

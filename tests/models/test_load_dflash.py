@@ -105,9 +105,6 @@ def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, kind: str, tmp_p
     for results in drafted:
         assert [r.tokens for r in results] == [r.tokens for r in plain]
         assert all(r.stats.drafters["dflash"].num_drafted > 0 for r in results)
-    sampled = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=5)
-    exact = SpecConfig(drafters=("dflash",), policy="fixed", acceptance="rejection")
-    assert not made[1].generate(PROMPTS[0], sampled, spec=exact).stats.notices
 
 
 ROWS = np.arange(0, tiny.VOCAB, 2)

@@ -7,7 +7,6 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
-from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT
@@ -106,47 +105,6 @@ def test_a_long_prompt_that_no_model_has_read(monkeypatch: pytest.MonkeyPatch) -
     wanted = plainly.generate(prompt, PARAMS["greedy"]).tokens
     for _ in range(3):  # every eighth prompt is read by models anyway
         assert made.generate(prompt, PARAMS["greedy"]).tokens == wanted
-
-
-def test_acceptance_by_rejection_follows_the_controller_too() -> None:
-    made = engine(FLAT)
-    spec = SpecConfig(drafters=NAMES, policy="auto", acceptance="rejection")
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
-    results = made.generate(PROMPTS, params, spec=spec)
-    assert all(len(r.tokens) == 40 and not r.stats.notices for r in results)
-
-
-@catches(
-    "tokens that rejection did not verify are learned from",
-    "mlxspec.policy.auto:_forget_unverified",
-    lambda right: lambda *_: None,
-)
-def test_rejection_teaches_of_verified_tokens_only() -> None:
-    """By rejection more is accepted than equals the text, so the text says too little of what was not verified."""
-    made = engine({1: 1.0, 2: 1.2, 4: 1.4, 8: 2.5})
-    policy = made.drafting.auto
-    assert policy is not None
-    control, learned, verified, drafted = policy.control, 0, 0, 0
-    learn, trim = control.learn, control.trim
-
-    def seen_learn(row, offer, matched, known) -> None:
-        nonlocal learned
-        learned += offer.length * (offer.drafter != "ngram-simple")
-        learn(row, offer, matched, known)
-
-    def seen_trim(rows, drafts, choices):
-        nonlocal verified, drafted
-        decision = trim(rows, drafts, choices)
-        for draft, width in zip(drafts, decision.widths, strict=True):
-            if draft is not None and draft.drafter != "ngram-simple":
-                verified, drafted = verified + width, drafted + draft.length
-        return decision
-
-    control.learn, control.trim = seen_learn, seen_trim
-    spec = SpecConfig(drafters=NAMES, policy="auto", acceptance="rejection")
-    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
-    made.generate(PROMPTS, params, spec=spec)
-    assert 0 < learned <= verified < drafted
 
 
 def test_rows_of_both_policies_decode_together() -> None:

@@ -137,9 +137,9 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
 @pytest.mark.parametrize("num_rows", [2, 4])
 @pytest.mark.parametrize("balance", [0.7, 2.4, 8.0])
 def test_models_drafts_of_a_round_share_what_the_accounts_pay_for(num_rows: int, balance: float) -> None:
-    """Rows are cut one by one, those that decide by rejection too."""
+    """Rows are cut one by one."""
     control = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}, mtp=DraftCost())
-    rows = [opened("rejected" if i % 2 else "sampled", balance=balance) for i in range(num_rows)]
+    rows = [opened("constrained" if i % 2 else "sampled", balance=balance) for i in range(num_rows)]
     offer, choice = Offer("mtp", 16, [0.99] * 16), Choice(model="mtp", depth=16)
     decision = control.trim(rows, [offer] * num_rows, [choice] * num_rows)
     assert sum(decision.widths) > 0

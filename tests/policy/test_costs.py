@@ -176,9 +176,7 @@ def test_costs_survive_their_file() -> None:
 @catches("all kinds share a curve", "mlxspec.policy.costs:DEARER", lambda _: ())
 def test_kinds_of_sampling_have_costs_of_their_own() -> None:
     """They begin as greedy rounds and what choosing was measured to take longer, and learn from their own rounds and drafts alone."""
-    known = CostModel(
-        {0: {1: 1.0, 4: 1.6}}, {"mtp": DraftCost(step=0.1)}, choosing={"sampled": 0.1, "rejected": 0.1}
-    )
+    known = CostModel({0: {1: 1.0, 4: 1.6}}, {"mtp": DraftCost(step=0.1)}, choosing={"sampled": 0.1})
     assert known.curve(0, 1, "sampled").seconds(4) == pytest.approx(1.6 + 4 * 0.1)
     assert known.curve(0, 1, "sampled").measured == [1, 4]
     assert known.curve(0, 1, "constrained").seconds(4) == pytest.approx(1.6)  # nobody has said
@@ -193,7 +191,7 @@ def test_kinds_of_sampling_have_costs_of_their_own() -> None:
         assert found.curve(0, 1, "sampled").seconds(4) == pytest.approx(3.0, rel=0.1)
         assert found.draft("mtp").step == pytest.approx(0.1)
         assert found.draft("mtp", "sampled").step == pytest.approx(0.3, rel=0.1)
-        assert found.choosing == {"sampled": 0.1, "rejected": 0.1}
+        assert found.choosing == {"sampled": 0.1}
 
 
 def test_rounds_of_several_rows_have_a_curve_of_their_own() -> None:

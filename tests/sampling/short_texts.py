@@ -16,13 +16,10 @@ import numpy as np
 
 from mlxspec.config import SamplingParams
 from mlxspec.sampling import bits
-from mlxspec.sampling.acceptance import DraftOutline, Limits, submit_for_match, submit_for_rejection
-from mlxspec.sampling.noise import NoiseStream, gumbel, uniform
-from mlxspec.sampling.rejection import reject
+from mlxspec.sampling.acceptance import num_verified
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.sampler import BatchSampler, spread
+from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.scores import DraftedBefore
-from mlxspec.sampling.truncate import confidence
 from tests.drafted import drafted
 from tests.sampling.test_sampler import probabilities
 
@@ -30,23 +27,18 @@ VOCAB, LENGTH, START, STRIDE = 16, 3, 0, 64
 
 
 class Fault(Enum):
-    """Mistakes, each of which makes rejection inexact."""
+    """Mistakes, each of which makes acceptance inexact."""
 
-    ONE_UNIFORM = "one uniform a round for all of its positions"
-    OWN_PROBABILITY = "a draft ends before a drafted token that is itself improbable"
-    TRIMMED = "forbidden tokens are taken off the draft beforehand"
-    SHORT_DROPPED = "drafts that came out short are dropped"
-    SHARED_NOISE = "drafts are drawn with the target's own noise"
-    ONE_COIN = "whether XTC happens is drawn with the uniforms of acceptance"
-    WHOLE_SCORES = "drafts are held against the distribution over all tokens, though only some could be drawn"
+    ONE_NOISE = "one noise a round for all of its positions"
+    LIKELY = "a draft is accepted where the target finds it half as likely as its likeliest token"
+    ONE_COIN = "whether XTC happens is the same for all positions of a round"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One way of decoding. listed: tokens that the model may propose, () for all. ngram: rows whose last token is even get two certain
-    tokens, others ask the model: a chain."""
+    """One way of decoding. listed: tokens that the model may propose, () for all. ngram: rows whose last token is even get two tokens of a
+    lookup, others ask the model: a chain."""
 
-    rule: str = "rejection"
     depth: int = 2
     params: dict = field(default_factory=dict)
     p_min: float = 0.0
@@ -54,7 +46,6 @@ class Setting:
     grammar: bool = False
     listed: tuple[int, ...] = ()
     ngram: bool = False
-    drafts_by: str = "independent"
     fault: Fault | None = None
     num_rows: int = 70_000
     seed: int = 5
@@ -101,8 +92,8 @@ class Simulation:
 
     def __init__(self, world: World, setting: Setting) -> None:
         self.world, self.setting = world, setting
-        row = RowSampler(params_of(setting), [START], VOCAB, drafts_by=setting.drafts_by, keeps_drafts=True)
-        self.sampler, self.row = BatchSampler([row], VOCAB), row
+        row = RowSampler(params_of(setting), [START], VOCAB)
+        self.sampler = BatchSampler([row], VOCAB)
         self.target, self.draft = mx.array(world.target), mx.array(world.draft)
         self.allowed = [bits.only(np.flatnonzero(a), VOCAB) for a in world.allowed]
         self.text = np.zeros((setting.num_rows, LENGTH + 8), np.int64)
@@ -115,129 +106,74 @@ class Simulation:
         return self.text[:, :LENGTH]
 
     def _round(self, rows: np.ndarray) -> None:
-        tokens, scores, own, lengths = self._propose(rows)
-        alive = np.arange(len(rows))  # places in `rows` whose drafts have all stood
+        tokens, lengths = self._propose(rows)
+        alive = np.arange(len(rows))  # places in `rows` whose drafts have all been accepted
         start = self.length[rows].copy()
         for i in range(self.setting.depth + 1):
             if not len(alive):
                 break
             here = rows[alive]
-            positions = (here * STRIDE + self.length[here]).tolist()
-            chosen = self._choose(here, positions, i, alive, tokens, scores, own, lengths, start)
+            drafted = lengths[alive] > i
+            draft = tokens[alive, min(i, self.setting.depth - 1)]
+            chosen = self._choose(here, start[alive], np.where(drafted, draft, -1))
             self.text[here, np.minimum(self.length[here], LENGTH + 7)] = chosen
             self.length[here] += 1
-            drafted = lengths[alive] > i
-            stood = drafted & (chosen == tokens[alive, min(i, self.setting.depth - 1)])
+            stood = drafted & (chosen == draft)
             self.num_drafted += int(drafted.sum())
             self.num_stood += int(stood.sum())
             alive = alive[stood]
 
-    def _choose(self, here, positions, i, alive, tokens, scores, own, lengths, start) -> np.ndarray:
-        last, counts = self._last(here), self._counts(here)
+    def _choose(self, here: np.ndarray, start: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+        """What the target samples for these rows, whose round began at `start`. drafts: -1 where there is none."""
+        fault, last, counts = self.setting.fault, self._last(here), self._counts(here)
         masks = [self.allowed[t] for t in last] if self.setting.grammar else None
         zeros = [0] * len(here)
-        p = self.sampler.scores(self.target[mx.array(last)], zeros, counts, masks, positions=positions)
-        chosen = np.asarray(self.sampler.choose(p, zeros, positions))
-        drafted = np.flatnonzero(lengths[alive] > i)
-        if self.setting.rule == "match" or not len(drafted):
-            return chosen
-        some, chosen = alive[drafted], chosen.copy()
-        seeds = [self.row.seed] * len(drafted)
-        places = [positions[n] for n in drafted]
-        fresh = places
-        if self.setting.fault is Fault.ONE_UNIFORM:
-            fresh = (here[drafted] * STRIDE + start[some]).tolist()
-        at = mx.array(tokens[some, i].astype(np.int32))
-        # certain drafts as logits, so that both kinds go in one call
-        q = np.where(own[some][:, None], np.asarray(scores[i])[some], -np.inf)
-        q[~own[some], tokens[some, i][~own[some]]] = 0.0
-        decided = reject(
-            p[mx.array(drafted)],
-            mx.array(q),
-            at,
-            uniform(
-                seeds, fresh, NoiseStream.XTC if self.setting.fault is Fault.ONE_COIN else NoiseStream.ACCEPT
-            ),
-            gumbel(seeds, places, VOCAB),
-        )
-        chosen[drafted] = np.asarray(decided)
+        positions = (here * STRIDE + self.length[here]).tolist()
+        first = (here * STRIDE + start).tolist()
+        coins = first if fault is Fault.ONE_COIN else positions
+        p = self.sampler.scores(self.target[mx.array(last)], zeros, counts, masks, positions=coins)
+        chosen = np.asarray(self.sampler.choose(p, zeros, first if fault is Fault.ONE_NOISE else positions))
+        if fault is Fault.LIKELY:
+            known, at = np.asarray(p), np.maximum(drafts, 0)
+            likely = known[np.arange(len(here)), at] > known.max(axis=1) + math.log(0.5)
+            chosen = np.where((drafts >= 0) & likely, drafts, chosen)
         return chosen
 
-    def _propose(self, rows: np.ndarray) -> tuple[np.ndarray, list, np.ndarray, np.ndarray]:
-        """tokens (R, depth), scores of each depth, which rows' drafts a model drew, and how many tokens are submitted."""
+    def _propose(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """tokens (R, depth), and how many of each row's are verified."""
         s, depth = self.setting, self.setting.depth
-        last, counts = self._last(rows), self._counts(rows)
-        own = np.ones(len(rows), bool)
+        last = before = self._last(rows)
         tokens = np.zeros((len(rows), depth), np.int64)
-        scores, tops, chances = [], [], []
-        way = (
-            NoiseStream.TARGET
-            if s.drafts_by == "shared" or s.fault is Fault.SHARED_NOISE
-            else NoiseStream.DRAFT
-        )
-        before = last
-        zeros, listed = [0] * len(rows), mx.array(np.asarray(s.listed, np.int32))
+        tops = []
+        zeros, listed = [0] * len(rows), mx.array(np.asarray(s.listed, np.int32)) if s.listed else None
         for i in range(depth):
             logits = self.draft[mx.array(before)]
+            logits = logits if listed is None else logits[:, listed]
             positions = (rows * STRIDE + self.length[rows] + i).tolist()
-            if s.listed:
-                of_some = logits[:, listed]
-                drawn, q, _ = self.sampler.draft(of_some, zeros, positions, listed)
-                if s.fault is Fault.WHOLE_SCORES:
-                    q = self.sampler.scores(logits, zeros, positions=positions)
-                logits = spread(of_some, listed, VOCAB)
-                q = logits if q is None else q
-                tops.append(np.asarray(confidence(of_some)))
-            else:
-                q = self.sampler.scores(logits, zeros, counts, positions=positions)
-                argmax = s.drafts_by == "argmax"
-                drawn = (
-                    mx.argmax(q, axis=-1)
-                    if argmax
-                    else self.sampler.choose(q, zeros, positions, [way] * len(rows))
-                )
-                tops.append(np.asarray(confidence(logits)))
-            before = np.asarray(drawn)
-            tokens[:, i] = before
-            scores.append(q)
-            chances.append(
-                np.exp(np.asarray(logits - mx.logsumexp(logits, axis=-1, keepdims=True)))[
-                    np.arange(len(rows)), before
-                ]
-            )
-        lengths = self._submit(
-            tokens, np.stack(chances if s.fault is Fault.OWN_PROBABILITY else tops, 1), last
-        )
-        if s.drafts_by == "argmax":
-            own[:] = False
+            drawn, sure = self.sampler.draft(logits, zeros, positions, listed)
+            tops.append(np.asarray(sure))
+            before = tokens[:, i] = np.asarray(drawn)
+        lengths = self._verified(tokens, np.stack(tops, 1), last)
         if s.ngram:
             certain = np.flatnonzero(last % 2 == 0)
             num = min(2, depth)
             tokens[certain, :num] = self.world.ngram[last[certain], :num]
-            own[certain], lengths[certain] = False, num
-        return tokens, scores, own, lengths
+            lengths[certain] = num
+        return tokens, lengths
 
-    def _submit(self, tokens: np.ndarray, tops: np.ndarray, last: np.ndarray) -> np.ndarray:
-        s = self.setting
-        limits, depth = Limits(p_min=s.p_min, n_min=s.n_min), s.depth
+    def _verified(self, tokens: np.ndarray, tops: np.ndarray, last: np.ndarray) -> np.ndarray:
+        s, depth = self.setting, self.setting.depth
 
         @cache
         def length(known: tuple[float, ...], valid: int) -> int:
-            outline = DraftOutline(length=depth, tops=known)
-            if s.rule == "match":
-                return submit_for_match(outline, limits, lambda n: min(n, valid)).length
-            found = submit_for_rejection(outline, Limits(p_min=s.p_min)).length
-            if s.fault is Fault.TRIMMED:
-                found = min(found, valid)
-            return 0 if s.fault is Fault.SHORT_DROPPED and found < 2 else found
+            return num_verified(depth, known, p_min=s.p_min, n_min=s.n_min, valid=lambda n: min(n, valid))
 
         valid = np.full(len(tokens), depth)
-        if s.grammar and (s.rule == "match" or s.fault is Fault.TRIMMED):
-            before = last
-            for i in range(depth):
-                bad = ~self.world.allowed[before, tokens[:, i]] & (valid == depth)
-                valid[bad] = i
-                before = tokens[:, i]
+        before = last
+        for i in range(depth if s.grammar else 0):
+            bad = ~self.world.allowed[before, tokens[:, i]] & (valid == depth)
+            valid[bad] = i
+            before = tokens[:, i]
         return np.asarray([length(tuple(t), v) for t, v in zip(tops.tolist(), valid.tolist(), strict=True)])
 
     def _last(self, rows: np.ndarray) -> np.ndarray:

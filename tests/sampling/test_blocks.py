@@ -17,7 +17,6 @@ from mlxspec.engine.sample_round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform import device
 from mlxspec.sampling import blocks
-from mlxspec.sampling.acceptance import ForMatch, ForRejection
 from mlxspec.sampling.bits import all_but, only
 from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import Shifted
@@ -77,69 +76,8 @@ def row_of(**asked):
     """A request of which `sample_round` reads no more than this."""
 
     params = SamplingParams(seed=3, **asked)
-    sampler = RowSampler(params, [1, 2, 3], LARGE, drafts_by="independent", keeps_drafts=True)
+    sampler = RowSampler(params, [1, 2, 3], LARGE)
     return SimpleNamespace(params=params, sampler=sampler, history=list(range(20)))
-
-
-def proposals(vocab: int, length: int, *, scores: bool) -> list[Proposal]:
-    q = mx.random.normal((length, vocab), key=mx.random.key(5)) if scores else None
-    draft = Draft(length, list(range(length)), scores=q)
-    return [Proposal(drafter="mtp", draft=draft, submission=ForRejection(length))]
-
-
-@pytest.mark.parametrize("size", [1, 3, 5, 8])
-@pytest.mark.parametrize("scores", [True, False], ids=["drawn", "certain"])
-def test_rejection_in_blocks_decides_as_in_one(size: int, scores: bool) -> None:
-    vocab, width = 300, 9
-    row = row_of(temperature=1.0, top_p=0.9)
-    row.sampler = RowSampler(row.params, [1, 2, 3], vocab, drafts_by="independent", keeps_drafts=True)
-    logits = mx.random.normal((width, vocab), key=mx.random.key(1))
-    tokens = mx.array([9, *range(width - 1)], mx.int32)
-    logits[:, :width] = logits[:, :width] + 6.0  # some drafts are accepted
-    given = [row], proposals(vocab, width - 1, scores=scores), tokens, logits
-    wanted = sample_round(*given).tokens.tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchSampler, "block_size", lambda *_, **__: size)
-        assert sample_round(*given).tokens.tolist() == wanted
-    assert wanted[: width - 1] != list(range(width - 1))
-    assert any(a == b for a, b in zip(wanted, range(width - 1), strict=False))
-
-
-@pytest.mark.parametrize("size", [2, 7, 99])
-def test_rows_of_both_rules_in_one_round_take_what_each_takes_alone(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rejected, matched, plain and rejected: also where a block ends inside a row. Nobody's noise is drawn for a token that is not."""
-    widths, rules = (5, 3, 1, 4), (ForRejection, ForMatch, ForMatch, ForRejection)
-    rows = FlatRows(widths)
-    logits = mx.random.normal((rows.num_tokens, VOCAB), key=mx.random.key(2))
-    tokens = mx.array([i for width in widths for i in (9, *range(width - 1))], mx.int32)
-    requests, proposed = [], []
-    for i, (width, rule) in enumerate(zip(widths, rules, strict=True)):
-        row = row_of(temperature=1.0, top_p=0.9)
-        row.sampler = RowSampler(row.params, [1], VOCAB, drafts_by="independent", keeps_drafts=True)
-        row.sampler.seed = i
-        q = mx.random.normal((width - 1, VOCAB), key=mx.random.key(i)) if rule is ForRejection else None
-        requests.append(row)
-        draft = Draft(width - 1, list(range(width - 1)), scores=q)
-        proposed.append(Proposal(drafter="mtp", draft=draft, submission=rule(width - 1)))
-        logits[rows.starts[i] : rows.starts[i + 1], : width + 1] += 4.0
-    wanted = []
-    for i in range(len(widths)):
-        own = slice(rows.starts[i], rows.starts[i + 1])
-        alone = sample_round([requests[i]], [proposed[i]], tokens[own], logits[own])
-        wanted += alone.tokens.tolist()
-    drawn: list[int] = []
-
-    def counted(self, scores, owners, positions):
-        drawn.append(len(owners))
-        return chosen(self, scores, owners, positions)
-
-    chosen = BatchSampler.choose
-    monkeypatch.setattr(BatchSampler, "choose", counted)
-    monkeypatch.setattr(BatchSampler, "block_size", lambda *_, **__: size)
-    assert sample_round(requests, proposed, tokens, logits).tokens.tolist() == wanted
-    assert sum(drawn) == 1 + 3 + 1 + 1
 
 
 WAYS = {
@@ -173,7 +111,7 @@ def peak(work, logits: mx.array) -> float:
     ],
 )
 def test_17_positions_of_248k_words_hold_at_most_three_times_their_logits(dtype: mx.Dtype) -> None:
-    """Every way to sample, with masks, drafts, log-probabilities and rejection. The logits' own bytes are not counted."""
+    """Every way to sample, with masks, drafts and log-probabilities. The logits' own bytes are not counted."""
     rows, tokens = FlatRows((WIDE,)), mx.arange(WIDE)
     logits = (mx.random.normal((WIDE, LARGE), key=mx.random.key(0)) * 3).astype(dtype)
     masks = [only(range(3, LARGE), LARGE)] * WIDE
@@ -193,13 +131,6 @@ def test_17_positions_of_248k_words_hold_at_most_three_times_their_logits(dtype:
         if name in ("greedy", "penalties, top-p", "penalties, min-p"):
             found[f"{name}, masks"] = peak(lambda sample=sample: sample(masks), logits)
     found["log-probabilities"] = peak(lambda: logprobs(logits, tokens, 5).arrays, logits)
-    row = row_of(temperature=1.0, top_p=0.95)
-    for scores in (True, False):
-        proposed = proposals(LARGE, WIDE - 1, scores=scores)
-        mx.eval([p.draft.scores for p in proposed if p.draft.scores is not None])
-        found[f"rejection, {scores}"] = peak(
-            lambda proposed=proposed: sample_round([row], proposed, tokens, logits).tokens, logits
-        )
     assert max(found.values()) <= 3.0, found
 
 
@@ -216,7 +147,7 @@ def test_a_usual_round_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampler.block_size([0] * 64, None) < 64
 
 
-def test_matched_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of `sample_round` goes through the blocks too."""
     seen: list[int] = []
     whole = BatchSampler.sample_at_once
@@ -228,7 +159,7 @@ def test_matched_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(BatchSampler, "sample_at_once", counted)
     monkeypatch.setattr(BatchSampler, "block_size", lambda *_, **__: 4)
     draft = Draft(8, list(range(8)))
-    proposed = [Proposal(drafter="mtp", draft=draft, submission=ForMatch(8))]
+    proposed = [Proposal(drafter="mtp", draft=draft)]
     row = row_of(temperature=1.0)
     row.sampler = RowSampler(row.params, [1], VOCAB)
     sample_round([row], proposed, mx.arange(9), mx.zeros((9, VOCAB)))

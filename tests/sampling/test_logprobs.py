@@ -14,7 +14,6 @@ from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.sample_round import sample_round
-from mlxspec.sampling.acceptance import ForMatch
 from mlxspec.sampling.row import RowSampler
 
 VOCAB = 30
@@ -48,9 +47,7 @@ def test_each_row_gets_the_likeliest_tokens_that_it_asked_for(wanted: tuple[int 
         sampler = RowSampler(params, [1, 2], VOCAB)
         rows.append(SimpleNamespace(params=params, sampler=sampler, history=[1, 2]))
         draft = list(range(width - 1))
-        proposals.append(
-            Proposal(drafter="mtp", draft=Draft(len(draft), draft), submission=ForMatch(len(draft)))
-        )
+        proposals.append(Proposal(drafter="mtp", draft=Draft(len(draft), draft)))
         tokens += [2, *draft]
     sampled = sample_round(rows, proposals, mx.array(tokens, mx.int32), mx.array(logits))
     chosen, start = sampled.tokens.tolist(), 0

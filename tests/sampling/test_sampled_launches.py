@@ -10,8 +10,7 @@ import pytest
 from planting import catches
 
 from mlxspec.config import SamplingParams
-from mlxspec.sampling import noise, rejection, survivors
-from mlxspec.sampling.round import RoundRow, sample
+from mlxspec.sampling import noise, survivors
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from mlxspec.sampling.truncate import room
@@ -66,37 +65,6 @@ def test_choosing_among_all_takes_few_kernels(
     asked: dict[str, Any], drafted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_kernels(asked, drafted, 40, monkeypatch)
-
-
-@catches(
-    "what rejection decides is computed step by step, not in a compiled function",
-    "mlxspec.sampling.rejection:_compiled",
-    lambda right: rejection._reject,
-    case="Qwen",
-)
-@pytest.mark.parametrize(
-    "asked", [QWEN, GEMMA, {"top_p": 0.9}, {}], ids=["Qwen", "Gemma", "top-p", "temperature"]
-)
-def test_rejection_takes_few_kernels(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the distributions that drafts were drawn from."""
-    params = SamplingParams(temperature=1.0, **asked)
-    row = RowSampler(params, [1], VOCAB, keeps_drafts=True, drafts_by="independent")
-    with as_on_metal(monkeypatch):
-        one, four = (blank((num, VOCAB), mx.bfloat16) for num in (1, 4))
-        draft = BatchSampler([row], VOCAB).draft(one, [0], [10])
-        assert draft.scores is not None
-        assert launches([draft.tokens, draft.scores, draft.confidence]).total() <= 25
-        drafted = RoundRow(
-            sampler=row,
-            length=10,
-            history=lambda: np.zeros(10, np.int32),
-            draft=blank((3,), mx.int32),
-            num_drafted=3,
-            by_rejection=True,
-            scores=blank((3, VOCAB), mx.float32),
-        )
-        chosen = sample([drafted], blank((4,), mx.int32), four)
-        assert launches(chosen.arrays).total() <= 40
 
 
 @catches(

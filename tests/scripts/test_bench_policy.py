@@ -76,5 +76,5 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_choosing_a_drafted_token_is_timed_beside_a_plain_step() -> None:
     found = policy_host.shares_of_a_step(1)
-    assert list(found) == [*policy_host.SAMPLING, policy_host.REJECTION]
+    assert list(found) == [*policy_host.SAMPLING]
     assert all(share > 0.0 for share in found.values())

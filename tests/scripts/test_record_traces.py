@@ -43,7 +43,7 @@ def test_replayed_rounds_are_the_engines(recorded: dict[str, list[Answer]], draf
     num_drafted = compared = 0
     for work in read_workloads(engine, WORKLOADS):
         if work.temperature:
-            continue  # by rejection more stands than equals the text
+            continue  # traces are of greedy text
         for answer, prompt in zip(recorded[work.name], work.prompts, strict=False):
             stats = engine.generate(prompt, SamplingParams(max_tokens=TOKENS)).stats
             # the end token and the last place, where nothing more may be drafted, are not recorded

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, Acceptance, LoopBreaker, Policy
+from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, ONE_ACCEPTANCE, LoopBreaker, Policy
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 
@@ -89,6 +89,8 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("speculative.type", "use draft"),
     **t.refuse("speculative.ngram_size_n speculative.ngram_size_m speculative.ngram_min_hits ngram_dynamic ngram_static", _AT_START),
     **t.refuse("draft_vocab draft_bits draft_kv_bits", _AT_START),
+    # this server's own, which it had
+    **t.refuse("acceptance", ONE_ACCEPTANCE),
     # vLLM
     **t.refuse("add_special_tokens", "the chat template writes them", False),
     **t.refuse("cache_salt", "the prefix cache is kept apart by API key"),
@@ -287,7 +289,6 @@ class Generation(t.Fields):
         "what the answer will probably be: it is drafted from before other drafters are asked, and never changes the answer"
     )
     policy: Literal[get_args(Policy)] | None = None  # type: ignore[valid-type]
-    acceptance: Literal[get_args(Acceptance)] | None = None  # type: ignore[valid-type]
     n_max: DraftLength | None = t.optional("most tokens a model drafts at once")
     n_min: LeastDraft | None = t.optional("shorter drafts are dropped")
     p_min: t.Fraction | None = t.optional("a draft ends before a token less probable than this")
