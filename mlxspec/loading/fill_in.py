@@ -9,7 +9,7 @@ behind the gap is part of the prompt, so the n-gram drafters draft from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -78,16 +78,15 @@ class FillIn:
         files: Sequence[tuple[str, str]] = (),
         *,
         most: int | None = None,
-        pause: Callable[[], None] | None = None,
     ) -> list[int]:
         """Ids to continue. before, behind: the text around the gap; ids among texts are taken as they are. files: (name, text) of others in
-        the project. most, pause: as in `Tokenizer.encode`. Raises ContextOverflowError, ConfigError."""
+        the project. most: as in `Tokenizer.encode`. Raises ContextOverflowError."""
         ids = list(self.tokenizer.around[0])
 
         def add(*parts: int | str | None, is_bare: bool = False) -> None:
             for part in parts:
                 ids.extend(
-                    self._ids(part, is_bare, most, pause)
+                    self._ids(part, is_bare, most)
                     if isinstance(part, str)
                     else []
                     if part is None
@@ -108,14 +107,14 @@ class FillIn:
         add(middle)
         return ids
 
-    def _ids(self, text: str, is_bare: bool, most: int | None, pause: Callable[[], None] | None) -> list[int]:
+    def _ids(self, text: str, is_bare: bool, most: int | None) -> list[int]:
         """Of a text in which no token is meant, whatever it spells. is_bare: it gets no space in front."""
         ids: list[int] = []
         for part in self._spelled.split(text):
             lead = self._lead if is_bare or ids else []
-            found = self.tokenizer.encode_plain(_BARE + part if lead else part, most=most, pause=pause)
+            found = self.tokenizer.encode_plain(_BARE + part if lead else part, most=most)
             if found[: len(lead)] != lead:
-                found, lead = self.tokenizer.encode_plain(part, most=most, pause=pause), []
+                found, lead = self.tokenizer.encode_plain(part, most=most), []
             ids += found[len(lead) :]
         return ids
 

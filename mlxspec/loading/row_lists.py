@@ -24,6 +24,7 @@ Source = Literal["own texts", "package", "merges"]
 _SAMPLED = 509  # every so-manieth ordinary token is part of the digest
 _FORMAT = 1
 _MOST = 1 << 20  # ids of a list
+_AT_ONCE = 1 << 20  # characters
 _PACKAGED = Path(__file__).resolve().parent / "lists"
 
 
@@ -61,8 +62,9 @@ def count(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
     """(ids,) int64: how often each id stands in the texts."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for text in texts:
-        found = tokenizer.encode(text, special=False)
-        counts += np.bincount(np.asarray(found, np.int64), minlength=len(counts))
+        for begin in range(0, len(text), _AT_ONCE):
+            found = tokenizer.encode(text[begin : begin + _AT_ONCE], special=False)
+            counts += np.bincount(np.asarray(found, np.int64), minlength=len(counts))
     return counts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -19,8 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from mlxspec.errors import ConfigError, ContextOverflowError, HelperError, TokenizerError
-from mlxspec.loading.pieces import LONGEST, SLICE, Pieces, UncuttableError
+from mlxspec.errors import ContextOverflowError, HelperError, TokenizerError
 from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate, special_tokens
 from mlxspec.parsers.formats import detect
@@ -33,6 +32,8 @@ _TRIAL = helper.Program(
     memory=4 << 30,
     most=0,
 )
+_BEGINNING = 1 << 16  # characters of a text's beginning that are looked at first
+_CUT = 64  # tokens
 _LARGE = 1 << 20  # bytes of a tokenizer.json
 _LARGEST_ID = 2**32 - 1  # that the library can be asked for
 _TURN_ENDS = (
@@ -98,66 +99,51 @@ class Tokenizer:
             template = ChatTemplate.from_folder(folder, given, special)
         return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template, special)
 
-    def encode(
-        self,
-        text: str,
-        *,
-        special: bool = True,
-        most: int | None = None,
-        pause: Callable[[], None] | None = None,
-    ) -> list[int]:
+    def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say), unless the text begins with it;
         templates write their own.
 
-        most: tokens of the context; a text of as many is refused, as soon as it is known. pause: called between two pieces of a long text;
-        what it raises ends the work. Raises ContextOverflowError, and ConfigError for a long text that cannot be cut.
+        most: tokens of the context; a text of as many is refused. Raises ContextOverflowError.
         """
         special = special and not self._begins_whole(text)
+        if most is not None:
+            self._check_beginning(text, most)
         if MARK in text:
-            return self._fitting(self._marked_ids(text, special=special, pause=pause), most)
-        if len(text) <= SLICE:
-            ids = list(self._inner.encode_batch([text], add_special_tokens=special)[0].ids)
-            return self._fitting(ids, most)
-        before, behind = self.around if special else ([], [])
-        ids = list(before)
-        try:
-            for piece in self._pieces.encode(text):
-                ids += piece
-                if most is not None and len(ids) + len(behind) >= most:
-                    raise ContextOverflowError(len(ids) + len(behind), most, at_least=True)
-                if pause is not None:
-                    pause()
-        except UncuttableError as error:
-            raise ConfigError(
-                f"The text has more than {LONGEST} characters in a row in which the tokenizer finds no end of a word."
-            ) from error
-        return [*ids, *behind]
+            return self._fitting(self._marked_ids(text, special=special), most)
+        return self._fitting(self._ids(self._inner, text, special=special), most)
+
+    def _ids(self, inner: _Tokenizer, text: str, *, special: bool = False) -> list[int]:
+        # of several ways to encode this one alone gives up Python's lock
+        return list(inner.encode_batch([text], add_special_tokens=special)[0].ids)
+
+    def _check_beginning(self, text: str, most: int) -> None:
+        """Refuse a text whose beginning is too long already. The library takes about 150 bytes for each character, so that all of a text of
+        32 MiB would take gigabytes. Where the text is cut, other tokens may stand than in the whole text: _CUT of them are not counted."""
+        size = _BEGINNING
+        while size < len(text):
+            num = len(self._ids(self._inner, text[:size])) - _CUT
+            if num >= most:
+                raise ContextOverflowError(num, most, at_least=True)
+            size *= 2
 
     def _begins_whole(self, text: str) -> bool:
         """Whether a text begins as the tokenizer would begin it, with a token that a template wrote, say."""
         before = self.around[0]
         return bool(before) and text.startswith(self.token_text(before[0]) or MARK)
 
-    def encode_plain(
-        self, text: str, *, most: int | None = None, pause: Callable[[], None] | None = None
-    ) -> list[int]:
-        """Ids of a text in which no control token is meant, whatever it spells. most, pause: as in `encode`."""
+    def encode_plain(self, text: str, *, most: int | None = None) -> list[int]:
+        """Ids of a text in which no control token is meant, whatever it spells. most: as in `encode`."""
         if not self._spellings.are_in(text):
-            return self.encode(text, special=False, most=most, pause=pause)
-        return self._fitting(list(self._plain.encode_batch([text], add_special_tokens=False)[0].ids), most)
+            return self.encode(text, special=False, most=most)
+        if most is not None:
+            self._check_beginning(text, most)
+        return self._fitting(self._ids(self._plain, text), most)
 
-    def _marked_ids(self, text: str, *, special: bool, pause: Callable[[], None] | None) -> list[int]:
-        """Of a text with marks: between control tokens it is plain."""
+    def _marked_ids(self, text: str, *, special: bool) -> list[int]:
+        """Ids of a text with marks: between control tokens it is plain."""
         ids: list[int] = []
         for part, is_token in self._spellings.parts(text):
-            if is_token:
-                ids.append(self._inner.token_to_id(part))
-            elif len(part) <= SLICE or self._spellings.are_in(part):
-                ids += self.encode_plain(part)
-            else:
-                ids += self.encode(part, special=False, pause=pause)
-            if pause is not None:
-                pause()
+            ids += [self._inner.token_to_id(part)] if is_token else self.encode_plain(part)
         before, behind = self.around if special else ([], [])
         return [*before, *ids, *behind]
 
@@ -172,10 +158,6 @@ class Tokenizer:
         if most is not None and len(ids) >= most:
             raise ContextOverflowError(len(ids), most)
         return ids
-
-    @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self._inner)
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:

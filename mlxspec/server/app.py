@@ -24,7 +24,7 @@ from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.completions import CompletionWriter, LlamaWriter
 from mlxspec.server.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.errors import INVALID, ApiError, BadField
-from mlxspec.server.fairness import Gate, Lanes, check_wanted
+from mlxspec.server.fairness import Gate, Lanes
 from mlxspec.server.fill_in import infill_body
 from mlxspec.server.forms.base import Fields, review
 from mlxspec.server.forms.shared import canonical
@@ -449,7 +449,7 @@ def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:
         is_vllms = body.get("prompt") is not None
         special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
         text = body["prompt" if is_vllms else "content"]
-        tokens = tokenizer.encode(text, special=special, pause=check_wanted)
+        tokens = tokenizer.encode(text, special=special)
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
     texts = (
         [tokenizer.token_text(t) for t in tokens]

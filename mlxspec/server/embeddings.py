@@ -138,7 +138,7 @@ def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
 
 def _ids(text: Any, tokenizer: Tokenizer, engine: Engine, path: str, *, cuts: bool = False) -> list[int]:
     """cuts: a text longer than the context loses its end, but not what the tokenizer puts behind it."""
-    found, size = ids_of(text, partial(tokenizer.encode, pause=check_wanted)), engine.model.vocab_size
+    found, size = ids_of(text, tokenizer.encode), engine.model.vocab_size
     end = tokenizer.around[1]
     if cuts and len(found) > engine.max_context:
         found = [*found[: engine.max_context - len(end)], *end]

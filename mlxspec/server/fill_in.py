@@ -35,10 +35,10 @@ def with_gap(
             "echo", "echo and suffix exclude each other: the text before an answer is not all of its prompt."
         )
     given, behind = body["prompt"], body["suffix"]
-    made = [
-        form.prompt(before, behind, files, most=engine.max_context, pause=check_wanted)
-        for before in (given if has_several(given) else [given])
-    ]
+    made = []
+    for before in given if has_several(given) else [given]:
+        check_wanted()
+        made.append(form.prompt(before, behind, files, most=engine.max_context))
     ends = () if body.get("ignore_eos") else form.ends
     return {
         **{name: value for name, value in body.items() if name != "suffix"},

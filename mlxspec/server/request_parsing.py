@@ -228,20 +228,15 @@ def _render(
     request = without_unseen_answers(request, engine.tokenizer.template, options)
     if request.goes_on is not None:
         options["continue_final_message"] = True
+    check_wanted()
     placed_messages, sources = placed(request.messages, limits)
     text, notices = render_conversation(engine.tokenizer.template, placed_messages, options)
     most = engine.max_context
     if not sources or engine.vision is None:
-        tokens = engine.tokenizer.encode(text, special=False, most=most, pause=check_wanted)
+        tokens = engine.tokenizer.encode(text, special=False, most=most)
         return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
     prompt = prepared_prompt(
-        text,
-        sources,
-        engine.vision,
-        engine.tokenizer,
-        limits=decode_limits(limits),
-        most=most,
-        pause=check_wanted,
+        text, sources, engine.vision, engine.tokenizer, limits=decode_limits(limits), most=most
     )
     return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
 
@@ -270,7 +265,7 @@ def _predicted(content: str | Sequence[Mapping[str, str]], engine: Engine) -> tu
     tokenizer = tokenizer_of(engine)
     text = content if isinstance(content, str) else "".join(part["text"] for part in content)
     try:
-        return tuple(tokenizer.encode(text, special=False, most=engine.max_context + 1, pause=check_wanted))
+        return tuple(tokenizer.encode(text, special=False, most=engine.max_context + 1))
     except ContextOverflowError as error:
         raise BadField("prediction", "The prediction is longer than the context of the model.") from error
 
@@ -467,8 +462,11 @@ def _prompts(given: Any, engine: Engine) -> list[list[int]]:
     if holds_images(given):
         raise BadField("images", "A raw prompt holds no images; use the chat format.")
     several = given if has_several(given) else [given]
-    encode = partial(tokenizer.encode, most=engine.max_context, pause=check_wanted)
-    out = [ids_of(prompt, encode) for prompt in several]
+    encode = partial(tokenizer.encode, most=engine.max_context)
+    out = []
+    for prompt in several:
+        check_wanted()
+        out.append(ids_of(prompt, encode))
     for place, tokens in enumerate(out):
         if not tokens:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")

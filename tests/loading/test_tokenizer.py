@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +16,8 @@ from hypothesis import strategies as st
 from planting import catches
 from tokenizers import Tokenizer as InnerTokenizer
 
-from mlxspec.errors import TokenizerError
-from mlxspec.loading.pieces import SLICE
+from mlxspec.errors import ContextOverflowError, TokenizerError
+from mlxspec.loading import hub
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from tests.loading import byte_tokenizer
 
@@ -164,7 +167,7 @@ def test_the_token_that_closes_a_turn(name: str, tmp_path: Path) -> None:
     "mlxspec.loading.tokenizer:Tokenizer._begins_whole",
     lambda right: lambda self, text: False,
 )
-@pytest.mark.parametrize("text", ["abc", "abc" * SLICE], ids=["short", "long"])
+@pytest.mark.parametrize("text", ["abc", "abc" * (1 << 16)], ids=["short", "long"])
 def test_a_text_that_begins_as_the_tokenizer_would_begin_it(text: str, tmp_path: Path) -> None:
     """A template has written the token, say: it stands once."""
     found = Tokenizer.from_folder(byte_tokenizer.write(tmp_path, beginning=True))
@@ -174,3 +177,51 @@ def test_a_text_that_begins_as_the_tokenizer_would_begin_it(text: str, tmp_path:
     assert found.encode("<|begin|>" + text, special=False) == once
     assert found.encode("a<|begin|>")[:1] == [257]
     assert found.encode("<|end|>" + text)[:2] == [257, 256]
+
+
+@catches(
+    "the beginning of a long text is not looked at",
+    "mlxspec.loading.tokenizer:Tokenizer._check_beginning",
+    lambda right: lambda self, text, most: None,
+)
+def test_a_long_text_ends_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 15 MiB no more is tokenized than tells that they are too long."""
+    made, sizes = Tokenizer.from_folder(hub.resolve("demo")), list[int]()
+    right = Tokenizer._ids
+
+    def counted(self: Tokenizer, inner: Any, text: str, **more: Any) -> list[int]:
+        sizes.append(len(text))
+        return right(self, inner, text, **more)
+
+    monkeypatch.setattr(Tokenizer, "_ids", counted)
+    with pytest.raises(ContextOverflowError, match="at least"):
+        made.encode("os path " * (15 << 17), most=2048)
+    assert sum(sizes) <= 1 << 17
+    with pytest.raises(ContextOverflowError, match=r"the prompt has 2049;"):
+        made.encode("os path " * 1024, most=2048)
+    assert len(made.encode("os path " * 1023, most=2048)) == 2047
+    assert len(made.encode("os path " * 30_000, most=60_002)) == 60_001
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """Counted in what another thread does while a text is encoded: with Python's lock held it would do nothing."""
+    made, rng = Tokenizer.from_folder(hub.resolve("demo")), random.Random(3)
+    text = "".join(rng.choice("abcdefgh ") for _ in range(1 << 16))
+    turns, counts, is_done = 0, [], threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not is_done.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        for _ in range(5):
+            before = turns
+            made.encode(text)
+            counts.append(turns - before)
+    finally:
+        is_done.set()
+        other.join()
+    assert max(counts) > 4  # with the lock held there is a turn before and one behind

@@ -141,6 +141,7 @@ def _pause(value: T) -> T:
 
 Object = dict[str, Any]
 Text = Annotated[str, Field(max_length=1 << 24)]
+Tokenized = Annotated[str, Field(max_length=1 << 22)]  # what is tokenized whole, however short the context
 Id = Annotated[str, Field(max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]

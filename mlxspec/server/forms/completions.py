@@ -102,8 +102,8 @@ class InfillRequest(Native):
 class TokenizeRequest(shared.Body):
     """In llama.cpp's form with `content`, in vLLM's with `prompt`."""
 
-    content: t.Text | None = None
-    prompt: t.Text | None = None
+    content: t.Tokenized | None = None
+    prompt: t.Tokenized | None = None
     messages: Annotated[t.Turns[chat.ChatMessage], Field(min_length=1)] | None = None
     tools: t.Tools[chat.Tool] | None = None
     chat_template_kwargs: shared.TemplateVariables | None = None

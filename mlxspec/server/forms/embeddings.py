@@ -12,7 +12,7 @@ from mlxspec.server.forms.completions import prompts
 from mlxspec.server.forms.shared import Count
 
 MOST = 2048  # texts of a request
-_Text = Annotated[str, Field(min_length=1, max_length=1 << 24)]
+_Text = Annotated[str, Field(min_length=1, max_length=1 << 22)]
 _Several = Field(min_length=1, max_length=MOST)
 Size = Annotated[int, t.Range(1, 1 << 20)]
 
