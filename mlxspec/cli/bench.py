@@ -42,7 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--rows", int, "N", "prompts answered together (default 1)", 1),
         ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
         ("--max-tokens", int, "N", "longest answer in tokens (default 192)", 192),
-        ("--url", str, "URL", "with mtp: ask this OpenAI-compatible server, of --model if that is given"),
         options.PLOT,
         options.JSON,
     )
@@ -61,8 +60,6 @@ def run(args: argparse.Namespace) -> int:
         from mlxspec.cli import bench_mtp
 
         return bench_mtp.run(args)
-    if args.url is not None:
-        raise ConfigError("--url goes with `bench mtp`; recorded prompts are answered in this process.")
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare
-from mlxspec.cli.pictures import show
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SpecConfig, check_number
 from mlxspec.errors import ConfigError
@@ -74,9 +73,6 @@ def run(args: argparse.Namespace) -> int:
         )
     outcomes = []
     for i, prompt in enumerate(prompts):
-        if prompt.image is not None and not args.json:
-            terminal.say("\n")
-            show(prompt.image)
         with Waiting(f"{i + 1} of {len(prompts)}: {prompt.what}"):
             outcomes.append(
                 run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.answer import encode, follow
@@ -19,7 +19,7 @@ from mlxspec.cli.images import read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
-from mlxspec.config import SamplingParams, SpecConfig, shown
+from mlxspec.config import SamplingParams, shown
 from mlxspec.errors import ConfigError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 
@@ -51,18 +51,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--ignore-chat-template", bool, "", "continue the prompt as it stands instead of answering it"),
         ("--json", bool, "", "one JSON object an answer, on a line of its own"),
         (
-            "--prompts",
-            str,
-            "FILE",
-            "answer each line of FILE, or each object with prompt or messages of a .jsonl; results are JSON lines",
-        ),
-        (
-            "--output",
-            str,
-            "FILE",
-            "with --prompts: write results here; a run that was ended goes on where it ended",
-        ),
-        (
             "--prediction",
             str,
             "FILE",
@@ -83,10 +71,6 @@ def run(args: argparse.Namespace) -> int:
     if predicted and args.draft == "off":
         raise ConfigError("--prediction is drafted from, which --draft off leaves out.")
     options.engine_config(args)  # what is wrong with it is said before stdin is read
-    if args.output is not None and args.prompts is None:
-        raise ConfigError("--output goes with --prompts.")
-    if args.prompts is not None:
-        return _answer_file(args, params, spec)
     prompts = read_prompts(args)
     if not prompts:
         raise ConfigError('There is no prompt: `mlxspec generate "TEXT"`, or pipe one in.')
@@ -118,42 +102,6 @@ def run(args: argparse.Namespace) -> int:
         for notice in stats_line.notices(r.stats for r in requests):
             terminal.note(notice)
     return INTERRUPTED if interrupt.asked else 0
-
-
-def _answer_file(args: argparse.Namespace, params: SamplingParams, spec: SpecConfig) -> int:
-    """Returns 0; 1 where a prompt could not be answered, 130 after Ctrl-C."""
-    from mlxspec.bench.prompts import read_prompts as read_file
-    from mlxspec.cli.prompts_file import answer_all
-
-    for name in ("words", "prompt", "image", "prediction"):
-        if getattr(args, name):
-            raise ConfigError("--prompts names all prompts; nothing else can be asked beside it.")
-    results = None if args.output is None else _path("--output", args.output)
-    prompts = read_file(_path("--prompts", args.prompts))
-    engine = options.load_engine(args, spec)
-
-    def submit(prompt: Any) -> Request:
-        messages = [] if args.system is None else [{"role": "system", "content": args.system}]
-        if isinstance(prompt, str):
-            tokens = encode(engine, prompt, system=args.system, plain=args.ignore_chat_template)
-        else:
-            tokens = engine.chat_prompt([*messages, *prompt])
-        return engine.submit(tokens, params)
-
-    num_failed, was_ended = answer_all(engine, prompts, submit, results)
-    if num_failed:
-        terminal.note(f"{num_failed:,} of {len(prompts):,} results are errors.")
-    return INTERRUPTED if was_ended else 1 if num_failed else 0
-
-
-def _path(flag: str, name: str) -> Path:
-    """Raises ConfigError."""
-    try:
-        if name:
-            return Path(name).expanduser()
-    except (RuntimeError, ValueError):
-        pass
-    raise ConfigError(f"{flag} must name a file, not {shown(name)}.")
 
 
 def _text_of(name: str) -> str:

@@ -428,7 +428,6 @@ def load_engine(
             draft_model=args.draft_model or (drafter_of(args.model) if asked == "auto" else None),
             spec=spec,
             config=config,
-            max_context="tuned" if args.command == "serve" else None,
             dtype=args.dtype,
             adapter=adapter or args.adapter,
             chat_template=args.chat_template,

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.cli import options, stats_line, terminal, tune_context
+from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, size
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_table
@@ -43,12 +43,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "count this file's or folder's tokens: models propose the most frequent of them",
         ),
         (
-            "--context",
-            bool,
-            "",
-            "find the longest context that fits into memory, and keep it for `mlxspec serve`; measure nothing else",
-        ),
-        (
             "--memory-budget",
             size,
             "SIZE",
@@ -64,8 +58,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, keep, tell. Returns 0; 1 if a text differed."""
-    if args.context:
-        return tune_context.run(args)
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     from mlxspec.bench import plots

@@ -33,7 +33,7 @@ from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.head_check import check_head
 from mlxspec.engine.measure import allowance
-from mlxspec.engine.memory import check_weights, default_budget
+from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
 from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.rehearsal import unraced_notice
@@ -54,7 +54,6 @@ from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
-from mlxspec.policy.context_file import context_file, kept_context
 from mlxspec.policy.cost_file import models_of
 
 _OLD_COSTS = "What rounds and drafts cost was kept by another version of mlxspec or MLX: drafting begins with that, and measures it anew."
@@ -73,7 +72,7 @@ def load(
     drafters: Sequence[Drafter] = (),
     spec: SpecConfig | None = None,
     config: EngineConfig | None = None,
-    max_context: int | Literal["tuned"] | None = None,
+    max_context: int | None = None,
     dtype: str | None = None,
     adapter: str | Mapping[str, str] | None = None,
     chat_template: str | os.PathLike[str] | None = None,
@@ -91,9 +90,8 @@ def load(
     the model's own head, and a list that leaves it out is refused; the demo brings its own, and `mlxspec pull` may have paired one with the
     model, which "auto" asks beside the head. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in
     `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and
-    spec names some). max_context: tokens of a row at most, as in EngineConfig; "tuned" takes what `mlxspec tune --context` found here,
-    where config says nothing. dtype: "float32", "float16", "bfloat16" or None, which keeps the stored one on a GPU and takes float32
-    elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it; or several by name, beside the weights, which are
+    spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps
+    the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or PEFT writes it; or several by name, beside the weights, which are
     there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file with a template that counts instead of the
     model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided (engine/ranks/);
     all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none. head: "adapted"
@@ -186,14 +184,6 @@ def load(
         made, useless = _without_useless_head(made, tokenizer, files, adapter, together)
         names = tuple(name for name in names if not (useless and name == "mtp"))
     together.compare_forms(modules)
-    if max_context == "tuned" and config.max_context is None and peers is None:
-        budget = config.memory_budget or default_budget()
-        found = kept_context(context_file(target.model, made, config, budget, model))
-        if found is not None and found < target.model.max_context:
-            config = replace(config, max_context=found)
-            builder.notices.append(
-                f"Contexts end at {found:,} tokens, as `mlxspec tune --context` found here; --max-context sets another end."
-            )
 
     loaded = Engine(
         target.model,
@@ -287,9 +277,9 @@ def _without_useless_head(
     return kept, notices
 
 
-def _with_context(config: EngineConfig, max_context: int | Literal["tuned"] | None) -> EngineConfig:
+def _with_context(config: EngineConfig, max_context: int | None) -> EngineConfig:
     """The config with the limit that was given beside it. Raises ConfigError where they differ."""
-    if max_context is None or max_context == "tuned":
+    if max_context is None:
         return config
     if config.max_context not in (None, max_context):
         raise ConfigError(f"max_context is {max_context}, and config says {config.max_context}; give one.")

@@ -104,7 +104,6 @@ BAD = [
     ("bench --workloads edti", "did you mean edit?"),
     ("bench --workloads ''", "There is no workload ''; there are: edit"),
     ("bench --plot x.doc", "--plot"),
-    ("bench mtp --url ftp://x", "http://"),
     ("tune --prompts absent.txt", "absent.txt cannot be read"),
     ("tune --draft off", "--draft off leaves nothing to compare"),
     ("doctor --model ''", "--model must not be empty"),
