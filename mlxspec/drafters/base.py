@@ -3,9 +3,9 @@
 Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the
 row's history once, in order (prompt included), also those somebody else drafted. A row only grows.
 Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
-in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write need not keep them: it is given
-read-only views and copies (guarded.py), its drafts are checked (checked.py), and what it does wrong ends its drafting for the rows
-concerned, never a request.
+in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write is checked
+(checked.py): its lengths and token ids, and an exception that it raises ends its drafting for the rows concerned, never a request. It is
+given the engine's own lists and arrays, which it must not change.
 
 A subclass must give `propose` and bear a `name`. One that goes by `ask.history` alone needs nothing else; one that keeps something for
 each row gives the other four too.

@@ -22,9 +22,8 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
 from mlxspec.drafters.chain_row import AskedDrafter, ChainRow
-from mlxspec.drafters.checked import checked
+from mlxspec.drafters.checked import check_description, check_snapshot, checked, is_ours, reason
 from mlxspec.drafters.forced import Forced
-from mlxspec.drafters.guarded import Guarded, guarded, reason
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
 from mlxspec.drafters.predicted import Predicted
@@ -63,9 +62,11 @@ class Chain:
     def __init__(
         self, drafters: Iterable[Drafter], hidden_size: int = 0, texts: TextIndex | None = None
     ) -> None:
-        """hidden_size: the target's; needed where a drafter needs layers. texts: earlier ones, for `suffix`. Drafters that mlxspec did not
-        write are put into their guards. Raises ConfigError for one that cannot be."""
-        self.drafters = {d.name: d for d in map(guarded, drafters)}
+        """hidden_size: the target's; needed where a drafter needs layers. texts: earlier ones, for `suffix`. Raises ConfigError for a
+        drafter of one's own that does not describe itself as it must."""
+        self.drafters = {d.name: d for d in drafters}
+        for drafter in self.drafters.values():
+            check_description(drafter)
         self.streams = Streams.of(self.drafters.values(), hidden_size)
         self.may_fail = True
         self._forced, self._predicted, self._suffix = Forced(), Predicted(), Suffix(texts)
@@ -144,7 +145,7 @@ class Chain:
         for drafter in self.drafters_of(state):
             if not may(drafter):
                 continue
-            work = partial(drafter.snapshot, state.row, length, starts.get(drafter.name, 0))
+            work = partial(_snapshot, drafter, state.row, length, starts.get(drafter.name, 0))
             kept = self._guard(drafter, [state], work)
             if kept is not None:
                 found[drafter.name] = kept
@@ -280,9 +281,9 @@ class Chain:
                 drafts = drafter.propose_behind(asks, sampler, own)
             if drafts is None and unread is not None:
                 return []
-            found, wrong = checked(drafts, asks, vocab_size, is_ours=not isinstance(drafter, Guarded))
+            found, wrong = checked(drafts, asks, vocab_size, is_ours=is_ours(drafter))
             for place, why in wrong.items():
-                self._fail(drafter, [states[place]], DrafterFailed(why))
+                self._fail(drafter, [states[place]], why)
             if all(d is NO_DRAFT for d in found):
                 return [NO_DRAFT] * len(asks)
             return submit(found, states)
@@ -325,15 +326,21 @@ class Chain:
     def _fail(self, drafter: Drafter, states: Sequence[ChainRow], error: Exception) -> None:
         if not self.may_fail and not isinstance(error, DrafterFailed):
             raise error
-        why = str(error) if isinstance(error, DrafterFailed) else reason(error)
         for state in states:
-            self._end(drafter, state, why)
+            self._end(drafter, state, reason(error))
             with suppress(Exception):  # it has ended for the row either way
                 drafter.close(state.row)
 
     def _end(self, drafter: Drafter, state: ChainRow, why: str) -> None:
         state.end(drafter.name)
         state.notices.append(f"{drafter.name} drafting ended: {why}")
+
+
+def _snapshot(drafter: Drafter, row: int, length: int, start: int) -> Snapshot | None:
+    found = drafter.snapshot(row, length, start)
+    if found is not None and not is_ours(drafter):
+        check_snapshot(found, length, start)
+    return found
 
 
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
-from mlxspec.drafters.guarded import guarded
+from mlxspec.drafters.checked import check_description
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
@@ -26,7 +26,8 @@ def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
             raise ConfigError(f"A drafter needs a `name` of letters, digits and dashes, not {shown(name)}.")
         if name in (*DRAFTER_NAMES, *OTHER_NAMES, *found):
             raise ConfigError(f"There is a drafter {name} already; give yours another name.")
-        found[name] = guarded(drafter)
+        check_description(drafter)
+        found[name] = drafter
     return found
 
 

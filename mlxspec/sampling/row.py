@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from copy import copy
-from types import MappingProxyType
-from typing import NoReturn
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxspec.cache.attention import copied
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.constraints import Constraints
@@ -73,39 +69,3 @@ class RowSampler:
     def needs_tokens(self, width: int) -> bool:
         """Whether the host must know the tokens before any of the next `width` positions to sample there."""
         return self.constraints is not None and self.constraints.reaches(width)
-
-    def sealed(self) -> RowSampler:
-        """A read-only view for drafters that mlxspec did not write: the facts as they are now, arrays and mappings that can be changed
-        without effect on this one, and no constraints, whose state moves with the text. Costs the same whatever has been sampled."""
-        facts = dict(vars(self), constraints=None, params=_sealed_params(self.params))
-        for name in ("prompt_seen", "counts", "bias"):
-            if facts[name] is not None:
-                facts[name] = copied(facts[name])
-        view = object.__new__(_Sealed)
-        vars(view).update(facts)
-        return view
-
-
-class _Sealed(RowSampler):
-    """See RowSampler.sealed. Raises AttributeError where it would be changed."""
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a row's sampler is read-only for drafters: {name} cannot be set")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a row's sampler is read-only for drafters: {name} cannot be deleted")
-
-    def observe(self, tokens: Sequence[int]) -> None:
-        raise AttributeError("a row's sampler is read-only for drafters: it cannot observe tokens")
-
-
-def _sealed_params(params: SamplingParams) -> SamplingParams:
-    """The same parameters; their mappings cannot be assigned to."""
-    if not params.logit_bias and not isinstance(params.json_schema, Mapping):
-        return params
-    view = copy(params)
-    for name in ("logit_bias", "json_schema"):
-        value = getattr(params, name)
-        if isinstance(value, Mapping):
-            object.__setattr__(view, name, MappingProxyType(dict(value)))
-    return view

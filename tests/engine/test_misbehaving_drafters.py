@@ -1,4 +1,4 @@
-"""Drafters of one's own cannot hurt: whatever one does, every row says what plain decoding says, and a notice names the drafter.
+"""What drafters of one's own draft and raise cannot hurt: every row says what plain decoding says, and a notice names the drafter.
 
 Each misbehaviour is a drafter that behaves (it drafts by oracle, right and wrong tokens in turn) until its second call of a kind, and then
 does one thing that it must not. Beside the rows it drafts for others decode plainly, and one is drafted for by n-gram lookup.
@@ -21,8 +21,6 @@ from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs, Unread
 from mlxspec.drafters.checked import checked
-from mlxspec.drafters.guarded import Guarded, History
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
@@ -31,7 +29,6 @@ from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from tests import tiny_models
 from tests.engine import equality
 from tests.tiny_models import VOCAB
 
@@ -54,15 +51,6 @@ PARAMS = {
     ],
 }
 NEXT = [[*p[::-1], 11, 12] for p in PROMPTS]  # what is asked of the engine afterwards: it must be as it was
-
-
-class NoError(BaseException):
-    """Neither an Exception nor an exit."""
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even this")
 
 
 class Own(Drafter):
@@ -225,19 +213,6 @@ def kept_array(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> list[Dr
     return [Draft(1, tokens)] * len(asks)
 
 
-def append(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> object:
-    asks[0].history.append(5)
-    return GO_ON
-
-
-def mutates(act: Callable[[Sequence[Ask], BatchSampler], object]) -> Callable:
-    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler) -> object:
-        act(asks, sampler)
-        return GO_ON
-
-    return do
-
-
 def calls(act: Callable[[Engine], object]) -> Callable:
     def do(self: Own, *args: object) -> object:
         assert self.engine is not None
@@ -329,43 +304,18 @@ WAYS: dict[str, tuple[str, Callable]] = {
     "a backing below 0": ("propose", odd("backing", lambda n: -5)),
     "a backing that is NaN": ("propose", odd("backing", lambda n: NAN)),
     "a backing that is text": ("propose", odd("backing", lambda n: "many")),
-    "ends without a reason": ("propose", odd("ended", lambda n: "")),
     "ends with a number": ("propose", odd("ended", lambda n: 5)),
     "ends with a page of text": ("propose", odd("ended", lambda n: "no more\n" * 9000)),
     # drafts and arrays that change
     "shares one draft and changes it": ("propose", shared),
     "assigns to an array it drafted": ("propose", kept_array),
-    # what is given to it
-    "appends to the history": ("propose", append),
-    "pops from the history": ("propose", mutates(lambda asks, s: asks[0].history.pop())),
-    "clears the history": ("propose", mutates(lambda asks, s: asks[0].history.clear())),
-    "assigns to the history": ("propose", mutates(lambda asks, s: asks[0].history.__setitem__(-1, 5))),
-    "extends the history in place": ("propose", mutates(lambda asks, s: asks[0].history.__iadd__([5]))),
-    "clears the list of asks": ("propose", mutates(lambda asks, s: asks.clear())),
-    "sets the seed": ("propose", mutates(lambda asks, s: setattr(asks[-1].sampler, "seed", 1))),
-    "sets the sampler to greedy": (
-        "propose",
-        mutates(lambda asks, s: setattr(s.rows[-1], "is_greedy", True)),
-    ),
-    "deletes the parameters": ("propose", mutates(lambda asks, s: delattr(asks[-1].sampler, "params"))),
-    "observes tokens for the sampler": (
-        "propose",
-        mutates(lambda asks, s: asks[-1].sampler.observe([5] * 50)),
-    ),
-    "assigns to the logit bias": (
-        "propose",
-        mutates(lambda asks, s: asks[-1].sampler.params.logit_bias.__setitem__(7, 50.0)),
-    ),
     # errors of every kind, everywhere
     "raises an Exception in propose": ("propose", raises(ValueError("no"))),
-    "raises no Exception in propose": ("propose", raises(NoError("no"))),
-    "raises GeneratorExit": ("propose", raises(GeneratorExit)),
     "raises StopIteration": ("propose", raises(StopIteration)),
-    "raises what has no text": ("propose", raises(Unspeakable())),
     "raises a book": ("propose", raises(RuntimeError("word\n" * 9000))),
     "recurses": ("propose", lambda self, *args: self._do(self, *args)),
     **{
-        f"raises in {where}": (where, raises(NoError("no")))
+        f"raises in {where}": (where, raises(RuntimeError("no")))
         for where in ("begin", "observe", "prime", "propose_behind", "snapshot", "settle", "take_back")
     },
     "keeps what is no snapshot": ("snapshot", lambda self, *args: {"a": 1}),
@@ -422,15 +372,9 @@ CASES = [
 )
 @catches(
     "drafted ids are not checked",
-    "mlxspec.drafters.checked:_check_host",
-    lambda right: lambda *_: None,
+    "mlxspec.drafters.checked:_checked",
+    lambda right: lambda draft, *_: draft,
     case="drafts negative ids on the device, fixed",
-)
-@catches(
-    "a third-party drafter gets the engine's own list and sampler",
-    "mlxspec.drafters.guarded:_views",
-    lambda right: list,
-    case="appends to the history, fixed",
 )
 @pytest.mark.parametrize(("name", "policy"), CASES)
 def test_every_row_says_what_plain_decoding_says(name: str, policy: str) -> None:
@@ -464,77 +408,31 @@ def test_there_are_thirty_ways_to_misbehave() -> None:
     assert len(WAYS) >= 30
 
 
-# ---- what no notice is due for, because it does nothing or nobody is left to be told
+# ---- prefix hits, ends and rows beside others
 
 
-@catches(
-    "a third-party drafter gets the hidden states that others get",
-    "mlxspec.drafters.guarded:_copy",
-    lambda right: lambda x: x,
-)
-def test_what_a_drafter_does_with_its_copies_reaches_nobody() -> None:
-    """It assigns to the hiddens it is given, keeps them, and sorts the tokens; a drafter beside it and the store see the right ones."""
-
-    class Spoiler(Own):
-        def observe(self, row, tokens, hidden):
-            self.kept.append(hidden)
-            tokens.sort()
-            spoil(hidden)
-
-        def resume(self, row, tokens, state, hidden):
-            self.observe(row, tokens, hidden)
-
-        def snapshot(self, row, length, start):
-            # arrays that the drafter keeps, and assigns to once the store has them
-            for x in self.kept[:2]:
-                spoil(x)
-            self.kept[:0] = mx.ones((1, 2)), mx.ones((1, 2))
-            return Snapshot(length, [[]], [(self.kept[0], self.kept[1])], start)
-
-    own = Spoiler(needs=Needs(hidden=True))
-    reader = Mtp(tiny_models.mtp_head(), 2048)
-    engine = equality.engine([own, reader])
-    honest = equality.engine([Mtp(tiny_models.mtp_head(), 2048)])
-    wanted = asked(honest, PROMPTS, [("mtp",)] * 4, "overlapped")
-    found = asked(engine, PROMPTS, [("mtp", "own")] * 4, "overlapped")
-    same(found, plain("overlapped")[0], "overlapped")
-    for got, right_ in zip(found, wanted, strict=True):
-        assert not got.stats.notices
-        # the head saw the same hiddens as without the other drafter
-        assert got.stats.drafters["mtp"].num_accepted == right_.stats.drafters["mtp"].num_accepted
-    longer = [[*p, *r.tokens, 5] for p, r in zip(PROMPTS, found, strict=True)]
-    wanted = asked(honest, longer, [("mtp",)] * 4, "overlapped")
-    again = asked(engine, longer, [("mtp", "own")] * 4, "overlapped")
-    assert [r.tokens for r in again] == [r.tokens for r in wanted]
-    assert sum(r.stats.num_cached for r in again) > 40
-    for got, right_ in zip(again, wanted, strict=True):
-        assert got.stats.drafters["mtp"].num_accepted == right_.stats.drafters["mtp"].num_accepted
-    engine.prefix.store.check()
-
-
-@pytest.mark.parametrize("error", [NoError("no"), RuntimeError("no")])
-def test_what_is_raised_behind_a_prefix_hit_or_at_the_end_ends_no_row(error: BaseException) -> None:
+def test_what_is_raised_behind_a_prefix_hit_or_at_the_end_ends_no_row() -> None:
     for at in ("resume", "close"):
         own = Own()
         engine = made(own, "fixed")
         asked(engine, PROMPTS, [("own",)] * 4, "mixed")
-        own._at, own._do, own._calls = at, raises(error), 1
+        own._at, own._do, own._calls = at, raises(RuntimeError("no")), 1
         found = asked(engine, PROMPTS, [("own",)] * 4, "mixed")
         same(found, plain("mixed")[0], "mixed")
         assert [bool(r.stats.num_cached) for r in found] == [False, True, False, False]
         told = [n for r in found for n in r.stats.notices]
-        assert told == ([f"own drafting ended: {type(error).__name__}: no"] if at == "resume" else [])
+        assert told == (["own drafting ended: RuntimeError: no"] if at == "resume" else [])
 
 
 def test_a_drafter_that_fails_and_cannot_be_closed_ends_for_its_rows_only() -> None:
     class Stuck(Own):
         def close(self, row):
-            raise NoError("nor this")
+            raise ValueError("nor this")
 
-    own = Stuck("propose", raises(NoError("not this")))
+    own = Stuck("propose", raises(ValueError("not this")))
     found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
     same(found, plain("mixed")[0], "mixed")
-    assert [r.stats.notices for r in found] == [["own drafting ended: NoError: not this"]] * 2 + [[], []]
+    assert [r.stats.notices for r in found] == [["own drafting ended: ValueError: not this"]] * 2 + [[], []]
 
 
 def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> None:
@@ -552,64 +450,6 @@ def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> 
     same(found, plain("overlapped")[0], "overlapped")
     assert not any(r.stats.notices for r in found)
     assert taken
-
-
-def test_assigning_to_an_unread_round_reaches_nobody() -> None:
-    """The arrays that a drafter is given there decide what is committed; it drafts all the same."""
-
-    def do(self: Own, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> object:
-        for x in unread:
-            spoil(x)
-        self.kept.append(unread)
-        return GO_ON
-
-    own = Own("propose_behind", do)
-    found = asked(made(own, "fixed"), PROMPTS, [("own",)] * 4, "overlapped")
-    same(found, plain("overlapped")[0], "overlapped")
-    assert not any(r.stats.notices for r in found)
-    assert len(own.kept) > 3
-
-
-def test_what_is_written_through_numpys_views_reaches_nobody() -> None:
-    """numpy's view of an MLX array is writable, and leads to the array's own memory."""
-
-    def overwrite(*arrays: mx.array | None) -> None:
-        for x in arrays:
-            if x is not None:
-                view = np.asarray(x)
-                assert view.flags.writeable
-                view[...] = 1
-
-    class Writer(Own):
-        def observe(self, row, tokens, hidden):
-            overwrite(hidden)
-
-        def propose(self, asks, sampler):
-            for ask in asks:
-                s = ask.sampler
-                overwrite(s.counts, s.prompt_seen, s.bias)
-            return [NO_DRAFT] * len(asks)
-
-    class Kept(Writer):
-        def propose_behind(self, asks, sampler, unread):
-            overwrite(*unread)
-            return None
-
-    params = SamplingParams(
-        max_tokens=20,
-        ignore_eos=True,
-        repetition_penalty=1.3,
-        presence_penalty=0.5,
-        logit_bias={3: -2.0, 9: 1.0},
-    )
-    wanted = equality.engine([]).generate(PROMPTS, params)
-    for kind in (Writer, Kept):
-        reader = Mtp(tiny_models.mtp_head(), 2048)
-        engine = equality.engine([kind(needs=Needs(hidden=True)), reader])
-        spec = SpecConfig(drafters=("own", "mtp"), policy="fixed")
-        found = engine.generate(PROMPTS, params, spec=spec)
-        assert [r.tokens for r in found] == [r.tokens for r in wanted]
-        assert not any(r.stats.notices for r in found)
 
 
 def test_a_slow_drafter_changes_nothing() -> None:
@@ -658,10 +498,10 @@ def test_rows_may_be_cancelled_and_requests_queued_from_within_a_step(at: str) -
         ("max_draft", "8", "whole number"),
         ("max_draft", NAN, "whole number"),
         ("max_draft", True, "whole number"),
+        ("__hash__", None, "eq=False"),
         ("needs", None, "Needs"),
         ("needs", "hidden", "Needs"),
         ("needs", Needs(cache=True), "not lent"),
-        ("needs", property(lambda self: 1 / 0), "cannot be read"),
     ],
     ids=[str(i) for i in range(9)],
 )
@@ -677,22 +517,6 @@ def test_a_drafter_that_describes_itself_wrongly_is_refused_before_loading(
     setattr(Odd, field, value)
     with pytest.raises(ConfigError, match=says):
         mlxspec.load("/there-is-no-model-here", drafters=[Odd()])
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["many", None, -5, NAN, property(lambda self: 1 / 0)],
-    ids=["many", "None", "-5", "nan", "raises"],
-)
-def test_sizes_that_cannot_be_told_count_as_nothing(value: object) -> None:
-    own = type(
-        "Sized", (Own,), {"nbytes": value, "weight_bytes": value, "row_bytes": lambda self, length: value}
-    )()
-    engine = made(own, "fixed")
-    found = asked(engine, PROMPTS, SPECS, "mixed", policy="fixed")
-    same(found, plain("mixed")[0], "mixed")
-    assert engine.nbytes >= 0
-    assert engine.memory.weights == equality.engine([]).memory.weights
 
 
 def test_a_drafter_may_have_any_name_that_is_allowed() -> None:
@@ -711,56 +535,10 @@ def test_a_drafter_may_have_any_name_that_is_allowed() -> None:
     assert found[1].stats.num_cached
 
 
-def test_equality_and_hash_of_a_drafters_own_are_not_asked() -> None:
-    class Plural(Own):
-        def __eq__(self, other):
-            raise RuntimeError("not comparable")
-
-    found = asked(made(Plural(), "auto"), PROMPTS, SPECS, "mixed", policy="auto")
-    same(found, plain("mixed")[0], "mixed")
-
-
-def test_a_history_is_a_view_that_cannot_be_changed() -> None:
-    tokens = [1, 2, 3, 4]
-    view = History(tokens)
-    assert (len(view), view[0], view[-1], view[1:3], list(view)) == (4, 1, 4, [2, 3], tokens)
-    assert view == tokens == list(view)
-    assert view == (1, 2, 3, 4)
-    assert view != [1, 2, 3]
-    assert view.__add__([5]) == [1, 2, 3, 4, 5]
-    assert 3 in view
-    assert (view.index(3), view.count(9)) == (2, 0)
-    view[:].append(9)
-    assert tokens == [1, 2, 3, 4]
-    for change in (
-        lambda: view.append(1),
-        lambda: view.__setitem__(0, 1),
-        lambda: view.__delitem__(0),
-        lambda: setattr(view, "tokens", []),
-    ):
-        with pytest.raises((AttributeError, TypeError)):
-            change()
-    tokens.append(5)
-    assert view[-1] == 5
-
-
-def test_what_a_drafter_is_given_costs_nothing_by_the_length_of_the_text() -> None:
-    """The view holds the engine's list, no copy of it; mlxspec's own drafters get the list itself, and are not guarded."""
-    seen: list[Ask] = []
-    own = Own("propose", mutates(lambda asks, s: seen.extend(asks)))
-    engine = made(own, "fixed")
-    request = engine.submit(PROMPTS[1], MIXED[0], spec=SpecConfig(drafters=("own",), policy="fixed"))
-    while not engine.is_idle:
-        engine.step()
-    assert {id(a.history._tokens) for a in seen} == {id(request.history)}
-    assert isinstance(engine.chain.drafters["own"], Guarded)
-    assert not isinstance(engine.chain.drafters["ngram-simple"], Guarded)
-
-
 @catches(
     "drafts on the device may have any shape",
-    "mlxspec.drafters.checked:_check_device",
-    lambda right: lambda *_: None,
+    "mlxspec.drafters.checked:_checked",
+    lambda right: lambda draft, *_: draft,
 )
 def test_shape_and_type_of_a_models_device_drafts_are_checked_without_evaluating_them() -> None:
     asks = [Ask(0, [1], 3, RowSampler(SamplingParams(), [1], VOCAB))] * 4
