@@ -2,15 +2,12 @@
 //
 //   per v-head:  S' = g S,  delta = beta (v - S' k),  S = S' + delta k^T,  y = S q,  with g = exp(log_g)
 //
-// The row's state is read from slot slot[b] of its P slots with MODE 2, else from the only one. REPLAY: the first kept[b] entries of the last forward's tape (tape_k, tape_delta,
-// tape_log_g) are applied to it first. Then the row's own tokens run, and
-//   MODE 0, K = 0 (tape): the state before them is given back, and what they do to it as delta, with room for span[1] tokens instead of the
-//   span[0] = N there are, zeros behind the last;
-//   MODE 1, K = 1, and MODE 2, K = span[2] (states): the last K states are given back, slot s being the state s tokens before the row's end (the state at the row's beginning
-//   where the row is shorter), and no delta. MODE 1 is plain decoding: all of these tokens stand; with FLUSH there are none.
-// Numbers of states, slots (P = span[3]) and tokens are no template arguments, as each new value of one costs a compilation.
+// REPLAY: the first kept[b] entries of the last forward's tape (tape_k, tape_delta, tape_log_g) are applied to the row's state first. Then
+// the row's own tokens run. ADVANCES 0: the state before them is given back, and what they do to it as delta, with room for span[1] tokens
+// instead of the span[0] = N there are, zeros behind the last. ADVANCES 1: the state after them is given back, and no delta; all of these
+// tokens stand. With FLUSH there are none. Numbers of tokens are no template arguments, as each new value of one costs a compilation.
 //
-// q, k (N, Hk, Dk), v (N, Hv, Dv) in T; y, delta (N, Hv, Dv), log_g, beta (N, Hv), state (B, P, Hv, Dv, Dk) in float; starts (B + 1), slot, kept (B).
+// q, k (N, Hk, Dk), v (N, Hv, Dv) in T; y, delta (N, Hv, Dv), log_g, beta (N, Hv), state (B, Hv, Dv, Dk) in float; starts (B + 1), kept (B).
 // Threads: grid (32, Dv / (4 ROWS), B Hv). 8 lanes share a row of the state, 4 x ROWS rows a simdgroup; the state stays in registers. No
 // threadgroup memory, no barriers. Knows nothing of convolution, gates or norms.
 //
@@ -57,20 +54,18 @@ inline float advance(float state, float delta, float key) {
 
 //// body
 constexpr int SHARE = Dk / 8;
-const int K = MODE == 2 ? span[2] : MODE, P = MODE == 2 ? span[3] : 1;
 const int lane = thread_index_in_simdgroup % 8;
 const int head = thread_position_in_grid.z % Hv;
 const int b = thread_position_in_grid.z / Hv;
 const int key_head = head / (Hv / Hk);
 const int first_row = (thread_position_in_grid.y * 4 + thread_index_in_simdgroup / 8) * ROWS;
 
+const ulong first = ((ulong(b) * Hv + head) * Dv + first_row) * Dk;  // of this thread's rows of the state
+
 float s[ROWS][SHARE];
-{
-  const ulong place = ulong(b) * P + (MODE == 2 ? slot[b] : 0);
-  UNROLL
-  for (int r = 0; r < ROWS; ++r) {
-    read_share<SHARE>(state + ((place * Hv + head) * Dv + first_row + r) * Dk, lane, s[r]);
-  }
+UNROLL
+for (int r = 0; r < ROWS; ++r) {
+  read_share<SHARE>(state + first + r * Dk, lane, s[r]);
 }
 
 if (REPLAY) {
@@ -91,17 +86,10 @@ if (REPLAY) {
 }
 
 const int begin = starts[b], end = starts[b + 1];
-if (K == 0) {
+if (!ADVANCES) {
   UNROLL
   for (int r = 0; r < ROWS; ++r) {
-    write_share<SHARE>(s[r], lane, state_out + ((ulong(b) * Hv + head) * Dv + first_row + r) * Dk);
-  }
-} else {
-  for (int older = end - begin; older < K; ++older) {
-    UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      write_share<SHARE>(s[r], lane, state_out + (((ulong(b) * K + older) * Hv + head) * Dv + first_row + r) * Dk);
-    }
+    write_share<SHARE>(s[r], lane, state_out + first + r * Dk);
   }
 }
 
@@ -127,7 +115,7 @@ for (int t = begin; t < end; ++t) {
     for (int e = 0; e < SHARE; ++e) {
       s[r][e] = advance(s[r][e], d, share[e]);
     }
-    if (K == 0 && lane == r) {
+    if (!ADVANCES && lane == r) {
       delta[place] = d;
     }
   }
@@ -144,16 +132,16 @@ for (int t = begin; t < end; ++t) {
       y[(t * Hv + head) * Dv + first_row + r] = sum[r];
     }
   }
-  const int age = end - 1 - t;
-  if (age < K) {
-    UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      write_share<SHARE>(s[r], lane, state_out + (((ulong(b) * K + age) * Hv + head) * Dv + first_row + r) * Dk);
-    }
+}
+
+if (ADVANCES) {
+  UNROLL
+  for (int r = 0; r < ROWS; ++r) {
+    write_share<SHARE>(s[r], lane, state_out + first + r * Dk);
   }
 }
 
-if (K == 0 && b == 0) {  // zeros where there is room and no token
+if (!ADVANCES && b == 0) {  // zeros where there is room and no token
   for (int t = span[0]; t < span[1]; ++t) {
     UNROLL
     for (int r = 0; r < ROWS; ++r) {
@@ -166,7 +154,7 @@ if (K == 0 && b == 0) {  // zeros where there is room and no token
 
 // What this mode does not give back must not stay unwritten: its outputs have one element.
 if (thread_position_in_grid.x == 0 && thread_position_in_grid.y == 0 && thread_position_in_grid.z == 0) {
-  if (K > 0) {
+  if (ADVANCES) {
     delta[0] = 0.0f;
   }
   if (FLUSH) {

@@ -20,7 +20,6 @@ MAX_BYTES = 1 << 50
 FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
 DRAFT_BITS = (4, 8, 16)
 KV_BITS = (4, 8, 16)  # of keys and values; 16 stands for whatever they are computed in
-ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MAX_TOP_LOGPROBS = 20
 Policy = Literal["fixed", "auto"]
 LoopBreaker = Literal["off", "thinking", "all"]
@@ -415,12 +414,7 @@ class EngineConfig:
     weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
     earlier texts; 0 keeps nothing, None takes a share. `prefix_disk`: bytes of files that keep it beyond the end of the process, in the
     folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files. `prefix_states`: how recurrent states are written:
-    "float32" as they are, or "half" in half of the bytes, behind which a text may continue otherwise than it would have. `rollback`: how
-    recurrent layers
-    go back behind a rejected draft. "tape" keeps what a verify did to the state and replays what stands; "snapshots"
-    keeps the last `num_states` states, so that drafts have at most num_states - 1 tokens (None: as many as the longest
-    draft of the engine's SpecConfig needs; llama.cpp's n_rs_seq is num_states - 1); "checkpoint" keeps the state before
-    and runs what stands again. The text is the same.
+    "float32" as they are, or "half" in half of the bytes, behind which a text may continue otherwise than it would have.
 
     `past_texts`: bytes of memory, within the budget, for texts that the drafter suffix has heard; 0 keeps none.
     `past_texts_disk`: bytes of files that keep them beyond the end of the process, in `texts` in the cache folder; None or 0: no files.
@@ -445,17 +439,9 @@ class EngineConfig:
     past_texts_disk: int | None = None
     max_context: int | None = None
     kv_bits: int = 16
-    rollback: str = "tape"
-    num_states: int | None = None
     exact: bool = False
 
     def __post_init__(self) -> None:
-        if self.rollback not in ROLLBACKS:
-            raise ConfigError(f"rollback must be one of {', '.join(ROLLBACKS)}, not {shown(self.rollback)}.")
-        if self.num_states is not None:
-            check_number("num_states", self.num_states, 2, MAX_DRAFT + 1, integer=True)
-            if self.rollback != "snapshots":
-                raise ConfigError(f"num_states is for snapshots; rollback is {self.rollback}.")
         if not isinstance(self.exact, bool):
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_kv_bits("kv_bits", self.kv_bits)

@@ -37,7 +37,6 @@ from mlx.utils import tree_flatten  # noqa: E402
 
 from mlxspec import load  # noqa: E402
 from mlxspec.bench.workloads import read_workloads  # noqa: E402
-from mlxspec.cache.rollback import by_tape  # noqa: E402
 from mlxspec.config import SamplingParams, SpecConfig  # noqa: E402
 from mlxspec.engine.engine import Engine  # noqa: E402
 from mlxspec.kernels.flat import FlatRows  # noqa: E402
@@ -153,7 +152,7 @@ def _counted() -> dict[str, float]:
 
 def _nodes(engine: Engine, width: int) -> int:
     """Graph nodes of a plain step (width 1) or of a verify behind a prompt, as it runs once its shape has come up."""
-    cache, prompt = engine.model.make_cache(1, by_tape()), list(range(20, 120))
+    cache, prompt = engine.model.make_cache(1), list(range(20, 120))
     # on a CPU a forward is handed over in pieces, and what has been handed over cannot be counted any more
     with device.private_kernels(), patch.object(device, "start"):
         engine.model.forward(mx.array(prompt, mx.int32), FlatRows((len(prompt),)), cache, certain=True)
@@ -247,7 +246,7 @@ def _verify(peer: Any, engine: Engine, rounds: int) -> dict[str, float]:
     mx.eval(peer(prompt[None], cache=theirs))
 
     def step(width: int) -> Callable[[], object]:
-        model, cache = engine.model, engine.model.make_cache(1, by_tape())
+        model, cache = engine.model, engine.model.make_cache(1)
         model.forward(prompt, FlatRows((prompt.size,)), cache, certain=True)
         cache.commit()
         mx.eval(cache.arrays)

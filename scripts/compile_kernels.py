@@ -44,8 +44,6 @@ HEADER = "mlx/backend/metal/kernels/utils.h"  # MLX puts its text in front of ev
 FLAGS = ("-fno-fast-math", "-Wall", "-Wno-unused")
 ROWS = ((1,), (4,), (17,), (64,), (3, 1, 6), (1,) * 9)  # widths of rows: narrow, wide, ragged, and nine rows
 PIECES = ((512,), (2048,), (1000,), (600, 8))  # of prompts
-DEPTHS = (2, 3, 4, 5)  # states kept by rollback with snapshots; any other number is a variant of its own
-SNAPSHOTS = tuple(p for n in DEPTHS for p in ((1, n), (n, n), (n, 1)))  # states before and after a round
 # heads that share a key, and tokens: in room for 8, 16, 32 and 64 queries, tokens fewer than 8 and not
 QUERIES = ((1, 1), (8, 1), (1, 8), (16, 1), (2, 8), (8, 4), (4, 8), (16, 4), (8, 8))
 _metal_kernel = mx.fast.metal_kernel
@@ -150,9 +148,6 @@ def _recurrences(shape: GdnShape, dtype: mx.Dtype) -> None:
             gdn_prefill.gdn_prefill_metal(tokens, state, rows)
             continue
         gdn_round.gdn_flush_metal(state, kept)
-        for before, after in SNAPSHOTS:
-            states = mx.zeros((rows.num_rows, before, *state.shape[1:]))
-            gdn_round.gdn_snapshots_metal(tokens, states, num, layout, after)
 
 
 def _tokens(shape: GdnShape, dtype: mx.Dtype, count: int) -> GdnInputs:

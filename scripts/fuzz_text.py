@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/fuzz_text.py [--requests 3000] [--first 0] [--forms float32 bfloat16 4bit ...] [--ranks 2]
 
-Each case mixes a dtype or quantization, a way of rollback, drafters, a policy, rows, constraints and turns
+Each case mixes a dtype or quantization, drafters, a policy, rows, constraints and turns
 (tests/engine/random_requests.py). A text may differ only from a place where plain decoding's two best tokens are closer than rounding; such
 flips are counted, by form. A case that differs otherwise is printed with its number, and the exit code is 1; `--first NUMBER --requests 1`
 runs it again. With --ranks the drafted model is divided among so many local processes, and plain decoding is one process's

@@ -131,8 +131,8 @@ def _private_kernels() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def _no_exact_engine_before() -> Iterator[None]:
     """An exact engine changes how its whole process multiplies. It does so for the tests of its own module only."""
-    from mlxspec.models import layers
+    from mlxspec.kernels import exactness
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "_adds_alike", False)
+        patch.setattr(exactness, "_is_demanded", False)
         yield

@@ -69,7 +69,7 @@ def test_the_files_that_compare_numbers_are_found() -> None:
     found = files()
     for name in (
         "kernels/test_softmax",
-        "kernels/test_gdn_few",
+        "kernels/test_gdn_at_once",
         "cache/test_rollback",
         "models/test_parity_mlx_lm",
         "engine/test_equality",

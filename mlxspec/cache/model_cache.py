@@ -1,6 +1,6 @@
 """All layers' caches of B rows, and the one transaction over them: begin, appends, then commit or abort.
 
-It keeps the committed lengths, how many tokens of the last forward are accepted, and the way in which recurrent layers roll back.
+It keeps the committed lengths and how many tokens of the last forward are accepted.
 
 Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
 it would have seen if only the committed tokens had ever been appended.
@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxspec.cache.attention import KV, AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Committed, Rollback
+from mlxspec.cache.rollback import Committed
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -62,16 +62,9 @@ class ModelCache:
     that a forward's shape is its own and not that of a pair of forwards.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[LayerCache],
-        num_rows: int,
-        rollback: Rollback = TAPE,
-        *,
-        defers: bool = False,
-    ) -> None:
+    def __init__(self, layers: Sequence[LayerCache], num_rows: int, *, defers: bool = False) -> None:
         self.layers = list(layers)
-        self.rollback, self.defers = rollback, defers
+        self.defers = defers
         self.lengths = [0] * num_rows
         self.shifts = [0] * num_rows
         self.scales: list[tuple[float, ...]] = [()] * num_rows
@@ -111,11 +104,6 @@ class ModelCache:
     def has_recurrent(self) -> bool:
         return any(layer.is_recurrent for layer in self.layers)
 
-    @property
-    def max_rollback(self) -> int | None:
-        """How many of a forward's tokens may be rejected in one row, None for all. Longer drafts must not be verified."""
-        return self.rollback.max_rollback if self.has_recurrent else None
-
     def begin(self, rows: FlatRows, *, certain: bool = False) -> Places:
         """Open a transaction in which each row gets `rows.widths` tokens, and return their positions. Raises CacheError if one is open."""
         if self.pending is not None:
@@ -139,8 +127,7 @@ class ModelCache:
         `settle` must follow.
 
         Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
-        certain tokens, if more tokens of a row would be rejected than `max_rollback`, and on an array if a layer must know the numbers. The
-        transaction stays open then.
+        certain tokens, and on an array if a layer must know the numbers. The transaction stays open then.
         """
         rows = self.pending
         if rows is None:
@@ -153,9 +140,6 @@ class ModelCache:
         num_committed = checked(rows.widths if num_committed is None else num_committed, rows)
         if self.pending_certain and num_committed != list(rows.widths):
             raise CacheError("A forward of certain tokens is committed whole.")
-        most = max(w - k for k, w in zip(num_committed, rows.widths, strict=True))
-        if self.max_rollback is not None and most > self.max_rollback:
-            raise CacheError(f"Cannot take back {most} tokens: only {self.max_rollback + 1} states are kept.")
         self._close(None if self.pending_certain else Committed.of(rows, num_committed), num_committed)
         if self.exact is not None:
             self.exact = self.exact + mx.array(num_committed, mx.int32)
@@ -165,14 +149,9 @@ class ModelCache:
             raise CacheError(
                 "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
             )
-        most = rows.max_width - 1
-        if self.max_rollback is not None and most > self.max_rollback:
-            raise CacheError(
-                f"{most} tokens might be taken back: only {self.max_rollback + 1} states are kept."
-            )
         self._unread = rows, self.lengths
         self.exact = mx.array(self.lengths, mx.int32) + num_committed
-        self._close(Committed.of_unread(rows, num_committed), rows.widths)
+        self._close(Committed.of(rows, num_committed), rows.widths)
 
     def _close(self, committed: Committed | None, most: Sequence[int]) -> None:
         for layer in self.layers:
@@ -215,7 +194,7 @@ class ModelCache:
         if self.pending is not None:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
-        twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0, self.rollback)
+        twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0)
         twin.lengths, twin.deferred, twin.exact = list(self.lengths), self.deferred, self.exact
         twin.shifts, twin.scales = list(self.shifts), list(self.scales)
         twin._family, twin._is_fork = self._family, True
@@ -228,7 +207,7 @@ class ModelCache:
         if self.deferred is not None:
             for layer in self.layers:
                 if isinstance(layer, RecurrentLayerCache):
-                    layer.flush(self.rollback, self.deferred)
+                    layer.flush(self.deferred)
         self.deferred = None
 
     def join(self, other: ModelCache) -> None:

@@ -1,7 +1,7 @@
 """The state of one Gated DeltaNet layer for all rows, with deferred commit.
 
 A commit moves nothing. The next forward begins with the accepted tokens of the last one; the model cache says how many (`num_committed`).
-For the recurrence rollback.py does that. The convolution needs no arithmetic: its window and inputs are kept, and `num_committed` says
+For the recurrence, rollback.py does that. The convolution needs no arithmetic: its window and inputs are kept, and `num_committed` says
 where to cut.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from mlxspec.cache.attention import copied
-from mlxspec.cache.rollback import Committed, RecurrentState, Rollback, by_tape
+from mlxspec.cache.rollback import Committed, RecurrentState, capacity, last_replay, tape_bytes
 from mlxspec.kernels.conv_ops import conv_window
 from mlxspec.kernels.flat import PANEL
+from mlxspec.kernels.gdn_round import gdn_flush
 
 
 class RecurrentLayerCache:
@@ -57,13 +58,13 @@ class RecurrentLayerCache:
         twin.current, twin._staged = self.current, None
         return twin
 
-    def flush(self, rollback: Rollback, committed: Committed) -> None:
+    def flush(self, committed: Committed) -> None:
         """Apply the accepted tokens of the last forward without running another."""
-        window, inputs = self.current.window, self.current.inputs
-        if inputs is None:
+        window, inputs, last = self.current.window, self.current.inputs, last_replay(self.current, committed)
+        if inputs is None or last is None:
             return
         self.current = RecurrentState(
-            rollback.flush(self.current, committed),
+            gdn_flush(self.current.state, last),
             conv_window(window, inputs[:, : window.shape[2]], committed.num_committed, committed.rows.starts),
         )
 
@@ -87,17 +88,16 @@ class RecurrentLayerCache:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Of a row whatever its length: state and window, and for `widest` tokens that may be taken back what the default way of rollback
-        holds (another may hold more) and the convolution's inputs, which keep the columns of what was projected with them: gate,
-        decay and step size, and what fills up a panel of a product."""
+        """Bytes of a row whatever its length: state and window, and for `widest` tokens that may be taken back their tape and the
+        convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size, and what fills up a panel
+        of a product."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
         columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
-        way = by_tape()
-        inputs = max(widest * columns, way.room(widest) * window.shape[2])
+        inputs = max(widest * columns, capacity(widest) * window.shape[2])
         window_bytes = window.dtype.size * (window.shape[1] * window.shape[2] + inputs)
         size = 4 * num_heads * value_dim * key_dim
-        return size + window_bytes + way.bytes_for(widest, state.shape[1:])
+        return size + window_bytes + tape_bytes(widest, state.shape[1:])
 
     @property
     def snapshot_bytes(self) -> int:
@@ -109,5 +109,5 @@ class RecurrentLayerCache:
         found = []
         for s in (self.current, self._staged):
             if s is not None:
-                found += [s.state, s.window, *(x for x in (s.inputs,) if x is not None), *s.held]
+                found += [s.state, s.window, *(x for x in (s.inputs,) if x is not None), *(s.tape or ())]
         return found

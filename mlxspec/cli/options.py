@@ -34,7 +34,6 @@ from mlxspec.config import (
     FIXED_DEPTH,
     MAX_CONTEXT,
     OTHER_NAMES,
-    ROLLBACKS,
     EngineConfig,
     LoopBreaker,
     Policy,
@@ -211,7 +210,6 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--chat-template-args", list, "JSON", "an object of variables of the chat template; may be given again"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
         ("--exact", bool, "", "draft only where results equal plain decoding bit for bit; may leave no drafting"),
-        ("--rollback", ROLLBACKS, "NAME", f"how rejected drafts are undone: {_UNDO}", EngineConfig.rollback),
     )  # fmt: skip
 
 
@@ -292,7 +290,6 @@ _PREFIX_DISK = "keep computed states in files of at most SIZE bytes, for later r
 _PREFIX_STATES = (
     "float32 (the default) writes states unchanged; half takes half the space, and texts may change"
 )
-_UNDO = f"{', '.join(ROLLBACKS)} (default {EngineConfig.rollback})"
 _FIXED = f"policy fixed {FIXED_DEPTH}"
 _DRAFT_VOCAB = (
     "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"
@@ -368,7 +365,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
         if args.command in _ASKS_AGAIN:
             sizes["past_texts"] = 0
-        return EngineConfig(**sizes, rollback=args.rollback, exact=args.exact)
+        return EngineConfig(**sizes, exact=args.exact)
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:

@@ -201,14 +201,6 @@ class Chain:
         names = [n for n in spec.drafters or self.drafters if n in self.drafters]
         return max((_limit(self.drafters[n], spec) for n in names), default=0)
 
-    def cuts(self, spec: SpecConfig, limit: int | None) -> list[str]:
-        """A sentence where drafts under `spec` may be longer than can be taken back, which is `limit` tokens (None: any)."""
-        if limit is None or self.longest_draft(spec) <= limit or not spec.drafters:
-            return []
-        return [
-            f"drafts are cut to {limit} token{'s' * (limit > 1)}: rollback by snapshots keeps {limit + 1} states"
-        ]
-
     def settle(self) -> None:
         """What `propose_behind` drafted behind has been observed."""
         for drafter in self.drafters.values():

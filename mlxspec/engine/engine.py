@@ -24,7 +24,6 @@ from typing import Any
 import mlx.core as mx
 
 from mlxspec.cache.quantized import check_kv_bits
-from mlxspec.cache.rollback import rollback
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain
@@ -53,13 +52,13 @@ from mlxspec.engine.text_files import open_texts
 from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
+from mlxspec.kernels import exactness
 from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.pooling import NO_POOLING, Pooling
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
-from mlxspec.models.layers import add_alike
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
@@ -138,9 +137,6 @@ class Engine(EngineApi):
             features=self.features,
             no_images=no_images,
         )
-        num_states = self.config.num_states or max(2, self.chain.longest_draft(self.spec) + 1)
-        by_steps = self.config.exact or model.dtype != mx.float32  # see by_tape
-        self._rollback = rollback(self.config.rollback, num_states, exact=by_steps)
         self._widest = self._exact_width() if self.config.exact else None
         # after unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
@@ -408,7 +404,7 @@ class Engine(EngineApi):
         request.since = self._num_steps
         self._shares.took(request.client)
         if request in self._rows.parked:
-            self._rows.unpark(request, self.model.make_cache(1, self._rollback, kv_bits=self.config.kv_bits))
+            self._rows.unpark(request, self.model.make_cache(1, kv_bits=self.config.kv_bits))
         elif request in self._prefills.parked:
             self._prefills.unpark(request)
         else:
@@ -425,16 +421,9 @@ class Engine(EngineApi):
                     request.number, request.spec, request.sampler, request.seen, len(request.prompt)
                 )
                 request.stats.notices = begun.notices
-            prefill = Prefill(
-                request,
-                self.model,
-                self.drafting,
-                self.prefix,
-                self._rollback,
-                kv_bits=self.config.kv_bits,
+            self._prefills.add(
+                Prefill(request, self.model, self.drafting, self.prefix, kv_bits=self.config.kv_bits)
             )
-            request.stats.notices += self.chain.cuts(request.spec, prefill.cache.max_rollback)
-            self._prefills.add(prefill)
         except Exception as error:
             self.group.failed(error)
             request.fail(error)
@@ -531,12 +520,7 @@ class Engine(EngineApi):
         """
         self._check_outside("probe")
         every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
-        self.stats.probe = probe(
-            self.model,
-            every if widths is None else widths,
-            rollback=self._rollback,
-            kv_bits=self.config.kv_bits,
-        )
+        self.stats.probe = probe(self.model, every if widths is None else widths, kv_bits=self.config.kv_bits)
         return self.stats.probe
 
     def keep_kv_in(self, bits: int) -> None:
@@ -565,7 +549,7 @@ class Engine(EngineApi):
         """The widest round with the bits of plain steps; rows count as tokens of it."""
         widest = min(PROBE_AT_MOST, max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows))
         weigh_alike(widest)
-        add_alike()
+        exactness.demand()
         return self.probe(range(2, widest + 1)).exact_width
 
     @property

@@ -1,10 +1,10 @@
 """Measures how long rounds and drafts take on this machine: bare rounds of every width with meaningless drafts, and drafts of each model
 drafter.
 
-A bare round does what a round of an engine does on the device and on the host around it: one forward, sampling, accepting, committing. It
-keeps an engine's limits: nothing is verified that rollback cannot take back. Nothing begins that is not expected to end within the seconds
-that measuring may take; what has no place in them is guessed and learned from answers. Costs are kept in a file (policy/cost_file.py), so
-what one load has no time for the next ones add. Knows a model, its drafters and a clock; decides nothing.
+A bare round does what a round of an engine does on the device and on the host around it: one forward, sampling, accepting, committing.
+Nothing begins that is not expected to end within the seconds that measuring may take; what has no place in them is guessed and learned from
+answers. Costs are kept in a file (policy/cost_file.py), so what one load has no time for the next ones add. Knows a model, its drafters and
+a clock; decides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.rollback import rollback
+from mlxspec.cache.rollback import capacity
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.base import Ask, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
@@ -74,17 +74,17 @@ def allowance(load_seconds: float) -> float:
     return max(READY - load_seconds, SHARE * load_seconds)
 
 
-def widths(model: Model, ends: Sequence[int] = (), widest: int | None = None) -> list[int]:
+def widths(model: Model, ends: Sequence[int] = ()) -> list[int]:
     """Widths of rounds that are timed and compiled beforehand, the most telling first: both sides of each step of the model's curve, and
-    WIDTHS. ends: as Curve has them; widest: that rollback can take back."""
+    WIDTHS. ends: as Curve has them."""
     sides = (width for end in ends for width in (end, end + 1) if width <= WIDTHS[-1])
-    room = min(model.max_context - PROMPT - 2, widest or WIDTHS[-1])
+    room = min(model.max_context - PROMPT - 2, WIDTHS[-1])
     return [w for w in dict.fromkeys((*_ORDER, *sides, *WIDTHS)) if w == 1 or w <= room]
 
 
 class BareRounds:
     """Of a row of its own. drafts: whether rounds have drafts at all; plain ones without are launched before the one in front of them is
-    read, as an engine does. layers: those whose residual streams the engine's rounds give. widest: that rollback can take back."""
+    read, as an engine does. layers: those whose residual streams the engine's rounds give."""
 
     def __init__(
         self,
@@ -96,11 +96,7 @@ class BareRounds:
         clock: Clock = now,
     ) -> None:
         self._model, self._drafts, self._layers, self._clock = model, drafts, layers, clock
-        by_steps = config.exact or model.dtype != mx.float32
-        how = rollback(config.rollback, config.num_states or WIDTHS[-1], exact=by_steps)
-        self._cache = model.make_cache(1, how, kv_bits=config.kv_bits)
-        most = self._cache.max_rollback
-        self.widest = None if most is None else 1 + most
+        self._cache = model.make_cache(1, kv_bits=config.kv_bits)
         prompt = [i % model.vocab_size for i in range(1, PROMPT + 1)]
         row = RowSampler(SamplingParams(), prompt, model.vocab_size)
         self._sampler, self._length = BatchSampler([row], model.vocab_size), PROMPT
@@ -120,7 +116,7 @@ class BareRounds:
         round is left for the next one."""
         if not (self._cache.defers and self._cache.has_recurrent):
             return []
-        left = {self._cache.rollback.room(w) if w > 1 else 0: w for w in widths}
+        left = {capacity(w) if w > 1 else 0: w for w in widths}
         return list(left.values())[:_MOST_BEHIND]
 
     def run(self, width: int) -> float:
@@ -235,7 +231,7 @@ def measure(
         plain = known.curve(0).seconds(1) if known is not None and done else _likely_plain(model, clock)
         rounds_end = clock() + _FOR_ROUNDS * (ends_at - clock())
         found: dict[int, float] = {}
-        if not _is_complete(model, config, ends, done) and clock() < rounds_end:
+        if not _is_complete(model, ends, done) and clock() < rounds_end:
             found = _rounds(model, config, layers, ends, done, likely, plain, rounds_end, clock)
         factor = plain / found.get(1, plain) if 1 in done else 1.0
         plain = plain if 1 in done else found.get(1, plain)
@@ -266,9 +262,8 @@ def _unmeasured(drafters: Mapping[str, Drafter], costs: CostModel) -> list[str]:
     return [d for d in models_of(drafters) if d not in costs.drafts or costs.is_guess(d)]
 
 
-def _is_complete(model: Model, config: EngineConfig, ends: Sequence[int], done: frozenset[int]) -> bool:
-    most = config.num_states if config.rollback == "snapshots" else None
-    return set(widths(model, ends, most)) <= done
+def _is_complete(model: Model, ends: Sequence[int], done: frozenset[int]) -> bool:
+    return set(widths(model, ends)) <= done
 
 
 def guessed_costs(model: Model, drafters: Mapping[str, Drafter], clock: Clock = now) -> CostModel:
@@ -325,7 +320,7 @@ def _completed(
 ) -> CostModel:
     """What is known, with what it lacks measured within `seconds` or guessed. file: where it is kept, by rank 0 alone among ranks."""
     ends = plateau_ends(model, exact=config.exact)
-    if known is None or _unmeasured(drafters, known) or not _is_complete(model, config, ends, known.measured):
+    if known is None or _unmeasured(drafters, known) or not _is_complete(model, ends, known.measured):
         known = measure(model, drafters, config, seconds, known=known, clock=clock)
         if file is not None:
             file.write(known)
@@ -406,7 +401,7 @@ def _rounds(
         return {}
     plains = [_low(taken[WARM:])]
     plain = plains[0]
-    wanted = [w for w in widths(model, ends, rounds.widest) if w not in done and w != 1]
+    wanted = [w for w in widths(model, ends) if w not in done and w != 1]
     costs: dict[int, list[float]] = {}  # in plain rounds
     if wanted and clock() + beginning + likely.seconds(wanted[0]) * plain + cold <= ends_at:
         drafted = BareRounds(model, config, drafts=True, layers=layers, clock=clock)

@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.hiddens import shows_layers
 from mlxspec.engine.prefix import Prefix
@@ -49,7 +48,6 @@ class Prefill:
         model: Model,
         drafting: Drafting,
         prefix: Prefix,
-        rollback: Rollback = TAPE,
         *,
         kv_bits: int = PLAIN,
     ) -> None:
@@ -58,7 +56,7 @@ class Prefill:
         self._model, self._drafting, self._prefix = model, drafting, prefix
         stops = prefix.stops(request.marks, len(request.prompt))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
-        self.cache = model.make_cache(1, rollback, kv_bits=kv_bits)
+        self.cache = model.make_cache(1, kv_bits=kv_bits)
         self.cache.scales[0] = request.scales
         self.num_done = self.num_pieces = 0
         self._logits: mx.array | None = None

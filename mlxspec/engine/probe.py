@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.engine.verdict import ProbeReport, WidthVerdict
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
@@ -25,15 +24,13 @@ PROMPT = 48  # tokens before the verified ones
 PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a compilation
 
 
-def probe(
-    model: Model, widths: Sequence[int], *, rollback: Rollback = TAPE, kv_bits: int = PLAIN
-) -> ProbeReport:
+def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> ProbeReport:
     """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and three forwards a width."""
     with device.private_kernels():
-        return _probe(model, sorted(set(widths)), rollback, kv_bits)
+        return _probe(model, sorted(set(widths)), kv_bits)
 
 
-def _probe(model: Model, widths: list[int], rollback: Rollback, kv_bits: int) -> ProbeReport:
+def _probe(model: Model, widths: list[int], kv_bits: int) -> ProbeReport:
     if not widths:
         return ProbeReport(widths=(), context=0)
     longest = widths[-1]
@@ -47,14 +44,12 @@ def _probe(model: Model, widths: list[int], rollback: Rollback, kv_bits: int) ->
     found = []
     for width in widths:
         behind = rest[width : width + 1]
-        verified, after = _verify(model, start, rest[:width], rollback, width, behind, kv_bits)
-        kept = 1 if rollback.max_rollback is None else max(1, width - rollback.max_rollback)
-        next_one = rest[kept : kept + 1]
-        _, after_part = _verify(model, start, rest[:width], rollback, kept, next_one, kv_bits)
+        verified, after = _verify(model, start, rest[:width], width, behind, kv_bits)
+        _, after_part = _verify(model, start, rest[:width], 1, rest[1:2], kv_bits)
         pairs = [
             (verified, plain[:width]),
             (after, plain[width : width + 1]),
-            (after_part, plain[kept : kept + 1]),
+            (after_part, plain[1:2]),
         ]
         found.append(
             WidthVerdict(
@@ -89,13 +84,12 @@ def _verify(
     model: Model,
     start: Snapshot,
     tokens: list[int],
-    rollback: Rollback,
     kept: int,
     behind: list[int],
     kv_bits: int,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of one wide forward, and of a plain step behind the first `kept` of its tokens."""
-    cache = model.make_cache(1, rollback, kv_bits=kv_bits)
+    cache = model.make_cache(1, kv_bits=kv_bits)
     cache.restore(start)
     wide = model.forward(_ids(tokens), FlatRows((len(tokens),)), cache)
     logits = _numbers(wide.logits)

@@ -59,7 +59,7 @@ def pieces(engine: Engine) -> Iterator[None]:
             yield
     rounds = _begun(engine, drafts=True)
     ends = plateau_ends(engine.model, exact=engine.config.exact)
-    yield from _verifies(rounds, widths(engine.model, ends, rounds.widest))
+    yield from _verifies(rounds, widths(engine.model, ends))
 
 
 def _verifies(rounds: BareRounds, of: Sequence[int]) -> Iterator[None]:

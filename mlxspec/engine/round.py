@@ -102,7 +102,7 @@ def launch(
     widest: at most so many tokens over all rows. If anything fails the cache is as it was before.
     """
     started = time.perf_counter()
-    limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
+    limit = MAX_DRAFT
     if widest is not None:
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
@@ -179,9 +179,8 @@ def _drafted_behind(
 ) -> Round | None:
     """Drafts and their verify behind the accepted tokens of `last`; or only a plain round, where nobody drafts."""
     started, width = time.perf_counter(), last.rows.max_width
-    limit = MAX_DRAFT if cache.max_rollback is None else cache.max_rollback
     rooms = {r.number: r.room - width for r in requests}
-    fits = cache.takes_unread and width - 1 <= limit and min(rooms.values()) >= 1
+    fits = cache.takes_unread and min(rooms.values()) >= 1
     if not fits or last.requests != tuple(requests):
         return None
     watched = [r for r in requests if r.sampler.constraints is not None and r.spec.drafters]
@@ -189,10 +188,10 @@ def _drafted_behind(
         return None
     unread = last.unread
     drafted_for = [i for i, r in enumerate(requests) if r.spec.drafters]
-    rooms = {requests[i].number: min(rooms[requests[i].number], limit) for i in drafted_for}
+    rooms = {requests[i].number: min(rooms[requests[i].number], MAX_DRAFT) for i in drafted_for}
     histories = {r.number: r.history for r in requests}
     own = unread.select(drafted_for)
-    plan = drafting.plan(rooms, histories, model.vocab_size, longest=limit, unread=own)
+    plan = drafting.plan(rooms, histories, model.vocab_size, longest=MAX_DRAFT, unread=own)
     won = drafting.propose_behind(plan)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started

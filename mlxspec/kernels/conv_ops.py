@@ -147,7 +147,7 @@ def _seen(joined: mx.array, num_taps: int) -> list[mx.array]:
 
 def _seen_ragged(joined: mx.array, num_taps: int, index: RaggedIndex) -> list[mx.array]:
     """joined (B (K - 1) + N, C) -> the same, K of (1, N, C)"""
-    num_rows, num_tokens = index.groups.order.shape[0], index.owners.shape[0]
+    num_rows, num_tokens = index.tokens.shape[0], index.owners.shape[0]
     tap = np.arange(num_taps, dtype=np.int32)[:, None]
     flat = np.arange(num_tokens, dtype=np.int32) + tap - (num_taps - 1)
     where = _number(num_rows, num_taps - 1, index.owners, index.places + mx.array(tap), mx.array(flat))

@@ -11,13 +11,13 @@ The caller says how many tape entries are committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.kernels.flat import RaggedIndex, RowGroups
+from mlxspec.kernels.flat import RaggedIndex
 from mlxspec.platform import device
 
 CHUNK = 64  # tokens solved together in prefill
@@ -35,33 +35,24 @@ class Tape(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What `steps` gives: y (N, Hv, Dv) float32, the state behind all tokens, their tape, and the states that were passed.
-
-    passed: of every group of rows, one group behind the other, the state behind each token, (b, Hv, Dv, Dk) or with an axis of 1 behind b.
-    """
+    """Result of `steps`: y (N, Hv, Dv) float32, the state after all tokens, and their tape."""
 
     y: mx.array
     after: mx.array
     tape: Tape
-    passed: list[mx.array]
 
 
-def replay(state: mx.array, tape: Tape, num_committed: mx.array, groups: RowGroups | None) -> mx.array:
+def replay(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIndex | None) -> mx.array:
     """State after the first `num_committed[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
 
-    groups: None where rows are of one width.
+    index: of the tape's rows; None where they are of one width.
     """
-    num_rows = state.shape[0]
-    if groups is None:
-        log_g = tape.log_g.reshape(num_rows, -1, tape.log_g.shape[1])
-        return _looped(_replay, log_g.shape[1])(state, tape.k, tape.delta, log_g, num_committed)
-    parts = []
-    for (places, *_), s, count in zip(
-        groups.tokens, groups.split(state), groups.split(num_committed), strict=True
-    ):
-        k, delta, log_g = (x[places] for x in tape)
-        parts.append(_looped(_replay, log_g.shape[1])(s, k, delta, log_g, count))
-    return groups.join(parts)
+    k, delta, log_g = tape
+    if index is None:
+        log_g = log_g.reshape(state.shape[0], -1, log_g.shape[1])
+    else:
+        k, delta, log_g = (x[index.tokens] for x in tape)
+    return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, num_committed)  # type: ignore[no-any-return]
 
 
 def _replay(
@@ -82,58 +73,27 @@ def _replay(
     return s.reshape(state.shape)
 
 
-def pick(
-    state: mx.array, passed: Sequence[mx.array], num_committed: mx.array, groups: RowGroups | None
-) -> mx.array:
-    """`replay` where the states that `steps` passed were kept: of each row the one behind its first `num_committed[b]` (B,) tokens."""
-    if groups is None:
-        return pick_rows(state, passed, num_committed)
-    parts, place = [], 0
-    for (tokens, *_), s, count in zip(
-        groups.tokens, groups.split(state), groups.split(num_committed), strict=True
-    ):
-        width = tokens.shape[1]
-        parts.append(pick_rows(s, passed[place : place + width], count))
-        place += width
-    return groups.join(parts)
-
-
-def pick_rows(state: mx.array, passed: Sequence[mx.array], num_committed: mx.array) -> mx.array:
-    """Of rows of equal width. One row's count is a single number, beside which whole states lie one behind the other in memory."""
-    shape = passed[0].shape
-    s = state.reshape(shape)
-    if num_committed.shape[0] != 1:
-        num_committed = num_committed.reshape(-1, *(1 for _ in shape[1:]))
-    for t, state_t in enumerate(passed):
-        s = mx.where(num_committed > t, state_t, s)
-    return s.reshape(state.shape)
-
-
-class Group(NamedTuple):
-    """Rows that run together, W tokens each, padded: decay (b, W, Hv), state (b, Hv, Dv, Dk); q, k, v and beta flat (b W, ...) or (b, W,
-    ...), float32. A padded place has a decay of 1 and a step size of 0, so it leaves the state alone."""
+class Padded(NamedTuple):
+    """B rows padded to W tokens: decay (B, W, Hv); q, k, v and beta flat (B W, ...) or (B, W, ...), float32. A padded place has a decay of
+    1 and a step size of 0, so it leaves the state alone."""
 
     q: mx.array
     k: mx.array
     v: mx.array
     decay: mx.array
     beta: mx.array
-    state: mx.array
 
 
-def each_group(tokens: Sequence[mx.array], state: mx.array, index: RaggedIndex | None) -> Iterator[Group]:
-    """tokens: q, k, v, log_g, beta. index None: rows are of one width, and one group."""
+def padded(tokens: Sequence[mx.array], num_rows: int, index: RaggedIndex | None) -> Padded:
+    """tokens: q, k, v, log_g, beta of flat rows. index None: rows are of one width."""
     q, k, v, log_g, beta = tokens
     q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     # decay lies behind a reshape, so that it is never fused and has one form
     if index is None:
-        yield Group(q, k, v, mx.exp(log_g.reshape(state.shape[0], -1, log_g.shape[1])), beta, state)
-        return
-    for (places, *valid), s in zip(index.groups.tokens, index.groups.split(state), strict=True):
-        decay, size = mx.exp(log_g[places]), beta[places]
-        for taken in valid:
-            decay, size = mx.where(taken[..., None], decay, 1.0), mx.where(taken[..., None], size, 0.0)
-        yield Group(q[places], k[places], v[places], decay, size, s)
+        return Padded(q, k, v, mx.exp(log_g.reshape(num_rows, -1, log_g.shape[1])), beta)
+    valid = index.valid[..., None]
+    decay, size = mx.where(valid, mx.exp(log_g[index.tokens]), 1.0), mx.where(valid, beta[index.tokens], 0.0)
+    return Padded(q[index.tokens], k[index.tokens], v[index.tokens], decay, size)
 
 
 def steps(
@@ -146,28 +106,19 @@ def steps(
     index: RaggedIndex | None = None,
 ) -> Steps:
     """Token by token."""
-    ys, deltas, ends, every = [], [], [], []
-    for group in each_group((q, k, v, log_g, beta), state, index):
-        y, delta, passed = run_steps(group)
-        ys.append(y)
-        deltas.append(delta)
-        ends.append(passed[-1].reshape(group.state.shape))
-        every += passed
-    if index is None:
-        return Steps(ys[0], ends[0], Tape(k, deltas[0], log_g), every)
-    tape = Tape(k, index.join_tokens(deltas), log_g)
-    return Steps(index.join_tokens(ys), index.groups.join(ends), tape, every)
-
-
-def run_steps(group: Group) -> tuple[mx.array, mx.array, list[mx.array]]:
-    """y and delta (b W, Hv, Dv), and the states passed, (b, Hv, Dv, Dk) or with an axis of 1 behind b."""
-    return _looped(_steps, group.decay.shape[1])(*group)  # type: ignore[no-any-return]
+    rows = padded((q, k, v, log_g, beta), state.shape[0], index)
+    y, delta, after = _looped(_steps, rows.decay.shape[1])(*rows, state)
+    if index is not None:
+        y, delta = y[index.unpad], delta[index.unpad]
+    return Steps(y, after, Tape(k, delta, log_g))
 
 
 def _steps(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array, list[mx.array]]:
-    """Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
+) -> tuple[mx.array, mx.array, mx.array]:
+    """y and delta (B W, Hv, Dv) and the state after all tokens, of padded rows.
+
+    Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
     elementwise operations. One row's steps are cut along the axis of its tokens, and one token a row needs no cutting: states have no axis
     more then.
     """
@@ -184,7 +135,7 @@ def _steps(
         decay.reshape(*head, 1, 1),
         beta.reshape(*head, 1, 1),
     )
-    s, ys, deltas, passed = state if len(head) == 2 else state[:, None], [], [], []
+    s, ys, deltas = state if len(head) == 2 else state[:, None], [], []
     for q_t, k_t, k_row, v_t, decay_t, beta_t in zip(
         *(_each_step(x, width, axis) for x in shaped), strict=True
     ):
@@ -192,9 +143,8 @@ def _steps(
         s = s * decay_t + delta * k_row
         ys.append(s @ q_t)
         deltas.append(delta)
-        passed.append(s)
     y, delta = (_join_steps(x, axis).reshape(num_rows * width, num_heads, v_dim) for x in (ys, deltas))
-    return y, delta, passed
+    return y, delta, s.reshape(state.shape)
 
 
 _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)

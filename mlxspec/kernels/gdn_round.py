@@ -1,8 +1,8 @@
 """One round of the gated delta rule: replay the accepted tokens of the last forward, run the new tokens, and give their tape.
 
 `gdn_round` gives the state before the tokens and their tape (deferred commit), `gdn_advance` the state after them (all are certain),
-`gdn_snapshots` the last few states, `gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, or the
-plain-mx twin. The cache makes sure that num_committed (the kernel's `kept`) fits the tape.
+`gdn_flush` the state without any new tokens. Each picks the Metal kernel, the same for all, a CPU's form, or the plain-mx twin. The cache
+makes sure that num_committed (the kernel's `kept`) fits the tape.
 
 Shapes: inputs as in `GdnInputs`, float32, float16 or bfloat16; state (B, Hv, Dv, Dk) float32; y (N, Hv, Dv) float32. v-head h uses k-head
 h // (Hv / Hk). A row may have no tokens.
@@ -18,8 +18,9 @@ import numpy as np
 
 from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
-from mlxspec.kernels.flat import FlatRows, RaggedIndex, RowGroups
-from mlxspec.kernels.gdn_ops import Tape, pick, replay, steps
+from mlxspec.kernels.cpu import gdn_at_once
+from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.gdn_ops import Tape, replay, steps
 
 _kernel = launch.MetalKernel(
     "gdn_round",
@@ -31,7 +32,6 @@ _kernel = launch.MetalKernel(
         "tape_log_g",
         "starts",
         "tape_starts",
-        "slot",
         "kept",
         "span",
     ],
@@ -53,11 +53,6 @@ class RowLayout:
     def of(cls, rows: FlatRows) -> RowLayout:
         return cls(rows.starts_array, rows.index, rows.max_width)
 
-    @property
-    def groups(self) -> RowGroups | None:
-        """Rows that the twins run together; None where all rows are of one width."""
-        return None if self.index is None else self.index.groups
-
 
 @dataclass(frozen=True)
 class Replay:
@@ -69,7 +64,7 @@ class Replay:
 
     def onto(self, state: mx.array) -> mx.array:
         """The state after these entries, in plain mx."""
-        return replay(state, self.tape, self.num_committed, self.rows.groups)
+        return replay(state, self.tape, self.num_committed, self.rows.index)
 
 
 class GdnRoundResult(NamedTuple):
@@ -98,30 +93,31 @@ def gdn_round(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
     """Tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run them, give their tape."""
-    return (gdn_round_metal if _use_metal(inputs) else gdn_round_ops)(inputs, state, rows, last)
+    if _use_metal(inputs):
+        return gdn_round_metal(inputs, state, rows, last)
+    if last is not None:
+        state = gdn_flush(state, last)
+    if gdn_at_once.takes(inputs.q, state, rows.index):
+        return GdnRoundResult(*gdn_at_once.verify(inputs, state, rows.index))
+    return gdn_round_ops(inputs, state, rows)
 
 
 def gdn_advance(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """Certain tokens: y and the state after them."""
-    return (gdn_advance_metal if _use_metal(inputs) else gdn_advance_ops)(inputs, state, rows, last)
-
-
-def gdn_snapshots(
-    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
-) -> tuple[mx.array, mx.array]:
-    """Start each row from states[b, slot[b]] (states (B, P, Hv, Dv, Dk), slot (B,) int32); returns y and the last states
-    (B, num_states, Hv, Dv, Dk): slot s is the state s tokens before the row's end, never older than the row's beginning."""
-    return (gdn_snapshots_metal if _use_metal(inputs) else gdn_snapshots_ops)(
-        inputs, states, slot, rows, num_states
-    )
+    if _use_metal(inputs):
+        return gdn_advance_metal(inputs, state, rows, last)
+    return gdn_advance_ops(inputs, state if last is None else gdn_flush(state, last), rows)
 
 
 def gdn_flush(state: mx.array, last: Replay) -> mx.array:
     """The state after the accepted tokens of the last forward."""
-    by_kernel = on_kernel(last.tape.k.dtype, state.shape[-1], state.shape[-2])
-    return (gdn_flush_metal if by_kernel else gdn_flush_ops)(state, last)
+    if on_kernel(last.tape.k.dtype, state.shape[-1], state.shape[-2]):
+        return gdn_flush_metal(state, last)
+    if gdn_at_once.takes(last.tape.k, state, last.rows.index):
+        return gdn_at_once.replayed(state, last.tape, last.num_committed, last.rows.index)
+    return gdn_flush_ops(state, last)
 
 
 # ---- the twins
@@ -147,17 +143,6 @@ def gdn_advance_ops(
     return ran.y, ran.after
 
 
-def gdn_snapshots_ops(
-    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
-) -> tuple[mx.array, mx.array]:
-    """Plain mx: older states are those that were passed."""
-    state = mx.take_along_axis(states, slot[:, None, None, None, None], axis=1)[:, 0]
-    ran = steps(*inputs, state, rows.index)
-    widths = rows.starts[1:] - rows.starts[:-1]
-    older = [pick(state, ran.passed, mx.maximum(widths - s, 0), rows.groups) for s in range(1, num_states)]
-    return ran.y, mx.stack([ran.after, *older], axis=1)
-
-
 def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
     """Plain mx."""
     return last.onto(state)
@@ -170,7 +155,7 @@ def gdn_round_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
     """One launch, the state read and written once."""
-    y, after, delta = _launch(inputs, state, rows, last, None, 0)
+    y, after, delta = _launch(inputs, state, rows, last, advances=False)
     return GdnRoundResult(y, after, Tape(inputs.k, delta, inputs.log_g))
 
 
@@ -178,16 +163,8 @@ def gdn_advance_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
     """One launch, the state read and written once, no tape."""
-    y, after, _ = _launch(inputs, state, rows, last, None, 1)
+    y, after, _ = _launch(inputs, state, rows, last, advances=True)
     return y, after
-
-
-def gdn_snapshots_metal(
-    inputs: GdnInputs, states: mx.array, slot: mx.array, rows: RowLayout, num_states: int
-) -> tuple[mx.array, mx.array]:
-    """One launch."""
-    y, found, _ = _launch(inputs, states, rows, None, slot, num_states)
-    return y, found
 
 
 def gdn_flush_metal(state: mx.array, last: Replay) -> mx.array:
@@ -195,40 +172,35 @@ def gdn_flush_metal(state: mx.array, last: Replay) -> mx.array:
     tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
     unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
     nothing = RowLayout(mx.array(none), None, 0)
-    return _launch(unread, state, nothing, last, None, 1, flush=True)[1]
+    return _launch(unread, state, nothing, last, advances=True, flush=True)[1]
 
 
 def _launch(
     inputs: GdnInputs,
-    states: mx.array,
+    state: mx.array,
     rows: RowLayout,
     last: Replay | None,
-    slot: mx.array | None,
-    num_states: int,
     *,
+    advances: bool,
     flush: bool = False,
 ) -> list[mx.array]:
     q, k, v, log_g, _ = inputs
     (num_tokens, key_heads, key_dim), (_, value_heads, value_dim) = q.shape, v.shape
-    num_rows, num_slots = states.shape[0], 1 if slot is None else states.shape[1]
+    num_rows = state.shape[0]
     share, simdgroups = tile(num_tokens / num_rows, key_dim, value_dim)
     unread = rows.starts  # what stands in for an input that this mode does not read
-    tape = last.tape if last else Tape(k, states, log_g)
+    tape = last.tape if last else Tape(k, state, log_g)
     return _kernel(
         [
-            *(*inputs, states, *tape, rows.starts),
-            *(
-                (last.rows.starts, unread, last.num_committed)
-                if last
-                else (unread, unread if slot is None else slot, unread)
-            ),
-            mx.array(np.asarray([num_tokens, k.shape[0], num_states, num_slots], np.int32)),
+            *(*inputs, state, *tape, rows.starts),
+            *((last.rows.starts, last.num_committed) if last else (unread, unread)),
+            mx.array(np.asarray([num_tokens, k.shape[0]], np.int32)),
         ],
         outputs=[
             ((1,) if flush else v.shape, mx.float32),
-            (states.shape if slot is None else (num_rows, num_states, *states.shape[2:]), mx.float32),
+            (state.shape, mx.float32),
             # as many as keys have room for, see conv_qkv
-            ((1,) if num_states else (k.shape[0], *v.shape[1:]), mx.float32),
+            ((1,) if advances else (k.shape[0], *v.shape[1:]), mx.float32),
         ],
         template={
             "T": q.dtype,
@@ -236,7 +208,7 @@ def _launch(
             "Hv": value_heads,
             "Dk": key_dim,
             "Dv": value_dim,
-            "MODE": num_states if slot is None else 2,
+            "ADVANCES": int(advances),
             "REPLAY": int(last is not None),
             "FLUSH": int(flush),
             "ROWS": share,
@@ -302,14 +274,11 @@ def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 5), (2, 4, 1))]
     first, second, state = tokens(9), tokens(7), draw(3, heads, shape.v_dim, shape.k_dim)
     last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
-    slot = mx.array([1, 0, 1], mx.int32)
     found = []
-    for run, certain, snapshots, flush in (
-        (gdn_round_metal, gdn_advance_metal, gdn_snapshots_metal, gdn_flush_metal),
-        (gdn_round_ops, gdn_advance_ops, gdn_snapshots_ops, gdn_flush_ops),
+    for run, certain, flush in (
+        (gdn_round_metal, gdn_advance_metal, gdn_flush_metal),
+        (gdn_round_ops, gdn_advance_ops, gdn_flush_ops),
     ):
         y, base, tape = run(second, state, rows[1], last)
-        states = mx.stack([state, 2 * state], axis=1)
-        more = *certain(second, state, rows[1], last), *snapshots(second, states, slot, rows[1], 3)
-        found.append([y, base, tape.delta, *more, flush(state, last)])
+        found.append([y, base, tape.delta, *certain(second, state, rows[1], last), flush(state, last)])
     return launch.largest_error(*found)

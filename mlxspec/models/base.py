@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.image_rows import ImageInput
@@ -77,7 +76,7 @@ class Model(Protocol):
         """
         ...
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> ModelCache:
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """kv_bits: in how many bits layers that attend to the whole context keep keys and values: 4, 8, or 16 for as they are computed.
         Raises CacheError where they cannot; `check_kv_bits` tells before."""
         ...

@@ -19,7 +19,6 @@ import mlx.nn as nn
 from mlxspec.cache.attention import AttentionLayerCache, View
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN, attention_cache
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
@@ -80,7 +79,7 @@ class Gemma(TextModel):
         )
         return tuple(dict.fromkeys(found))
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> ModelCache:
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """One layer cache for each layer that has keys and values of its own, in order. kv_bits: of layers without a window."""
         layers: list[AttentionLayerCache] = []
         for shape in self.config.layers:
@@ -91,7 +90,7 @@ class Gemma(TextModel):
                 layers.append(attention_cache(*heads, self.dtype, num_rows, kv_bits))
             else:
                 layers.append(WindowedLayerCache(*heads, shape.window, self.dtype, num_rows))
-        return ModelCache(layers, num_rows, rollback)
+        return ModelCache(layers, num_rows)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H), scaled as the first layer and a drafter's input want it."""

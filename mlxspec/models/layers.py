@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec.kernels import exactness
 from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, product_in_place, side_by_side
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
@@ -211,21 +212,11 @@ class AdaptedLinear(nn.Module):
         return AdaptedLinear(base, self.lora_a, b, gain, gate=self.gate, owner=self.get("owner"))
 
 
-_adds_alike = False
-
-
-def add_alike() -> None:
-    """From here on this process multiplies few rows with quantized weights, or one, by a kernel that adds each row up as it would alone,
-    wherever that kernel runs. Call it before a model's first forward."""
-    global _adds_alike
-    _adds_alike = True
-
-
 def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
     weight = quantized_weight(part)
     if weight is not None:
-        out = qmv_rows(x, weight, exact=_adds_alike)
+        out = qmv_rows(x, weight, exact=exactness.is_demanded())
         return out + part.bias if "bias" in part else out
     if type(part) is nn.Embedding and not device.has_gpu() and part.weight.dtype == x.dtype == mx.float32:
         return product_in_place(x, part.weight)

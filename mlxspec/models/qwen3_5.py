@@ -17,7 +17,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, RecurrentState, Rollback
+from mlxspec.cache.rollback import RecurrentState
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
@@ -86,7 +86,7 @@ class Qwen35(TextModel):
         c = self._config
         return (Heads(c.num_heads, c.num_kv_heads, c.head_dim, self.dtype),)
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> ModelCache:
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         c, dtype = self._config, self.dtype
         return ModelCache(
             [
@@ -98,8 +98,7 @@ class Qwen35(TextModel):
                 for lin in c.is_linear
             ],
             num_rows,
-            rollback,
-            defers=self._segments.by_kernels(rollback, dtype),
+            defers=self._segments.by_kernels(dtype),
         )
 
     def forward(

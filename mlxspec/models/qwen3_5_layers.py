@@ -16,12 +16,12 @@ import numpy as np
 
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import Committed, RecurrentState, Rollback
+from mlxspec.cache.rollback import Committed, RecurrentState, advance, last_replay
 from mlxspec.kernels.activations import gated, gated_norm, swiglu
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, LastInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_round import RowLayout
+from mlxspec.kernels.gdn_round import RowLayout, gdn_round
 from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.layers import FusedLinear, project, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
@@ -29,15 +29,13 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 
 
 class RoundLayout(NamedTuple):
-    """Where rows lie in this forward (widths, and as arrays `here`), how much of the last one is committed, and the way of rollback.
+    """Where rows lie in this forward (widths, and as arrays `here`), and how much of the last one is committed.
 
-    committed None: the states that come in have nothing deferred. room: of how many tokens kernels make what is held until it is known
-    which of these are committed; None: of as many as there are.
+    committed None: the states that come in have nothing deferred. room: tokens that kernels make tapes for; None: as many as there are.
     """
 
     widths: FlatRows
     certain: bool
-    rollback: Rollback
     here: RowLayout
     committed: Committed | None = None
     room: int | None = None
@@ -207,13 +205,13 @@ class GatedDeltaNet(nn.Module):
             certain=layout.certain,
             room=layout.room,
         )
-        where = layout.here, layout.widths
+        last = last_replay(past, committed)
         if layout.certain:
-            y, state = layout.rollback.advance(inputs, past, committed, *where)
+            y, state = advance(inputs, past.state, last, layout.here, layout.widths)
             future = RecurrentState(state, window)
         else:
-            y, state, held = layout.rollback.verify(inputs, past, committed, *where)
-            future = RecurrentState(state, window, conv_inputs, held)
+            y, state, tape = gdn_round(inputs, past.state, layout.here, last)
+            future = RecurrentState(state, window, conv_inputs, tape)
         return self._output(y, columns(projected, self._shape)[1]), future
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:

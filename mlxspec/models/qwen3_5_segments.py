@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.rollback import STEPS_AT_MOST, Committed, RecurrentState, Rollback, TapeRollback
+from mlxspec.cache.rollback import STEPS_AT_MOST, Committed, RecurrentState, capacity
 from mlxspec.kernels import conv_qkv, gdn_round
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
+from mlxspec.kernels.gdn_ops import Tape
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import RoundLayout
@@ -80,15 +81,13 @@ class Segments:
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._segments)
 
-    def by_kernels(self, way: Rollback, dtype: mx.Dtype) -> bool:
+    def by_kernels(self, dtype: mx.Dtype) -> bool:
         """Whether Gated DeltaNet layers are kernel launches from the projection to the recurrence, the replay of the last forward among
         them. Their graph then depends on few numbers."""
         c = self._config
         shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
-        return (
-            isinstance(way, TapeRollback)
-            and conv_qkv.on_kernel(dtype, shape, c.conv_kernel)
-            and gdn_round.on_kernel(dtype, c.k_head_dim, c.v_head_dim)
+        return conv_qkv.on_kernel(dtype, shape, c.conv_kernel) and gdn_round.on_kernel(
+            dtype, c.k_head_dim, c.v_head_dim
         )
 
     def begin(
@@ -115,19 +114,17 @@ class SegmentRun:
         self._rows, self._cache, self._certain, self._wanted = rows, cache, certain, taps
         self._num_cold = owner.runners.num_cold
         self.taps: dict[int, mx.array] = {}
-        way = cache.rollback
-        self._by_kernels = owner.by_kernels(way, dtype)
+        self._by_kernels = owner.by_kernels(dtype)
         self._layout = _pack_layout(rows, cache, indexed=not self._by_kernels)
         self._deferred = max((_num_deferred(segment, cache) for segment in owner), default=0)
         # wide ragged prompts are read row by row, so their graph depends on every single width
         self._repeats = rows.is_uniform or not certain or rows.max_width <= STEPS_AT_MOST
-        self._key = certain, way
         # what of the rows shapes each piece: around attention nothing but the number of tokens does
         num_tokens = rows.num_tokens
         self._shapes: dict[str, Hashable] = dict.fromkeys(("after", "before"), num_tokens)
         self._room = None
         if self._by_kernels:
-            self._room = way.room(num_tokens)
+            self._room = capacity(num_tokens)
             is_few = rows.max_width <= STEPS_AT_MOST
             segments = conv_qkv.num_segments(rows.max_width)
             self._shapes["linear"] = num_tokens, rows.num_rows, segments, is_few
@@ -166,7 +163,7 @@ class SegmentRun:
         num_layers = len(segment.linear) + 1
         if self._rows.max_width == 1 and not self._deferred:  # a plain step has one shape
             whole = partial(_run, self._alone, segment, self._wanted)
-            key = segment.layers, segment.head, self._key, self._wanted
+            key = segment.layers, segment.head, self._certain, self._wanted
             return self._runners.get(key, whole, self._rows, deferred=0), _OF_A_LAYER * num_layers
         if self._repeats:
             return partial(_run, self._shared, segment, self._wanted), _OF_A_LAYER
@@ -176,7 +173,7 @@ class SegmentRun:
         return self._linear if name == "linear" else getattr(self._pieces, name)  # type: ignore[no-any-return]
 
     def _linear(self, layer: Any, x: mx.array, past: Sequence[mx.array], packed: dict[str, Any]) -> Any:
-        layout = _unpack_layout(self._rows, self._certain, self._cache.rollback, packed, self._room)
+        layout = _unpack_layout(self._rows, self._certain, packed, self._room)
         x, state = self._pieces.linear(layer, x, _unpack_state(past), layout)
         return x, _pack_state(state)
 
@@ -188,7 +185,7 @@ class SegmentRun:
         """A piece of layer i, compiled once for all layers of its form."""
         is_linear = name == "linear"
         run = self._runners.of_layer(
-            (name, self._key) if is_linear else name,
+            (name, self._certain) if is_linear else name,
             i,
             self._piece(name),
             self._rows,
@@ -231,41 +228,33 @@ def _num_deferred(segment: Segment, cache: ModelCache) -> int:
 
 
 def _pack_state(s: RecurrentState) -> list[mx.array]:
-    return [s.state, s.window] if s.inputs is None else [s.state, s.window, s.inputs, *s.held]
+    return [s.state, s.window] if s.inputs is None else [s.state, s.window, s.inputs, *(s.tape or ())]
 
 
 def _unpack_state(packed: Sequence[mx.array]) -> RecurrentState:
     state, window, *rest = packed
-    return RecurrentState(state, window, rest[0], tuple(rest[1:])) if rest else RecurrentState(state, window)
+    return RecurrentState(state, window, rest[0], Tape(*rest[1:])) if rest else RecurrentState(state, window)
 
 
 def _pack_layout(rows: FlatRows, cache: ModelCache, *, indexed: bool) -> dict[str, Any]:
     """indexed: whether anything but kernels looks at rows."""
     packed: dict[str, Any] = {"starts": rows.starts_array}
     if indexed and rows.index is not None:
-        packed["index"] = rows.index.arrays
+        packed["index"] = tuple(rows.index)
     committed = cache.deferred
     if committed is not None:
-        packed |= {
-            "num_committed": committed.num_committed,
-            "num_rejected": committed.num_rejected,
-            "last_starts": committed.rows.starts,
-        }
+        packed |= {"num_committed": committed.num_committed, "last_starts": committed.rows.starts}
         if indexed and committed.rows.index is not None:
-            packed["last_index"] = committed.rows.index.arrays
+            packed["last_index"] = tuple(committed.rows.index)
     return packed
 
 
-def _unpack_layout(
-    rows: FlatRows, certain: bool, rollback: Rollback, packed: dict[str, Any], room: int | None
-) -> RoundLayout:
+def _unpack_layout(rows: FlatRows, certain: bool, packed: dict[str, Any], room: int | None) -> RoundLayout:
     def layout(starts: str, index: str) -> RowLayout:
-        found = RaggedIndex.of(packed[index]) if index in packed else None
+        found = RaggedIndex(*packed[index]) if index in packed else None
         return RowLayout(packed[starts], found, rows.max_width)
 
     committed = None
     if "num_committed" in packed:
-        committed = Committed(
-            layout("last_starts", "last_index"), packed["num_committed"], packed["num_rejected"]
-        )
-    return RoundLayout(rows, certain, rollback, layout("starts", "index"), committed, room)
+        committed = Committed(layout("last_starts", "last_index"), packed["num_committed"])
+    return RoundLayout(rows, certain, layout("starts", "index"), committed, room)

@@ -67,7 +67,6 @@ class CostFile:
             report.blas,
             report.compile_enabled,
             name,
-            config.rollback,
             config.exact,
             config.kv_bits,
             num_ranks,

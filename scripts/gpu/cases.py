@@ -63,8 +63,7 @@ def exact(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Round:
-    """A round of one layer. mode: "tape" replays `kept` and gives a tape; "certain" replays and gives the state after; "states" gives the
-    last three states, from the second of two slots."""
+    """A round of one layer that replays `kept`. mode: "tape" gives a tape, "certain" the state after."""
 
     widths: tuple[int, ...]
     kept: tuple[int, ...]
@@ -74,10 +73,6 @@ class Round:
     value_heads: int = 48
     key_dim: int = 128
     value_dim: int = 128
-
-    @property
-    def num_states(self) -> int:
-        return {"tape": 0, "certain": 1, "states": 3}[self.mode]
 
 
 def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
@@ -105,33 +100,25 @@ def _tokens(rng: Any, n: int, r: Round) -> list[Array]:
 
 def gdn_round(r: Round, seed: int = 0) -> Launch:
     """The tape is as wide as the round."""
-    rng, replay = np.random.default_rng(seed), r.mode != "states"
+    rng, certain = np.random.default_rng(seed), r.mode == "certain"
     num_rows, n, starts = len(r.widths), sum(r.widths), starts_of(r.widths)
     q, k, v, log_g, beta = _tokens(rng, n, r)
-    slots = 1 if replay else 2
     one = r.value_heads, r.value_dim, r.key_dim
-    state = rng.standard_normal((num_rows, *(() if replay else (slots,)), *one)).astype(np.float32)
-    tape: list[Array] = [k, state, log_g]
-    rows: list[Array] = [starts, np.ones(num_rows, np.int32), starts]  # tape_starts, slot, kept
-    unread = {"slot"}
-    if replay:
-        _, tape_k, tape_delta, tape_log_g, _ = _tokens(rng, n, r)
-        tape = [tape_k, exact(tape_delta).astype(np.float32), tape_log_g]
-        rows = [starts, starts, np.asarray(r.kept, np.int32)]
-    else:
-        unread = {"tape_k", "tape_delta", "tape_log_g", "tape_starts", "kept"}
+    state = rng.standard_normal((num_rows, *one)).astype(np.float32)
+    _, tape_k, tape_delta, tape_log_g, _ = _tokens(rng, n, r)
+    tape = [tape_k, exact(tape_delta).astype(np.float32), tape_log_g]
+    rows = [starts, np.asarray(r.kept, np.int32)]  # tape_starts, kept
     names = ("q", "k", "v", "log_g", "beta", "state", "tape_k", "tape_delta", "tape_log_g", "starts")
-    span = np.asarray([n, n, r.num_states, slots], np.int32)
+    span = np.asarray([n, n], np.int32)
     arrays = [q, k, v, log_g, beta, state, *tape, starts, *rows, span]
     share, simdgroups = tile(n / num_rows, r.key_dim, r.value_dim)
-    out_states = (num_rows, *(() if replay else (r.num_states,)), *one)
     return Launch(
         kernel="gdn_round",
-        inputs=dict(zip((*names, "tape_starts", "slot", "kept", "span"), arrays, strict=True)),
+        inputs=dict(zip((*names, "tape_starts", "kept", "span"), arrays, strict=True)),
         outputs={
             "y": (v.shape, np.float32),
-            "state_out": (out_states, np.float32),
-            "delta": ((1,) if r.num_states else v.shape, np.float32),
+            "state_out": (state.shape, np.float32),
+            "delta": ((1,) if certain else v.shape, np.float32),
         },
         template={
             "T": r.dtype,
@@ -139,14 +126,13 @@ def gdn_round(r: Round, seed: int = 0) -> Launch:
             "Hv": r.value_heads,
             "Dk": r.key_dim,
             "Dv": r.value_dim,
-            "MODE": 1 if r.mode == "certain" else 2 * (r.mode == "states"),
-            "REPLAY": int(replay),
+            "ADVANCES": int(certain),
+            "REPLAY": 1,
             "FLUSH": 0,
             "ROWS": share,
         },
         grid=(32, r.value_dim // (4 * share), num_rows * r.value_heads),
         threadgroup=(32, simdgroups, 1),
-        unread=frozenset(unread),
     )
 
 
@@ -155,28 +141,23 @@ def gdn_round_wanted(launch: Launch, r: Round) -> dict[str, Array]:
     given = {name: exact(a) if a.dtype != np.int32 else a for name, a in launch.inputs.items()}
     group = r.value_heads // r.key_heads
     q, k, tape_k = (np.repeat(given[name], group, axis=1) for name in ("q", "k", "tape_k"))
-    starts, count = given["starts"], r.num_states
+    starts, certain = given["starts"], r.mode == "certain"
     y, delta = np.zeros(given["v"].shape), np.zeros(given["v"].shape)
     states = np.zeros(launch.outputs["state_out"][0])
     for b in range(len(r.widths)):
-        s = given["state"][(b, given["slot"][b]) if r.mode == "states" else b].copy()
-        if launch.template["REPLAY"]:
-            for t in range(starts[b], starts[b] + r.kept[b]):
-                s *= np.exp(given["tape_log_g"][t])[:, None, None]
-                s += given["tape_delta"][t][:, :, None] * tape_k[t][:, None, :]
-        found = [s.copy()]
+        s = given["state"][b].copy()
+        for t in range(starts[b], starts[b] + r.kept[b]):
+            s *= np.exp(given["tape_log_g"][t])[:, None, None]
+            s += given["tape_delta"][t][:, :, None] * tape_k[t][:, None, :]
+        states[b] = s
         for t in range(starts[b], starts[b + 1]):
             s *= np.exp(given["log_g"][t])[:, None, None]
             delta[t] = given["beta"][t][:, None] * (given["v"][t] - np.einsum("hvk,hk->hv", s, k[t]))
             s += delta[t][:, :, None] * k[t][:, None, :]
             y[t] = np.einsum("hvk,hk->hv", s, q[t])
-            found.append(s.copy())
-        if r.mode != "states":
-            states[b] = found[-1] if count else found[0]
-            continue
-        for place in range(count):
-            states[b, place] = found[max(0, len(found) - 1 - place)]
-    return {"y": y, "state_out": states, "delta": np.zeros(1) if count else delta}
+        if certain:
+            states[b] = s
+    return {"y": y, "state_out": states, "delta": np.zeros(1) if certain else delta}
 
 
 # ---- qmv_rows

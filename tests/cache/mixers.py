@@ -7,6 +7,8 @@ bits depend on what stands beside it, and equality can be asked for bit by bit i
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from mlxspec.platform import device  # noqa: F401  (before mlx)
@@ -14,10 +16,12 @@ from mlxspec.platform import device  # noqa: F401  (before mlx)
 # isort: split
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import TAPE, Checkpoint, Rollback, Snapshots, TrailRollback
+from mlxspec.kernels import exactness
+from mlxspec.kernels.cpu import gdn_at_once
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -25,21 +29,23 @@ from mlxspec.models.qwen3_5_layers import GatedDeltaNet, RoundLayout
 from tests import tiny_models
 from tests.rounding import UNITS, of_sum
 
-WAYS = {
-    "tape": TAPE,
-    "trail": TrailRollback(one_by_one=64),
-    "snapshots": Snapshots(64),
-    "snapshots, 3": Snapshots(3),
-    "checkpoint": Checkpoint(),
-}
-# all of a forward's tokens at once, with other last bits than one after the other
-AT_ONCE = TrailRollback(one_by_one=1)
+# a forward's tokens one by one, and on a CPU in float32 all at once, with other last bits
+FORMS = ("by steps", "at once")
 # Of what up to 90 tokens of 32 entries a key sum up to in float32; what comes out is rounded to 16 bits four times at most.
 NEAR = {
     mx.float32: of_sum(90 * 32),
     mx.float16: 4 * UNITS[mx.float16],
     mx.bfloat16: 4 * UNITS[mx.bfloat16],
 }
+
+
+@contextmanager
+def computed(form: str) -> Iterator[None]:
+    """Recurrences inside run in this form, whatever their width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exactness, "_is_demanded", form == "by steps")
+        patch.setattr(gdn_at_once, "BY_STEPS", 1)
+        yield
 
 
 class Mixer:
@@ -58,15 +64,15 @@ class Mixer:
         self.net.in_proj = lambda tokens: table[tokens]
         self.net.out = lambda y: y
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE) -> ModelCache:
+    def make_cache(self, num_rows: int) -> ModelCache:
         c = self.config
         sizes = c.num_v_heads, c.v_head_dim, c.k_head_dim, c.conv_dim, c.conv_kernel
-        return ModelCache([RecurrentLayerCache(*sizes, self.dtype, num_rows)], num_rows, rollback)
+        return ModelCache([RecurrentLayerCache(*sizes, self.dtype, num_rows)], num_rows)
 
     def forward(self, tokens: mx.array, rows: FlatRows, cache: ModelCache, *, certain: bool) -> mx.array:
         """Leaves the transaction open."""
         cache.begin(rows, certain=certain)
-        layout = RoundLayout(rows, certain, cache.rollback, RowLayout.of(rows), cache.deferred)
+        layout = RoundLayout(rows, certain, RowLayout.of(rows), cache.deferred)
         layer = cache.recurrent(0)
         out, state = self.net(tokens, layer.current, layout)
         layer.append(state)
@@ -115,10 +121,9 @@ def as_numpy(x: mx.array) -> np.ndarray:
     return np.asarray(x.astype(mx.float32))
 
 
-def same_state(cache: ModelCache, known: list[list[int]], mixer: Mixer) -> None:
-    """State and window of every row, bit for bit those of plain decoding, or nearly where tokens ran at once. Flushes."""
+def same_state(cache: ModelCache, known: list[list[int]], mixer: Mixer, near: float = 0.0) -> None:
+    """State and window of every row, bit for bit those of plain decoding, or as near. Flushes."""
     cache.flush()
-    near = NEAR[mx.float32] if cache.rollback == AT_ONCE else 0.0
     current = cache.recurrent(0).current
     for r, tokens in enumerate(known):
         state, window = mixer.plainly(tuple(tokens))[1]

@@ -69,9 +69,6 @@ class Driver:
         if not any(pieces):
             return
         self.run(self.cache, pieces, certain=False)
-        if self.cache.max_rollback is not None and max(map(len, pieces)) - 1 > self.cache.max_rollback:
-            self.cache.abort()
-            return
         kept = [1 + kept[r % len(kept)] % len(p) if p else 0 for r, p in enumerate(pieces)]
         self.cache.commit(mx.array(kept, mx.int32) + 0)
         known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
@@ -84,19 +81,13 @@ class Driver:
         more = [(more[r % len(more)] or [1])[: max(1, MAX_LENGTH - len(k))] for r, k in enumerate(self.known)]
         self.onward(self.cache, more, self.known, certain=False)
         if less:
-            limit = self.cache.max_rollback
-            kept = [
-                max(0, n - 1, 0 if limit is None else len(p) - limit)
-                for n, p in zip(kept, pieces, strict=True)
-            ]
+            kept = [max(0, n - 1) for n in kept]
             self.cache.settle(kept)
             self.cache.abort()
             self.known = [k + p[:n] for k, p, n in zip(known, pieces, kept, strict=True)]
             return
         self.cache.settle(kept)
         counts = [len(m) if r % 2 else 1 for r, m in enumerate(more)]
-        if self.cache.max_rollback is not None:
-            counts = [max(n, len(m) - self.cache.max_rollback) for n, m in zip(counts, more, strict=True)]
         self.cache.commit(counts)
         self.known = [k + m[:n] for k, m, n in zip(self.known, more, counts, strict=True)]
 

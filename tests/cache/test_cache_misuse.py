@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.rollback import Snapshots
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -117,11 +116,6 @@ def test_what_must_know_its_numbers_refuses_arrays() -> None:
     with pytest.raises(CacheError, match="by numbers"):
         cache.commit(one)
     cache.commit()
-    few = tiny_models.stack("hybrid").make_cache(1, Snapshots(2))
-    forward(few, (3,))
-    with pytest.raises(CacheError, match="2 tokens might be taken back"):
-        few.commit(one)
-    few.commit([2])
     windowed = ModelCache([WindowedLayerCache(1, 2, 8, mx.float32, 1)], 1)
     windowed.begin(FlatRows((2,)))
     windowed.commit(one)

@@ -1,4 +1,4 @@
-"""The ways of rollback over the Metal kernels' own text, in the emulator (on a Mac: on the GPU).
+"""Rollback over the Metal kernels' own text, in the emulator (on a Mac: on the GPU).
 
 Bit for bit what plain decoding by the same kernels leaves.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from mlxspec.kernels import launch
 from tests import tiny_models
-from tests.cache.mixers import WAYS, Mixer
+from tests.cache.mixers import Mixer
 from tests.cache.test_rollback import MixerDriver
 from tests.metal import emulator
 
@@ -37,11 +37,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("way", ["tape", "snapshots, 3", "checkpoint"])
-def test_rounds_over_the_kernels_leave_what_plain_decoding_leaves(
-    kernels: None, way: str, dtype: str
-) -> None:
-    driver = MixerDriver(Mixer(tiny_models.config(), getattr(mx, dtype)), WAYS[way])
+def test_rounds_over_the_kernels_leave_what_plain_decoding_leaves(kernels: None, dtype: str) -> None:
+    driver = MixerDriver(Mixer(tiny_models.config(), getattr(mx, dtype)))
     driver.join([3, 1, 4, 1, 5], 1)
     driver.join([9, 2], 1)
     emulator.runs.clear()

@@ -14,7 +14,6 @@ import tiny_assistant
 import tiny_gemma
 from mlx.utils import tree_flatten
 
-from mlxspec.cache.rollback import by_tape
 from mlxspec.checkpoints import division, memory
 from mlxspec.checkpoints.division import VERIFY
 from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, inspect
@@ -30,7 +29,6 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import Ranks, share
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
-from mlxspec.platform import device
 
 QUANTIZED = {
     "mlx-4bit": tiny.Quantization(bits=4, group_size=32),
@@ -230,7 +228,7 @@ def test_the_demo() -> None:
 def test_no_state_is_larger_than_what_is_told(name: str, folders: Callable[[str], Path]) -> None:
     """Rows as the engine fills them: a prefill in chunks, then verifies of which a part stands."""
     made = loaded(folders(name))
-    cache, chunk, verify = made.model.make_cache(1, by_tape()), 40, 9
+    cache, chunk, verify = made.model.make_cache(1), 40, 9
     for width in (chunk, chunk, 7):
         made.model.forward(mx.arange(width) % 190, FlatRows((width,)), cache, certain=True)
         cache.commit()
@@ -260,8 +258,7 @@ def test_state_of_a_published_size() -> None:
     model = kind.build(kind.parse(config))
     model.set_dtype(mx.bfloat16)
     short, long = (memory.state_bytes(model, n, 1) for n in (32768, 65536))
-    # on a CPU states that a verify passes are kept, two of these 3 MB in a layer
-    states = 151e6 * (3 if device.backend() == "cpu" else 1)
+    states = 151e6
     assert states < short - 2 * 16 * 4 * 256 * 2 * 32768 * 9 / 8 < states + 120e6
     assert long - short == 2 * 16 * 4 * 256 * 2 * 32768 * 9 // 8
     told = memory.expected(config, 54 << 30, context=262144)

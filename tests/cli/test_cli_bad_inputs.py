@@ -64,7 +64,7 @@ BAD = [
     ("generate x --max-context 1", "--max-context must be between"),
     ("generate x --dtype int4", "--dtype must be one of"),
     ("generate x --dtype bfloat", "did you mean bfloat16?"),
-    ("generate x --rollback tap", "did you mean tape?"),
+    ("generate x --rollback snapshots", "There is no option --rollback; the tape is the only rollback"),
     # models
     ("generate x --model ''", "--model must not be empty"),
     ("generate x --model demmo", "did you mean demo?"),

@@ -32,7 +32,7 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
     rows, cache = FlatRows((len(tokens),)), model.make_cache(1)
     places = cache.begin(rows, certain=True)
     cos, sin = model._rotary.table(places.turns)
-    layout = _unpack_layout(rows, True, cache.rollback, _pack_layout(rows, cache, indexed=True), None)
+    layout = _unpack_layout(rows, True, _pack_layout(rows, cache, indexed=True), None)
     x, found = model.embed(tokens), []
     for i, layer in enumerate(model.language_model.model.layers):
         entered = layer.normed(x)

@@ -99,19 +99,13 @@ def check(target, watch: Watch, layers: tuple[int, ...], num: int) -> None:  # t
         np.testing.assert_allclose(got, wanted, rtol=0, atol=bound(target, wanted), err_msg=f"row {row}")
 
 
-def marked(form: str, weights: str, rollback: str):  # type: ignore[no-untyped-def]
-    is_fast = (form, weights) in FAST and rollback == "tape"
-    return pytest.param(form, weights, rollback, marks=() if is_fast else pytest.mark.slow)
+def marked(form: str, weights: str):  # type: ignore[no-untyped-def]
+    return pytest.param(form, weights, marks=() if (form, weights) in FAST else pytest.mark.slow)
 
 
 CASES = [
-    *(marked(form, "float32", how) for form in tiny_models.STACKS for how in ("tape", "checkpoint")),
-    *(marked(form, "float32", "tape") for form in (*QWEN, *GEMMA)),
-    *(
-        marked(f, w, "tape")
-        for f in ("hybrid", "moe", "gemma4-e", "gemma3")
-        for w in ("bfloat16", "4bit", "8bit")
-    ),
+    *(marked(form, "float32") for form in (*tiny_models.STACKS, *QWEN, *GEMMA)),
+    *(marked(f, w) for f in ("hybrid", "moe", "gemma4-e", "gemma3") for w in ("bfloat16", "4bit", "8bit")),
 ]
 
 
@@ -121,22 +115,22 @@ CASES = [
     lambda right: (
         lambda self, needs, seen: right(self, replace(needs, layers=tuple(sorted(needs.layers))), seen)
     ),
-    case="hybrid-float32-tape",
+    case="hybrid-float32",
 )
-@pytest.mark.parametrize(("form", "weights", "rollback"), CASES)
-def test_rows_are_those_of_layer_after_layer(form: str, weights: str, rollback: str) -> None:
+@pytest.mark.parametrize(("form", "weights"), CASES)
+def test_rows_are_those_of_layer_after_layer(form: str, weights: str) -> None:
     """Prompts in pieces, ragged verifies of which parts are rejected, plain rounds: every token's rows, and no other's."""
     target = model(form, weights)
     layers = (target.num_layers - 1, 0)  # in the order asked for; the first and the last
     some, params = equality.prompts(3, 5), equality.asked(0, 3)
-    config = EngineConfig(prefill_chunk=32, rollback=rollback, prefix_budget=0)
+    config = EngineConfig(prefill_chunk=32, prefix_budget=0)
     plain = Engine(target, tiny_models.tokenizer(), config=config)
     wanted = plain.generate(some, params, spec=equality.PLAIN)
     watch = Watch(layers).knows([[*p, *r.tokens] for p, r in zip(some, wanted, strict=True)])
     run = Engine(target, tiny_models.tokenizer(), drafters=[watch], config=config)
     results = run.generate(some, params, spec=WISH)
     for prompt, asked, text, got in zip(some, params, wanted, results, strict=True):
-        equality.same(text, got, prompt, asked, f"{form}, {weights}, {rollback}", target)
+        equality.same(text, got, prompt, asked, f"{form}, {weights}", target)
         drafted = got.stats.drafters["watch"]
         assert 0 < drafted.num_accepted < drafted.num_drafted  # some were rejected
     check(target, watch, layers, 3)

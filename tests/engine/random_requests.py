@@ -32,7 +32,6 @@ from tests import tiny_models
 from tests.engine import equality
 
 BLOCKS = ("DFlash", "DFlash2", "DSpark")
-ROLLBACKS = ("tape", "snapshots", "checkpoint")
 MODELS = ("mtp", "eagle3", "dflash", "draft-model")
 DRAFTERS = (*MODELS, "ngram-simple", "ngram-map-k", "ngram-map-k4v", "forced")
 TARGETS = ("hybrid", "qwen3-moe")
@@ -66,16 +65,13 @@ class Case:
     target: str
     block: str
     form: str
-    rollback: str
     spec: SpecConfig
     turns: tuple[tuple[Ask, ...], ...]
     is_staggered: bool
 
     def __str__(self) -> str:
         names = "+".join(self.spec.drafters) or "plain"
-        return (
-            f"case {self.number} ({self.target}, {self.form}, {self.rollback}, {names}, {self.spec.policy})"
-        )
+        return f"case {self.number} ({self.target}, {self.form}, {names}, {self.spec.policy})"
 
 
 def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
@@ -90,7 +86,6 @@ def case(number: int, forms: Sequence[str] = tuple(tiny_models.FORMS)) -> Case:
         target=TARGETS[is_moe],
         block=str(rng.choice(BLOCKS)),
         form=form,
-        rollback=str(rng.choice(ROLLBACKS, p=[0.6, 0.2, 0.2])),
         spec=_spec(rng, [n for n in DRAFTERS if n != "mtp" or not is_moe]),
         turns=tuple(
             tuple(_ask(rng, is_first=turn == 0) for _ in range(num_rows)) for turn in range(num_turns)
@@ -172,7 +167,7 @@ def plain_engine(target: str, form: str) -> Engine:
 
 
 @cache
-def drafting_engine(target: str, form: str, rollback: str, block: str) -> Engine:
+def drafting_engine(target: str, form: str, block: str) -> Engine:
     """With every drafter and a prefix store, kept for all cases of that form: what one case leaves there, the next one finds."""
     model, is_hybrid = target_of(target, form), target == "hybrid"
     small = tiny_models.echo(form=form) if is_hybrid else tiny_models.qwen3(form)
@@ -193,7 +188,7 @@ def drafting_engine(target: str, form: str, rollback: str, block: str) -> Engine
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
     ]
-    return _engine(target, drafters, form, rollback=rollback, prefix_budget=4 << 20)
+    return _engine(target, drafters, form, prefix_budget=4 << 20)
 
 
 def _engine(target: str, drafters: Sequence[Drafter], form: str, **config: Any) -> Engine:
@@ -207,7 +202,7 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
     accepted, cancelled, cached prompt tokens. Raises AssertionError where a text differs without an excuse, or a request has a notice or
     an error that plain decoding has not."""
     counts: Counter[str] = Counter()
-    engine = engine or drafting_engine(made.target, made.form, made.rollback, made.block)
+    engine = engine or drafting_engine(made.target, made.form, made.block)
     model, block = target_of(made.target, made.form), engine.chain.drafters["dflash"]
     texts: list[list[int]] = [[] for _ in made.turns[0]]
     going = list(range(len(texts)))

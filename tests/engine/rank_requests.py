@@ -39,12 +39,12 @@ FORMS = ("float32", "4bit-float32")
 
 
 def key_of(made: random_requests.Case) -> Key:
-    return made.target, made.form, made.rollback, made.block
+    return made.target, made.form, made.block
 
 
 def divided_engine(key: Key, peers: Peers) -> Engine:
     """With every drafter and a prefix store; the target is divided among the ranks."""
-    target, form, rollback, block = key
+    target, form, block = key
     is_hybrid = target == "hybrid"
     model = _share(target, form, peers.ranks)
     config = tiny_models.config() if is_hybrid else tiny_models.QWEN3_MOE
@@ -62,7 +62,7 @@ def divided_engine(key: Key, peers: Peers) -> Engine:
         NgramMapK(2, 8, 1),
         NgramMapK4v(2, 8, 1),
     ]
-    settings = EngineConfig(rollback=rollback, prefix_budget=4 << 20)
+    settings = EngineConfig(prefix_budget=4 << 20)
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, peers=peers)
 
 

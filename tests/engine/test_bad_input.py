@@ -93,7 +93,6 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SpecConfig, "owner"): lambda v: isinstance(v, str),
     (SpecConfig, "draft_vocab"): lambda v: v is None or (type(v) is int and v == 0),
     (EngineConfig, "max_context"): lambda v: v is None,
-    (EngineConfig, "num_states"): lambda v: v is None,
     (EngineConfig, "exact"): lambda v: v is True,
 }
 CLASSES = (SamplingParams, SpecConfig, EngineConfig)

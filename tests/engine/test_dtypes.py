@@ -1,4 +1,4 @@
-"""The same text in what people run: 16 bits and quantized weights, with every drafter, policy, way of rollback and kind of request.
+"""The same text in what people run: 16 bits and quantized weights, with every drafter, policy and kind of request.
 
 Every test runs plain decoding and drafting with one model, and compares tokens, text and log-probabilities. A drafter that ends by an
 error is a failure: no result may have a notice. Quantized models multiply packed weights here (mx.quantized_matmul), as on a GPU; loading
@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import mlxspec
-from mlxspec.cache.rollback import TrailRollback
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.draft_model import DraftModel
@@ -26,7 +25,6 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
 from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.engine.probe import probe
 from mlxspec.models.head_rows import HeadRows
 from tests import tiny_models
 from tests.engine import equality
@@ -95,7 +93,7 @@ class Own(equality.Oracle):
 
 
 @cache
-def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: bool = False) -> Engine:
+def engine(form: str, *, exact: bool = False, lists: bool = False) -> Engine:
     """lists: drafters that run a model propose from the rows LISTED of their head; rows of floats are kept in 4 bits."""
     model, small, own = tiny_models.target(form), tiny_models.echo(form=form), Own(form)
     block = equality.Nudged(
@@ -111,7 +109,7 @@ def engine(form: str, rollback: str = "tape", *, exact: bool = False, lists: boo
         block,
         own,
     ]
-    made = equality.engine(drafters, form, rollback=rollback, exact=exact, prefix_budget=0)
+    made = equality.engine(drafters, form, exact=exact, prefix_budget=0)
     for told in (own, block):
         told.learn([[*p, *r.tokens] for p, r in zip(requests()[0], plain(form), strict=True)])
     return made
@@ -203,16 +201,6 @@ def test_a_grammar_where_models_propose_from_some_rows(form: str) -> None:
         got = made.generate(prompt, params, spec=spec(*MODELS, p_min=0.2))
         assert not got.stats.notices
         assert (got.tokens, got.text) == (wanted.tokens, wanted.text), f"{form}, {list(asked)}"
-
-
-@pytest.mark.parametrize("rollback", ["snapshots", "checkpoint"])
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(f, marks=[] if f == "bfloat16" else [pytest.mark.slow]) for f in FORMS],
-)
-def test_every_way_of_rollback(form: str, rollback: str) -> None:
-    made, names = engine(form, rollback), DRAFTERS[-1]
-    check(form, made.generate(*requests(), spec=drafting(names, "deep")), rollback)
 
 
 @pytest.mark.parametrize(
@@ -307,10 +295,6 @@ def test_a_trained_model_keeps_its_bits_in_16_bits_on_a_cpu() -> None:
         pytest.skip("a GPU's kernels are chosen by width")
     made = mlxspec.load("demo", dtype="float16", draft="mtp")
     assert made.probe((4, 5, 9, 17)).is_exact
-    if probe(made.model, (5,), rollback=TrailRollback()).is_exact:
-        pytest.skip(
-            "this BLAS adds up 4 and 5 tokens alike, so the recurrence all at once cannot be told from steps"
-        )
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -187,12 +187,9 @@ def test_a_drafted_round_that_is_read_first_counts_as_a_wait() -> None:
 # ---- the same text
 
 
-@pytest.mark.parametrize(
-    ("depth", "rollback"),
-    [(1, "tape"), (6, "tape"), (3, "snapshots"), pytest.param(2, "checkpoint", marks=pytest.mark.slow)],
-)
-def test_texts_are_those_of_plain_decoding(depth: int, rollback: str) -> None:
-    own = engine(rollback=rollback, **({"num_states": 8} if rollback == "snapshots" else {}))
+@pytest.mark.parametrize("depth", [1, 3, 6])
+def test_texts_are_those_of_plain_decoding(depth: int) -> None:
+    own = engine()
     wish = spec("mtp", n_max=depth)
     for number in (0, 3):
         check(number, asked(number), own.generate(PROMPTS[number], asked(number), spec=wish), f"row {number}")
@@ -274,10 +271,10 @@ def kept(cache: ModelCache) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize(("num_steps", "rollback"), [(2, "tape"), (3, "checkpoint"), (5, "tape")])
-def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int, rollback: str) -> None:
+@pytest.mark.parametrize("num_steps", [2, 3, 5])
+def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int) -> None:
     """Both ways stop after as many rounds, the round on its way is dropped, and both go on."""
-    engines = [engine(overlaps=overlaps, rollback=rollback) for overlaps in (True, False)]
+    engines = [engine(overlaps=overlaps) for overlaps in (True, False)]
     requests = [[own.submit(PROMPTS[n], asked(n, 50), spec=MTP) for n in (1, 4, 5)] for own in engines]
     for own in engines:
         while own._prefills or not own._rows:

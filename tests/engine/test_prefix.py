@@ -57,19 +57,16 @@ def words(num: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, tiny_models.EOS, num).tolist()
 
 
-@pytest.mark.parametrize(
-    "way", ["tape", *(pytest.param(w, marks=pytest.mark.slow) for w in ("snapshots", "checkpoint"))]
-)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_conversation_goes_on_where_it_was(params: SamplingParams, way: str) -> None:
+def test_a_conversation_goes_on_where_it_was(params: SamplingParams) -> None:
     """Each turn reads what is new only; text and drafting are those of a cold run."""
-    warm, text, new = engine(rollback=way), words(50, 0), []
+    warm, text, new = engine(), words(50, 0), []
     for turn in range(4):
         wanted, got = (e.generate(text, params, spec=SPECS[0]) for e in (cold(), warm))
         same(wanted, got, text, params, f"turn {turn}")
         assert got.stats.notices == []
         assert got.stats.num_cached == (0 if turn == 0 else len(text) - len(new))
-        if got.tokens == wanted.tokens and way != "snapshots":  # those keep drafts short
+        if got.tokens == wanted.tokens:
             assert abs(got.stats.num_rounds - wanted.stats.num_rounds) <= 2
         new = [*got.tokens[-1:], *words(7, turn + 1)]  # the last token of an answer was never run
         text = [*text, *got.tokens[:-1], *new]

@@ -66,8 +66,8 @@ def engine(form: str, kv_bits: int, draft_kv_bits: int = 8, *, alone: bool = Fal
 
 
 @cache
-def shared(form: str, kv_bits: int, rollback: str = "tape") -> Engine:
-    return engine(form, kv_bits, rollback=rollback)
+def shared(form: str, kv_bits: int) -> Engine:
+    return engine(form, kv_bits)
 
 
 @cache
@@ -90,11 +90,11 @@ def check(form: str, kv_bits: int, number: int, results: list[Result], what: str
         assert not got.stats.notices, got.stats.notices
 
 
-def run(form: str, kv_bits: int, number: int, names: tuple[str, ...], rollback: str, **limits) -> None:
+def run(form: str, kv_bits: int, number: int, names: tuple[str, ...], **limits) -> None:
     """One row after the other, and all rows together."""
     some, params, _ = batch(form, kv_bits, number)
-    made, asks = shared(form, kv_bits, rollback), spec(*names, **limits)
-    what = f"{form}, {kv_bits} bits, {names}, {rollback}, {limits}"
+    made, asks = shared(form, kv_bits), spec(*names, **limits)
+    what = f"{form}, {kv_bits} bits, {names}, {limits}"
     one_by_one = [made.generate(p, s, spec=asks) for p, s in zip(some, params, strict=True)]
     check(form, kv_bits, number, one_by_one, f"{what}, 1 row", alone=True)
     together = made.generate(some, params, spec=asks)
@@ -105,30 +105,24 @@ def run(form: str, kv_bits: int, number: int, names: tuple[str, ...], rollback: 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("names", [("mtp",), ("ngram-simple", "mtp", "draft-model")], ids="+".join)
 def test_drafted_text_is_plain_text(form: str, bits: int, names: tuple[str, ...]) -> None:
-    run(form, bits, 1, names, "tape")
+    run(form, bits, 1, names)
 
 
 def every_way() -> list:
-    """Each drafter with each policy and rollback; dtypes and bits take turns, so that each drafter meets all of them."""
-    ways = itertools.product(enumerate(DRAFTERS), ("fixed", "auto"), ("tape", "snapshots", "checkpoint"))
+    """Each drafter with each policy; dtypes and bits take turns, so that each drafter meets all of them."""
+    ways = itertools.product(enumerate(DRAFTERS), ("fixed", "auto"))
     kinds = list(itertools.product(FORMS, BITS))
     found = []
-    for n, ((i, names), policy, rollback) in enumerate(ways):
+    for n, ((i, names), policy) in enumerate(ways):
         form, bits = kinds[(n + i) % len(kinds)]
-        found.append(
-            pytest.param(
-                form, bits, names, policy, rollback, id=f"{form}-{bits}-{'+'.join(names)}-{policy}-{rollback}"
-            )
-        )
+        found.append(pytest.param(form, bits, names, policy, id=f"{form}-{bits}-{'+'.join(names)}-{policy}"))
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "bits", "names", "policy", "rollback"), every_way())
-def test_every_drafter_policy_and_rollback(
-    form: str, bits: int, names: tuple[str, ...], policy: str, rollback: str
-) -> None:
-    run(form, bits, 0, names, rollback, policy=policy)
+@pytest.mark.parametrize(("form", "bits", "names", "policy"), every_way())
+def test_every_drafter_and_policy(form: str, bits: int, names: tuple[str, ...], policy: str) -> None:
+    run(form, bits, 0, names, policy=policy)
 
 
 @pytest.mark.parametrize(

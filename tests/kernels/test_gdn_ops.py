@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, pick, replay, steps
+from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, replay, steps
 from tests.rounding import of_sum
 
 HK, HV, DK, DV = 2, 4, 32, 16
@@ -92,7 +92,7 @@ def same(a: mx.array, b: mx.array) -> bool:
 @pytest.mark.parametrize("num", [1, 2, 7, 33])
 def test_steps_are_the_rule(num: int, kind: str) -> None:
     tokens, state = draw(num, kind=kind), state_of(1)
-    y, after, tape, _ = steps(*tokens.arrays(), mx.array(state))
+    y, after, tape = steps(*tokens.arrays(), mx.array(state))
     wanted_y, wanted_state, wanted_delta = loop(tokens, state[0])
     assert error(y, wanted_y) < limit(num)
     assert error(after[0], wanted_state) < limit(num)
@@ -143,9 +143,7 @@ def test_replay_is_bit_for_bit_what_steps_did(data: st.DataObject, widths: list[
     rows, state = FlatRows(tuple(widths)), state_of(len(widths))
     tokens = draw(rows.num_tokens, seed=sum(widths), kind=kind)
     ran = steps(*tokens.arrays(), mx.array(state), rows.index)
-    whole = None if rows.index is None else rows.index.groups
-    after = replay(mx.array(state), ran.tape, mx.array(kept, mx.int32), whole)
-    assert same(after, pick(mx.array(state), ran.passed, mx.array(kept, mx.int32), whole))
+    after = replay(mx.array(state), ran.tape, mx.array(kept, mx.int32), rows.index)
     for r, count in enumerate(kept):
         wanted = mx.array(state[r : r + 1])
         if count:
@@ -180,14 +178,14 @@ def test_padding_is_neutral(widths: list[int]) -> None:
     """A row beside longer rows is, bit for bit, the row alone."""
     rows, state = FlatRows(tuple(widths)), state_of(len(widths))
     tokens = draw(rows.num_tokens, seed=7)
-    y, after, tape, _ = steps(*tokens.arrays(), mx.array(state), rows.index)
+    y, after, tape = steps(*tokens.arrays(), mx.array(state), rows.index)
     for r, width in enumerate(widths):
         start, end = rows.starts[r], rows.starts[r + 1]
         if width == 0:
             assert same(after[r], mx.array(state[r]))
             continue
         part = tokens.part(start, end).arrays()
-        alone_y, alone, alone_tape, _ = steps(*part, mx.array(state[r : r + 1]))
+        alone_y, alone, alone_tape = steps(*part, mx.array(state[r : r + 1]))
         assert same(y[start:end], alone_y)
         assert same(after[r], alone[0])
         assert same(tape.delta[start:end], alone_tape.delta)

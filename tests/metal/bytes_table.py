@@ -74,10 +74,7 @@ def round_line(name: str, heads: int, width: int) -> str:
     y = delta = 4 * t.inputs.v.size
     least = inputs + sum(x.nbytes for x in last.tape) + 2 * state.nbytes + y + delta
     ours = moved(lambda: gdn_round.gdn_round_metal(t.inputs, state, t.rows, last))
-    states = mx.stack([state, state], axis=1)
-    least_states = inputs + 3 * state.nbytes + y
-    snapshots = moved(lambda: gdn_round.gdn_snapshots_metal(t.inputs, states, ints([1]), t.rows, 2))
-    return f"| {name} | {width} | {least / MB:.2f} | {ours / least:.3f} | {snapshots / least_states:.3f} |"
+    return f"| {name} | {width} | {least / MB:.2f} | {ours / least:.3f} |"
 
 
 def conv_line(width: int) -> str:

@@ -55,7 +55,7 @@ def test_convolution_and_recurrence_are_two_launches(certain):
     assert [n for n in names if n not in ("Slice", "Reshape")] == ["CustomKernel", "CustomKernel"]
 
 
-def test_a_flush_and_snapshots_are_one_launch_each():
+def test_a_flush_is_one_launch():
     rng, shape, rows = np.random.default_rng(0), Shape(), layout(2, 1)
     tokens, state = shape.tokens(rng, (2, 1)), shape.state(rng, 2)
     tape = gdn_round.Tape(tokens.inputs.k, zeros(3, 4, 32), tokens.inputs.log_g)
@@ -63,24 +63,3 @@ def test_a_flush_and_snapshots_are_one_launch_each():
         lambda s: gdn_round.gdn_flush_metal(s, gdn_round.Replay(tape, rows, ints([1, 0]))), state
     )
     assert flush == ["CustomKernel"]
-    snapshots = recorded(
-        lambda s: gdn_round.gdn_snapshots_metal(tokens.inputs, s, ints([0, 1]), rows, 3),
-        shape.state(rng, 2, 2),
-    )
-    assert snapshots == ["CustomKernel"]
-
-
-def test_snapshots_of_any_number_share_one_variant():
-    rng, shape, rows = np.random.default_rng(0), Shape(), layout(2, 1)
-    tokens, seen = shape.tokens(rng, (2, 1)), set()
-    for num_slots in (1, 2, 5):
-        for num_states in (2, 3, 9):
-            states = shape.state(rng, 2, num_slots)
-            export: list[dict[str, Any]] = []
-
-            def run(states: mx.array, num_states: int = num_states) -> Any:
-                return gdn_round.gdn_snapshots_metal(tokens.inputs, states, ints([0, 0]), rows, num_states)
-
-            mx.export_function(export.append, run, states)
-            seen |= {e["arguments"][1] for e in export if e.get("name") == "CustomKernel"}
-    assert len(seen) == 1

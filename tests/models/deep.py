@@ -15,6 +15,7 @@ from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_ops import Tape
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from tests.models.metal_graph import blank, fresh
@@ -90,20 +91,20 @@ def cut(cache: ModelCache) -> None:
     for layer in cache.layers:
         if isinstance(layer, RecurrentLayerCache):
             state = layer.current
-            held = tuple(blank(x.shape, x.dtype) for x in state.held)
+            tape = None if state.tape is None else Tape(*(blank(x.shape, x.dtype) for x in state.tape))
             inputs = None if state.inputs is None else blank(state.inputs.shape, state.inputs.dtype)
             layer.current = type(state)(
                 blank(state.state.shape, state.state.dtype),
                 blank(state.window.shape, state.window.dtype),
                 inputs,
-                held,
+                tape,
             )
         else:
             layer.keys[:] = [fresh(x.shape, x.dtype) for x in layer.keys]
             layer.values[:] = [fresh(x.shape, x.dtype) for x in layer.values]
     committed = cache.deferred
     if committed is not None:
-        mx.eval(committed.num_committed, committed.num_rejected, committed.rows.starts)
+        mx.eval(committed.num_committed, committed.rows.starts)
 
 
 def filled_like_mlx_lm(model: Any, length: int) -> list[Any]:

@@ -21,9 +21,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxspec.cache.rollback import TAPE, Committed, RecurrentState
+from mlxspec.cache.rollback import Committed, RecurrentState
 from mlxspec.kernels import launch
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_ops import Tape
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.layers import Rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
@@ -135,15 +136,18 @@ def ours(config: Qwen35Config, *, certain: bool) -> list[mx.array]:
         projected,
         held,
         committed.num_committed,
-        committed.num_rejected,
         committed.rows.starts,
         here.starts,
     )
 
     def step(x: mx.array, window: mx.array, state: mx.array, projected: mx.array, *held: mx.array) -> Any:
-        past = RecurrentState(state, window, projected, held)
-        y, future = mixer(x, past, RoundLayout(rows, certain, TAPE, here, committed))
-        return [y, *(a for a in (future.state, future.window, future.inputs) if a is not None), *future.held]
+        past = RecurrentState(state, window, projected, Tape(*held))
+        y, future = mixer(x, past, RoundLayout(rows, certain, here, committed))
+        return [
+            y,
+            *(a for a in (future.state, future.window, future.inputs) if a is not None),
+            *(future.tape or ()),
+        ]
 
     return list(mx.compile(step)(x, window, state, projected, *held))
 

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from zoo import Zoo
 
-from mlxspec.kernels import conv_qkv, gdn_prefill
+from mlxspec.kernels import conv_qkv, exactness, gdn_prefill
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.loading.weights import read_folder
-from mlxspec.models import layers, runners
+from mlxspec.models import runners
 from mlxspec.models.assemble import assemble
 from mlxspec.models.layers import rms_norm
 from tests.models import deep
@@ -224,7 +224,7 @@ def test_exact_rounds_multiply_by_one_kernel_at_every_width(
 ) -> None:
     """MLX's kernels for 2 to 12 rows add up in another order than its kernel for one row, the head's among them."""
     stubs, _ = mac
-    monkeypatch.setattr(layers, "_adds_alike", alike)
+    monkeypatch.setattr(exactness, "_is_demanded", alike)
     model = deep.ours(4, 512)
     logits, left = deep.forward(model, deep.filled(model, 64), [width], certain=width == 1)
     num = launches([logits, *left])["QuantizedMatmul"]

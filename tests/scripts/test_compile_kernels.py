@@ -13,7 +13,6 @@ import mlx.nn as nn
 import pytest
 import write_checkpoint
 
-from mlxspec.cache.rollback import TAPE, Snapshots
 from mlxspec.kernels import launch, qmv_rows
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.registry import architecture
@@ -66,16 +65,9 @@ def test_a_file_is_the_whole_text_that_mlx_compiles(written, named):
         assert "[[host_name(" in text
 
 
-@pytest.mark.parametrize(
-    ("rollback", "bits"),
-    [
-        pytest.param(TAPE, 4, marks=pytest.mark.slow),
-        pytest.param(TAPE, None, marks=pytest.mark.slow),
-        pytest.param(Snapshots(4), 4, marks=pytest.mark.slow),
-    ],
-    ids=["tape-4bit", "tape-16bit", "snapshots-4bit"],
-)
-def test_what_models_launch_is_among_them(named, monkeypatch, rollback, bits):
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [4, None])
+def test_what_models_launch_is_among_them(named, monkeypatch, bits):
     """A variant that only a model launches would meet the compiler on a user's machine first. Forwards of a 0.8B's layers are built with
     every kernel in use: a prompt, verifies of which a part is accepted, and a plain step."""
     config = write_checkpoint.cut(write_checkpoint.SIZES["qwen3.5-0.8b"], 4, 512)
@@ -91,7 +83,7 @@ def test_what_models_launch_is_among_them(named, monkeypatch, rollback, bits):
     monkeypatch.setattr(launch, "_reports", used)
     monkeypatch.setattr(launch, "wins", lambda *_: True)
     with launch.using(recorder):
-        cache = model.make_cache(1, rollback)
+        cache = model.make_cache(1)
         for widths, certain, stood in (
             ((64,), True, None),
             ((5,), False, [2]),

@@ -1,3 +1,12 @@
-"""Operations that are computed differently on CPUs."""
+"""Forms of operations for MLX on a CPU. Each is in place of a plain twin and is tested against it; `takes` is the one rule for all."""
 
-from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlxspec.platform import device
+
+
+def takes(dtype: mx.Dtype) -> bool:
+    """Whether the forms of this folder run in place of MLX's own: for float32 on a CPU, where fused operations are compiled."""
+    return dtype == mx.float32 and device.backend() == "cpu" and device.compile_enabled()

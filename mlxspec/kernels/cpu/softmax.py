@@ -12,13 +12,12 @@ from math import e, log2
 
 import mlx.core as mx
 
-from mlxspec.kernels.flat import FEW
 from mlxspec.platform import device
 
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
 # For rows of so few tokens the number of keys decides on the form, not the number of scores. So a token has the same weights in a verify as
 # in a plain step, bit for bit. The product with the values is the BLAS's, whose last bits may depend on the number of tokens.
-_widest_alike = FEW
+_widest_alike = 4
 _LEAST = -126.0  # powers of two below are no normal floats; as weights they are nothing
 # 2^f for f in (-1, 0], of least relative error (8e-8) with 1 at 0
 _FRACTION = (

@@ -22,7 +22,6 @@ import mlx.core as mx
 from mlxspec.cache.attention import KV, copied
 from mlxspec.cache.model_cache import ModelCache, checked
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted import leaves
@@ -101,13 +100,13 @@ class _Row:
 class AdaptedCache(ModelCache):
     """See the module."""
 
-    def __init__(self, model: RowRunner, num_rows: int, rollback: Rollback = TAPE) -> None:
+    def __init__(self, model: RowRunner, num_rows: int) -> None:
         self._model = model
         self._rows: list[_Row] = []
         for _ in range(num_rows):
             self._add(model.new_caches())
         layers: list[Any] = [AdaptedLayer(self._rows, i, form) for i, form in enumerate(model.forms)]
-        super().__init__(layers, num_rows, rollback, defers=True)
+        super().__init__(layers, num_rows, defers=True)
         self._cuts = model.cuts and all(form.is_cuttable or form.is_window for form in model.forms)
         self._ahead: list[tuple[Any, int]] = []  # leaves that a fork shares, and how long they are without it
         self._is_dead = False
@@ -210,7 +209,7 @@ class AdaptedCache(ModelCache):
     def fork(self, *, tails: bool = False) -> AdaptedCache:
         self.flush()
         self._require_alive()
-        twin = AdaptedCache(self._model, 0, self.rollback)
+        twin = AdaptedCache(self._model, 0)
         for row in self._rows:
             shared = [
                 leaf for leaf, form in zip(row.leaves, self._model.forms, strict=True) if self._trims(form)

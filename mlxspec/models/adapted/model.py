@@ -17,7 +17,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.cache.rollback import TAPE, Rollback
 from mlxspec.errors import CacheError, ModelError
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
@@ -118,11 +117,11 @@ class AdaptedModel:
         each, layers = self.config.experts_share, max(1, len(self.forms))
         return Agreed(reads=Reads(dense=max(0, dense), stacks=stacks, each=each, head=head, layers=layers))
 
-    def make_cache(self, num_rows: int, rollback: Rollback = TAPE, *, kv_bits: int = PLAIN) -> AdaptedCache:
-        """rollback: not used; mlx-lm's caches go back in their own ways. Raises CacheError for kv_bits below 16."""
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> AdaptedCache:
+        """Raises CacheError for kv_bits below 16."""
         if kv_bits != PLAIN:
             raise CacheError("mlx-lm's caches keep keys and values as they are computed.")
-        return AdaptedCache(self, num_rows, rollback)
+        return AdaptedCache(self, num_rows)
 
     def forward(
         self,

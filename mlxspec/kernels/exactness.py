@@ -1,0 +1,18 @@
+"""Whether each row must be computed with the bits that it has alone, where operations have a faster form without them.
+
+One switch a process, set before a model's first forward: compiled forwards keep the form that they were traced with.
+"""
+
+from __future__ import annotations
+
+_is_demanded = False
+
+
+def demand() -> None:
+    """From here on every operation takes the form with a row's own bits."""
+    global _is_demanded
+    _is_demanded = True
+
+
+def is_demanded() -> bool:
+    return _is_demanded
