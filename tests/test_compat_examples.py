@@ -65,7 +65,7 @@ print(more.texts, more.token_ids, done.stats.prompt_tokens, more.stats.generatio
 
 PROMPT_CACHE = """
 from mlx_lm import generate, load
-from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 model, tokenizer = load(MODEL)
 prompt_cache = make_prompt_cache(model)
@@ -78,28 +78,7 @@ def turn(text, cache):
 
 print(turn("what does len do?", prompt_cache))
 print(turn("what does str.split do?", prompt_cache))
-save_prompt_cache("talk.safetensors", prompt_cache, {"about": "builtins"})
-prompt_cache, metadata = load_prompt_cache("talk.safetensors", return_metadata=True)
-print(metadata)
 print(turn("what does sorted do?", prompt_cache))
-"""
-
-CACHED_FIRST = """
-import mlx.core as mx
-from mlx_lm import load, stream_generate
-from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
-
-model, tokenizer = load(MODEL)
-prompt_cache = make_prompt_cache(model)
-document = mx.array(tokenizer.encode("import os\\n\\n\\ndef join(a, b):\\n    return os.path.join(a, b)\\n\\n\\n" * 3))
-for _ in generate_step(document, model, max_tokens=0, prompt_cache=prompt_cache):
-    print("nothing is generated")
-for response in stream_generate(model, tokenizer, "def ", max_tokens=24, prompt_cache=prompt_cache):
-    print(response.token, response.prompt_tokens)
-steps = generate_step(mx.array(tokenizer.encode("x = [1, 2")), model, max_tokens=6)
-for token, logprobs in steps:
-    print(token, logprobs.shape, int(mx.argmax(logprobs)) == token)
 """
 
 SAMPLERS = """
@@ -154,7 +133,6 @@ EXAMPLES = {
     "stream": STREAM,
     "batch": BATCH,
     "prompt cache": PROMPT_CACHE,
-    "a prompt read first": CACHED_FIRST,
     "samplers and processors": SAMPLERS,
     "a draft model": SPECULATIVE,
     "a trimmed cache": TRIM,

@@ -92,10 +92,11 @@ def load(
     `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and
     spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps
     the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or
-    PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer has. chat_template: a file with a template that counts instead of the
-    model's own. images: load the vision tower of a model that has one. peers: the ranks among which the model is divided (engine/ranks/);
-    all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so where we have none. head: "adapted"
-    drafts with what `scripts/adapt` made of a drafter, where there is such; "base" with the drafter itself.
+    PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer
+    has. chat_template: a file with a template that counts instead of the model's own. images: load the vision tower of a model that has
+    one. peers: the ranks among which the model is divided (engine/ranks/); all of them load it together. engine: "mlx-lm" runs
+    the model by mlx-lm's code; "auto" does so where we have none. head: "adapted" drafts with what
+    `scripts/adapt` made of a drafter, where there is such; "base" with the drafter itself.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.

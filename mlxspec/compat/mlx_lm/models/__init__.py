@@ -1,1 +1,0 @@
-"""Where mlx-lm keeps its prompt caches: see cache.py."""
