@@ -33,7 +33,6 @@ class Places:
     ) -> None:
         self.rows, self.lengths, self.exact = rows, list(lengths), exact
         self.shifts = list(shifts) if shifts is not None and any(shifts) else None
-        self._causal: dict[int, mx.array | None] = {}
 
     @cached_property
     def positions(self) -> mx.array:
@@ -83,13 +82,6 @@ class Places:
         if self.starts is None:
             return None
         return self.starts[row] + mx.array(_up_to(self.rows.widths[row]) + 1)
-
-    def causal(self, row: int) -> mx.array | None:
-        """What "causal" says of a row whose length is exact, (width, length + width) bool; None for one token, which sees all."""
-        if row not in self._causal:
-            length, width = self.lengths[row], self.rows.widths[row]
-            self._causal[row] = None if width <= 1 else causal_mask(width, length + width)
-        return self._causal[row]
 
 
 def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int) -> mx.array | None:

@@ -15,7 +15,6 @@ import mlx.core as mx
 from mlxspec.cache.attention import copied
 from mlxspec.cache.rollback import Committed, RecurrentState, capacity, last_replay, tape_bytes
 from mlxspec.kernels.conv_ops import conv_window
-from mlxspec.kernels.flat import PANEL
 from mlxspec.kernels.gdn_round import gdn_flush
 
 
@@ -89,11 +88,10 @@ class RecurrentLayerCache:
 
     def bytes_for(self, length: int, widest: int) -> int:
         """Bytes of a row whatever its length: state and window, and for `widest` tokens that may be taken back their tape and the
-        convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size, and what fills up a panel
-        of a product."""
+        convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
-        columns = -(-(window.shape[2] + num_heads * (value_dim + 2)) // PANEL) * PANEL
+        columns = window.shape[2] + num_heads * (value_dim + 2)
         inputs = max(widest * columns, capacity(widest) * window.shape[2])
         window_bytes = window.dtype.size * (window.shape[1] * window.shape[2] + inputs)
         size = 4 * num_heads * value_dim * key_dim

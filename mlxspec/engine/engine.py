@@ -53,7 +53,6 @@ from mlxspec.engine.verdict import ProbeReport
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels import exactness
-from mlxspec.kernels.attention import weigh_alike
 from mlxspec.kernels.launch import KernelReport, needed
 from mlxspec.loading.pooling import NO_POOLING, Pooling
 from mlxspec.loading.tokenizer import Tokenizer
@@ -548,7 +547,6 @@ class Engine(EngineApi):
     def _exact_width(self) -> int:
         """The widest round with the bits of plain steps; rows count as tokens of it."""
         widest = min(PROBE_AT_MOST, max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows))
-        weigh_alike(widest)
         exactness.demand()
         return self.probe(range(2, widest + 1)).exact_width
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.kernels import kv_attend, launch
-from mlxspec.kernels.cpu.softmax import may_be_spelled, weigh
-from mlxspec.kernels.cpu.softmax import weigh_alike as weigh_alike  # for engines
+from mlxspec.kernels import cpu, kv_attend, launch
+from mlxspec.kernels.cpu.softmax import weigh
 from mlxspec.kernels.quantized_kv import (
     KV_BITS,
     QuantizedTokens,
@@ -125,7 +124,7 @@ def _block(heads: Heads, length: int) -> int:
 
 
 def _bytes_a_score(heads: Heads) -> int:
-    return heads.dtype.size * (_ALIVE_SPELLED if may_be_spelled(heads.dtype) else _ALIVE)
+    return heads.dtype.size * (_ALIVE_SPELLED if cpu.takes(heads.dtype) else _ALIVE)
 
 
 def attend(
@@ -160,7 +159,7 @@ def attend(
     elif device.has_fused_attention():
         folds = writes and (width <= _FOLDED or not has_kernel(heads))
     else:  # what MLX has on a CPU are plain operations too
-        folds = width > _FOLDED and may_be_spelled(queries.dtype)
+        folds = width > _FOLDED and cpu.takes(queries.dtype)
     if width <= block or not writes:
         return _whole(queries, keys, values, scale, mask, folds)
     outs: list[mx.array] = []
@@ -182,29 +181,6 @@ def _whole(
         return kv_attend.kv_attend_ops(queries, keys, values, scale, mask)
     keys, values = unpacked(keys), unpacked(values)
     return (_folded if folds else _by_mlx)(queries, keys, values, scale, mask)
-
-
-def attend_spelled(
-    queries: mx.array, keys: Stored, values: Stored, scale: float, mask: mx.array | None = None
-) -> mx.array:
-    """`attend` of few tokens where no fused kernel is: queries (w, Hq, D) or (1, w, Hq, D) as they come, returns (w, Hq * D). MLX's own way
-    has the same operations on numbers and half as many again that only reshape, which are what a small model's host spends its time on.
-
-    mask (w, L) bool; None: all see all.
-    """
-    width, num_heads, dim = queries.shape[-3:]
-    num_kv_heads = keys.shape[1]
-    groups = num_heads // num_kv_heads
-    q = queries if scale == 1.0 else queries * scale
-    if width == 1:
-        q = q.reshape(1, num_kv_heads, groups, 1, dim)
-    else:
-        q = q.reshape(1, width, num_kv_heads, groups, dim).transpose(0, 2, 3, 1, 4)
-    scores = q @ mx.expand_dims(unpacked(keys), 2).swapaxes(-1, -2)
-    if mask is not None:
-        scores = _masked(scores, mask)
-    out = weigh(scores, mx.expand_dims(unpacked(values), 2))  # (1, Hkv, G, w, D)
-    return (out if width == 1 else out.transpose(0, 3, 1, 2, 4)).reshape(width, -1)
 
 
 def attend_tailed(

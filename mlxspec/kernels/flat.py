@@ -12,9 +12,6 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-# columns that a product of few tokens gives at once on a CPU, two or four vectors of most: what is projected may be filled up to whole ones
-PANEL = 64
-
 
 class FlatRows:
     """Widths of B rows on the flat axis. A row may have width 0: it sits this forward out.

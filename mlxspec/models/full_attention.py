@@ -6,9 +6,7 @@ import mlx.core as mx
 
 from mlxspec.cache.attention import AttentionLayerCache, Tailed
 from mlxspec.cache.places import Places
-from mlxspec.cache.rollback import STEPS_AT_MOST
-from mlxspec.kernels.attention import attend, attend_spelled, attend_tailed
-from mlxspec.platform import device
+from mlxspec.kernels.attention import attend, attend_tailed
 
 
 def attend_in_places(
@@ -27,10 +25,6 @@ def attend_in_places(
             continue
         keys, values = view
         mask = places.masks[r]
-        if not device.has_fused_attention() and width <= STEPS_AT_MOST:
-            mask = places.causal(r) if mask is None else mask
-            outs.append(attend_spelled(queries, keys, values, scale, mask))
-            continue
         # one token: the head axis and the token axis trade places without moving a byte
         queries = queries.reshape(1, -1, 1, q.shape[3]) if width == 1 else queries.swapaxes(1, 2)
         ends = None if isinstance(keys, mx.array) else places.ends(r)

@@ -6,8 +6,7 @@ Knows arrays and modules; knows no checkpoint names and no layer order.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,12 +15,9 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.kernels import exactness
-from mlxspec.kernels.flat import PANEL
-from mlxspec.kernels.panels import PANELS_AT_MOST, in_panels, product_in_place, side_by_side
 from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
-from mlxspec.platform import device
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
@@ -37,47 +33,21 @@ def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
     return (normed * weight).astype(normed.dtype)
 
 
-_stays_whole = False
-
-
-@contextmanager
-def kept_whole() -> Iterator[None]:
-    """What is fused within keeps its weight whole: MLX has gradients of products with that for any number of rows."""
-    global _stays_whole
-    _stays_whole = True
-    try:
-        yield
-    finally:
-        _stays_whole = False
-
-
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
-    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in); float32 ones are kept in panels
-    where there is no GPU, see kernels/panels.py. Quantized ones are fused when bits, group size and mode agree, else stay side by side.
-    They go through `qmv_rows`, which for few rows takes our kernel where it won its race on this device, else MLX's own operation.
+    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in). Quantized ones are fused when
+    bits, group size and mode agree, else stay side by side. They go through `qmv_rows`, which for few rows takes our kernel where it won
+    its race on this device, else MLX's own operation.
     """
 
-    def __init__(
-        self, parts: Sequence[nn.Module], sizes: Sequence[int] | None = None, *, fills_up: bool = False
-    ) -> None:
-        """sizes: of what `split` gives, in columns; None: one for each part. fills_up: the caller takes the columns that it wants, so
-        there may be more than the parts have."""
+    def __init__(self, parts: Sequence[nn.Module], sizes: Sequence[int] | None = None) -> None:
+        """sizes: columns of what `split` gives; None: one for each part."""
         super().__init__()
-        self._fills_up = fills_up
         self._sizes = [_out_features(p) for p in parts] if sizes is None else list(sizes)
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
-        self._is_split_by_panels = all(s % PANEL == 0 for s in self._splits) and sum(self._sizes) % PANEL == 0
         if all(type(p) is nn.Linear for p in parts):
-            weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
-            if not device.has_gpu() and weight.dtype == mx.float32 and not _stays_whole:
-                self.panels = in_panels(weight)
-                # numbers, not operations: those a compiled forward would run anew at every call
-                num = len(self.panels)
-                self._all = mx.array(np.arange(num, dtype=np.uint32)), mx.array(np.zeros(num, np.uint32))
-            else:
-                self.weight = weight
+            self.weight = parts[0].weight if len(parts) == 1 else mx.concatenate([p.weight for p in parts])
         elif _same_format(parts):
             self.parts = [_concat_quantized(parts)] if len(parts) > 1 else list(parts)
         else:
@@ -85,39 +55,20 @@ class FusedLinear(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """(N, in) -> (N, sum of outs)"""
-        out = self._product(x)
-        return out if self._fills_up else out[:, : sum(self._sizes)]
+        if "weight" in self:
+            return x @ self.weight.T
+        outs = [project(p, x) for p in self.parts]
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
     def with_gradient(self, x: mx.array) -> mx.array:
         """As a call, by operations of which MLX has gradients for any number of rows."""
         if "weight" in self:
             return x @ self.weight.T
-        if "panels" in self:
-            return (x @ self.panels.swapaxes(0, 1).reshape(x.shape[1], -1))[:, : sum(self._sizes)]
         return mx.concatenate([part(x) for part in self.parts], axis=-1)
-
-    def _product(self, x: mx.array) -> mx.array:
-        """With the columns that panels are filled up with."""
-        if "weight" in self:
-            return x @ self.weight.T
-        if "panels" in self:
-            if x.shape[0] > PANELS_AT_MOST:
-                num_in = self.panels.shape[1]
-                return x @ self.panels.swapaxes(0, 1).reshape(num_in, -1)
-            return side_by_side(self._by_panels(x))
-        outs = [project(p, x) for p in self.parts]
-        return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
-
-    def _by_panels(self, x: mx.array) -> mx.array:
-        """(N, in) -> (P, N, PANEL), as one operation."""
-        every, same = self._all
-        return mx.gather_mm(x, self.panels, lhs_indices=same, rhs_indices=every)
 
     def rows(self, ids: mx.array) -> nn.Module:
         """A linear module of the outputs `ids` (R,) alone, in the form in which this one keeps its weight. Only of a module made from one
         part."""
-        if "panels" in self:
-            return _linear(self.panels[ids // PANEL, :, ids % PANEL])
         if "weight" in self:
             return _linear(self.weight[ids])
         (part,) = self.parts
@@ -126,26 +77,11 @@ class FusedLinear(nn.Module):
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
         """(N, in) -> one (N, out) for each size, or shaped (N, *shape); a shape with -1 in it stands for N as well."""
         shapes = shapes or tuple((size,) for size in self._sizes)
-        if self._splits_panels(x):
-            # each in memory of its own, unlike columns of one array
-            return [side_by_side(part, s) for part, s in zip(self._panel_parts(x), shapes, strict=True)]
         parts = mx.split(self(x), self._splits, axis=-1)
         return [
             part if len(s) == 1 else part.reshape(s if -1 in s else (-1, *s))
             for part, s in zip(parts, shapes, strict=True)
         ]
-
-    def combine(self, x: mx.array, join: Callable[..., mx.array]) -> mx.array:
-        """join(*split(x)) for a function of equally large parts that looks at each element alone: it need not matter how they lie."""
-        if self._splits_panels(x):
-            return side_by_side(join(*self._panel_parts(x)))
-        return join(*self.split(x))
-
-    def _splits_panels(self, x: mx.array) -> bool:
-        return "panels" in self and self._is_split_by_panels and x.shape[0] <= PANELS_AT_MOST
-
-    def _panel_parts(self, x: mx.array) -> list[mx.array]:
-        return mx.split(self._by_panels(x), [s // PANEL for s in self._splits])
 
 
 class AdaptedLinear(nn.Module):
@@ -218,8 +154,6 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     if weight is not None:
         out = qmv_rows(x, weight, exact=exactness.is_demanded())
         return out + part.bias if "bias" in part else out
-    if type(part) is nn.Embedding and not device.has_gpu() and part.weight.dtype == x.dtype == mx.float32:
-        return product_in_place(x, part.weight)
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 

@@ -39,4 +39,4 @@ class GatedMlp(nn.Module):
             delattr(self, name)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down(self.gate_up.combine(x, self._gated))
+        return self.down(self._gated(*self.gate_up.split(x)))

@@ -176,7 +176,7 @@ class GatedDeltaNet(nn.Module):
                 rows_of(part, (-1,), _by_kind(c.num_k_heads, sizes))
                 for part, sizes in zip(parts, each, strict=True)
             ]
-        self.in_proj = FusedLinear(parts, fills_up=True)
+        self.in_proj = FusedLinear(parts)
         self.out = FusedLinear([self.out_proj])
         self.conv_weight = mx.contiguous(self.conv1d.weight[:, :, 0].T)  # (K, C)
         self.taps = mx.split(self.conv_weight, c.conv_kernel)

@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxspec.models.eagle3 import Eagle3Head
-from mlxspec.models.layers import FusedLinear, head_rows, kept_whole, weight_values
+from mlxspec.models.layers import FusedLinear, head_rows, weight_values
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk
 from training.states import LENGTH, Batch
@@ -64,8 +64,7 @@ class Network(ABC):
     def module(self, head: Head) -> Any:
         made = self._new()
         made.load_weights([*head.items(), *self.fixed.items()])
-        with kept_whole():
-            made.fuse()
+        made.fuse()
         return made
 
     def logits(self, hidden: mx.array, part: nn.Module | None = None) -> mx.array:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mlxspec.cli import checkup, stats_line
 from mlxspec.kernels import attention, launch
-from mlxspec.kernels.attention import Heads, attend, attend_spelled, has_kernel
+from mlxspec.kernels.attention import Heads, attend, has_kernel
 from mlxspec.kernels.flat import FlatRows
 from tests import tiny_models
 from tests.rounding import of_attention, of_model
@@ -147,14 +147,10 @@ def test_a_mask_says_what_is_seen(width: int, on_gpu: Callable[[Any], None]) -> 
     q, k, v = draw(width, 310)
     sees = np.random.default_rng(0).random((width, 310)) < 0.3
     sees[:, 0] = True
-    spelled = (
-        attend_spelled(q[0].swapaxes(0, 1), k, v, 0.2, mx.array(sees)).reshape(width, 4, 32).swapaxes(0, 1)
-    )
     for kernel in (MLX_ATTENDS, zeros):
         attention._is_right.cache_clear()
         on_gpu(kernel)
         check(attend(q, k, v, 0.2, mx.array(sees)), q, k, v, 0.2, sees)
-    check(spelled[None], q, k, v, 0.2, sees)
 
 
 def test_on_a_cpu_there_is_no_kernel_and_nothing_to_check(monkeypatch: pytest.MonkeyPatch) -> None:

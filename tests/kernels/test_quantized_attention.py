@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.kernels import attention, quantized_kv
-from mlxspec.kernels.attention import Heads, attend, attend_spelled, attend_tailed, score_bytes
+from mlxspec.kernels.attention import Heads, attend, attend_tailed, score_bytes
 from mlxspec.kernels.quantized_kv import QuantizedTokens, token_bytes
 from tests.kernels.test_attention import exact
 from tests.rounding import of_attention
@@ -82,8 +82,6 @@ def test_any_mask(packed: bool, bits: int, width: int, before: int, seed: int) -
         sees = np.random.default_rng(seed).random((width, before + width)) < 0.5
         sees[:, 0] = True
         check(attend(q, k, v, SCALE, mx.array(sees)), q, k, v, sees)
-        spelled = attend_spelled(q.swapaxes(1, 2), k, v, SCALE, mx.array(sees))
-        check(spelled.reshape(1, width, 4, 64).swapaxes(1, 2), q, k, v, sees)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

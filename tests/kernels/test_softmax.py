@@ -11,8 +11,6 @@ from tests.rounding import of_sum
 
 import mlx.core as mx  # isort: skip
 
-FEW = 4
-
 
 def weights(x: np.ndarray) -> np.ndarray:
     """exp(x - largest)"""
@@ -27,9 +25,8 @@ def draw(*shape: int, spread: float = 4.0) -> mx.array:
 
 @pytest.fixture
 def spelled(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(device, "has_fused_attention", lambda: False)
+    monkeypatch.setattr(device, "backend", lambda: "cpu")
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
-    monkeypatch.setattr(softmax, "_widest_alike", FEW)  # an exact engine in this process had changed it
     return monkeypatch
 
 
@@ -79,44 +76,10 @@ def error_of(scores: mx.array, values: mx.array) -> np.ndarray:
     return 2 * (off @ np.abs(v) + shares * off.sum(-1, keepdims=True)) / total
 
 
-def test_few_tokens_have_the_weights_of_one(spelled: pytest.MonkeyPatch) -> None:
-    """Bit for bit, and their sums too. What the BLAS makes of them may depend on the number of tokens: bits of verifies and plain steps
-    are equal only where the engine has tried it out (`exact`)."""
-    for length in (100, 1364, 1366, 4000):
-        used = {width: softmax._is_spelled(mx.zeros((3, width, length))) for width in (1, 2, 4)}
-        assert set(used.values()) == {length > 1365}
-    assert softmax._is_spelled(mx.zeros((3, 5, 300)))
-    scores, values = draw(3, 4, 2000), draw(3, 2000, 8)
-    exponentials, shares = softmax._exponentials, softmax._shares
-    products: list[mx.array] = []
-    seen: list[mx.array] = []
-    spelled.setattr(softmax, "_exponentials", lambda *x: (products.append(exponentials(*x)), products[-1])[1])
-    spelled.setattr(
-        softmax, "_shares", lambda weighed, total: (seen.append(total), shares(weighed, total))[1]
-    )
-    whole = softmax.weigh(scores, values)
-    (all_weights,), (all_totals,) = list(products), list(seen)
-    off = error_of(scores, values)
-    for i in range(4):
-        alone = softmax.weigh(scores[:, i : i + 1], values)
-        assert mx.array_equal(products[-1], all_weights[:, i : i + 1])
-        assert mx.array_equal(seen[-1], all_totals[:, i : i + 1])
-        assert (np.abs(np.asarray(whole[:, i : i + 1] - alone)) <= off[:, i : i + 1]).all()
-
-
-def test_an_exact_engine_has_more_tokens_weighed_as_one_is(spelled: pytest.MonkeyPatch) -> None:
-    scores = mx.zeros((3, 17, 300))
-    assert softmax._is_spelled(scores)
-    softmax.weigh_alike(17)
-    assert not softmax._is_spelled(scores)
-    softmax.weigh_alike(2)
-    assert not softmax._is_spelled(scores)
-    assert softmax._is_spelled(mx.zeros((3, 18, 300)))
-
-
 def test_other_dtypes_and_devices_have_mlx_own(spelled: pytest.MonkeyPatch) -> None:
     scores = mx.zeros((3, 64, 4000))
     assert softmax._is_spelled(scores)
     assert not softmax._is_spelled(scores.astype(mx.bfloat16))
-    spelled.setattr(device, "has_fused_attention", lambda: True)
+    assert not softmax._is_spelled(mx.zeros((3, 5, 200)))
+    spelled.setattr(device, "backend", lambda: "metal")
     assert not softmax._is_spelled(scores)

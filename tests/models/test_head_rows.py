@@ -16,7 +16,7 @@ from tests.tiny_models import FORMS, VOCAB
 
 pytestmark = pytest.mark.smoke
 
-IDS = [2, 3, 17, 63, 64, 65, 70, 95]  # across the panels of a CPU's float32 weights
+IDS = [2, 3, 17, 63, 64, 65, 70, 95]
 OTHERS = np.asarray([0, 1, 94], np.int32)
 
 
@@ -87,7 +87,7 @@ def test_what_the_model_does_to_logits_is_done() -> None:
 
 
 def test_a_fused_head_gives_rows_again() -> None:
-    """Rows of rows, of what a CPU keeps in panels and of what is packed."""
+    """Rows of rows, of floats and of what is packed."""
     for form in ("float32", "bfloat16", "4bit"):
         model, rows = of(form)
         again = HeadRows(rows.rows, [1, 4], len(IDS))

@@ -12,12 +12,9 @@ from math import e, log2
 
 import mlx.core as mx
 
-from mlxspec.platform import device
+from mlxspec.kernels import cpu
 
 _WORTH_IT = 4096  # scores: three operations more take as long as the exponentials of half as many
-# For rows of so few tokens the number of keys decides on the form, not the number of scores. So a token has the same weights in a verify as
-# in a plain step, bit for bit. The product with the values is the BLAS's, whose last bits may depend on the number of tokens.
-_widest_alike = 4
 _LEAST = -126.0  # powers of two below are no normal floats; as weights they are nothing
 # 2^f for f in (-1, 0], of least relative error (8e-8) with 1 at 0
 _FRACTION = (
@@ -39,22 +36,8 @@ def weigh(scores: mx.array, values: mx.array) -> mx.array:
     return _shares(weights @ values, mx.sum(weights, axis=-1, keepdims=True))
 
 
-def may_be_spelled(dtype: mx.Dtype) -> bool:
-    """Whether this is a machine for it."""
-    return dtype == mx.float32 and not device.has_fused_attention() and device.compile_enabled()
-
-
-def weigh_alike(width: int) -> None:
-    """From here on this process chooses the form of rows of up to so many tokens by how many keys they see, so that a verify has a plain
-    step's weights, bit for bit."""
-    global _widest_alike
-    _widest_alike = max(_widest_alike, width)
-
-
 def _is_spelled(scores: mx.array) -> bool:
-    width = scores.shape[-2]
-    num = scores.size if width > _widest_alike else scores.size // width
-    return num >= _WORTH_IT and may_be_spelled(scores.dtype)
+    return scores.size >= _WORTH_IT and cpu.takes(scores.dtype)
 
 
 # apart, as MLX cuts up fused operations of any shape that stand more than a few deep
