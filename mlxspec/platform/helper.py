@@ -1,9 +1,9 @@
 """Runs programs that may not end, on data of strangers, in helper processes with a limit of time and memory.
 
 A chat template or a crafted image can keep C code busy that no counter in this process could stop. So another process works on it, which
-is killed and replaced where it overruns. It is started anew, because a process with threads and MLX must not fork; it imports no MLX, has
-no descriptor of this process and few of its variables, and ends with it. What it sends back is JSON and bytes, and is checked; nothing is
-unpickled. Any thread may call.
+is killed where it overruns; the next call starts another one. It is started anew, because a process with threads and MLX must not fork; it
+imports no MLX, has no descriptor of this process and few of its variables, and ends with it. What it sends back is JSON and bytes, and is
+checked; nothing is unpickled. A helper serves one call at a time, of any program. Any thread may call.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from mlxspec.errors import HelperError, MemoryBudgetError
 from mlxspec.platform.helper_child import ENDED_LATE, LENGTHS, send
@@ -52,22 +53,42 @@ class Program:
 def run(program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytearray]:
     """What the program returns, unchecked. Raises HelperError where it was ended at a limit, failed or ended by itself; MemoryBudgetError
     where no process can be started."""
-    worker = _pool.take(program)
-    try:
-        found = worker.run(program, ask, body)
-    except BaseException:
-        _pool.replace(worker, program)
-        raise
-    if program.once:
-        _pool.end(worker)
-    else:
-        _pool.give_back(worker)
-    return found
+    with _places:
+        worker = _taken()
+        try:
+            worker.load(program)
+            found = worker.run(program, ask, body)
+        except BaseException:
+            worker.end()
+            prepare(program)
+            raise
+        if program.once:
+            worker.end()
+        else:
+            _idle.append(worker)
+        return found
 
 
 def prepare(program: Program) -> None:
     """Start a helper for it where none waits, without waiting for that."""
-    _pool.prepare(program)
+    if _idle or len(_workers) >= MOST_PROCESSES:
+        return
+    with suppress(MemoryBudgetError):
+        worker = _Worker()
+        worker.begin(program)
+        _idle.append(worker)
+
+
+def _taken() -> _Worker:
+    """A helper that nobody else uses. Raises MemoryBudgetError."""
+    while True:
+        try:
+            worker = _idle.pop()
+        except IndexError:
+            return _Worker()
+        if worker.is_alive:
+            return worker
+        worker.end()  # killed by somebody while it waited
 
 
 class _Worker:
@@ -78,7 +99,7 @@ class _Worker:
         paths = json.dumps([os.path.abspath(path) for path in sys.path if path])
         child = str(Path(__file__).with_name("helper_child.py"))
         kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-        self._line, theirs = socket.socketpair()
+        self.line, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-B", "-P", child, paths],
@@ -90,17 +111,14 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C is for the process of the terminal's user
             )
         except OSError as error:
-            self._line.close()
+            self.line.close()
             raise MemoryBudgetError(f"No helper process can be started: {error.strerror}.") from error
         finally:
             theirs.close()
-        self.programs: set[Path] = set()
+        self._programs: set[Path] = set()
         self._loading: Path | None = None
         self._base = 0
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        _workers.add(self)
 
     @property
     def is_alive(self) -> bool:
@@ -110,18 +128,16 @@ class _Worker:
         """Have it import a program. Does not wait."""
         self._loading = program.file
         with suppress(OSError):  # whoever waits for it finds out
-            send(self._line, {"load": str(program.file)}, b"")
+            send(self.line, {"load": str(program.file)}, b"")
 
     def load(self, program: Program) -> None:
         """Wait until it has imported a program. Raises HelperError."""
-        while program.file not in self.programs:
+        while program.file not in self._programs:
             if self._loading is None:
                 self.begin(program)
-            loads = replace(program, seconds=_START_SECONDS)
-            _Call(self._line, self._process, loads, lambda: False).answer(0)
-            self.programs |= {self._loading} if self._loading else set()
-            self._loading = None
-            self._base = _footprint(self.pid)
+            self._exchange(program, _START_SECONDS, None, b"", most=0)
+            self._programs |= {self._loading} if self._loading else set()
+            self._loading, self._base = None, _footprint(self._process.pid)
 
     def run(self, program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytearray]:
         head = {
@@ -131,11 +147,8 @@ class _Worker:
             "clock": program.seconds + _WAITED_SECONDS,
             "memory": program.memory,
         }
-        most = self._base + program.memory
-        call = _Call(self._line, self._process, program, lambda: _footprint(self.pid) > most)
         try:
-            call.send(head, body)
-            said, out = call.answer(program.most)
+            said, out = self._exchange(program, program.seconds, head, body, most=program.most)
         except MemoryError:
             said, out = {"ended": "memory"}, bytearray()
         if said.get("ended") == "memory":
@@ -145,170 +158,62 @@ class _Worker:
         return said, out
 
     def end(self) -> None:
-        self._line.close()
+        _workers.discard(self)
+        self.line.close()
         self._process.kill()
         self._process.wait()
 
     def forget(self) -> None:
-        """In a fork of the process that it belongs to."""
-        self._line.close()
+        """Called in a fork of the process that it belongs to."""
+        self.line.close()
         self._process.returncode = 0
 
-
-class _Call:
-    """One exchange over a line, within its time. is_over: whether the helper takes too much memory."""
-
-    def __init__(
-        self,
-        line: socket.socket,
-        process: subprocess.Popen[bytes],
-        program: Program,
-        is_over: Callable[[], bool],
-    ) -> None:
-        self._line, self._process, self._is_over = line, process, is_over
-        self._what, self._seconds = program.what, program.seconds
-        self._until = time.monotonic() + program.seconds + _WAITED_SECONDS
-
-    def send(self, said: Mapping[str, Any], body: bytes) -> None:
-        """Raises HelperError."""
-        self._line.settimeout(self._until - time.monotonic())
+    def _exchange(
+        self, program: Program, seconds: float, head: Mapping[str, Any] | None, body: bytes, *, most: int
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Say `head` and `body`, if anything, and read the answer, of at most so many bytes behind its JSON. Raises HelperError, and
+        MemoryError where the helper takes too much."""
+        until = time.monotonic() + seconds + _WAITED_SECONDS
+        late = HelperError(f"{program.what} takes more than {seconds:g} seconds and was ended.")
         try:
-            send(self._line, said, body)
-        except TimeoutError as error:
-            raise self._late() from error
-        except OSError as error:
-            raise self._gone() from error
+            if head is not None:
+                self.line.settimeout(until - time.monotonic())
+                send(self.line, head, body)
+            lengths = LENGTHS.unpack(self._exactly(LENGTHS.size, until, program))
+            if lengths[0] > _LONGEST_HEAD or lengths[1] > most:
+                raise HelperError(f"{program.what} gives more than it may.")
+            answer, out = (self._exactly(number, until, program) for number in lengths)
+            said = json.loads(answer)
+            if isinstance(said, dict):
+                return said, out
+        except TimeoutError:
+            raise late from None
+        except (OSError, ValueError, RecursionError):
+            pass  # it has ended, or says what is no JSON
+        with suppress(subprocess.TimeoutExpired):
+            if -self._process.wait(1.0) in ENDED_LATE:
+                raise late
+        raise HelperError(f"{program.what} cannot go on: its helper process has ended.")
 
-    def answer(self, most: int) -> tuple[dict[str, Any], bytearray]:
-        """most: bytes behind the JSON. Raises HelperError, and MemoryError where the helper takes too much."""
-        num_head, num_body = LENGTHS.unpack(self._exactly(LENGTHS.size))
-        if num_head > _LONGEST_HEAD or num_body > most:
-            raise HelperError(f"{self._what} gives more than it may.")
-        head, body = self._exactly(num_head), self._exactly(num_body)
-        try:
-            said = json.loads(head)
-        except (ValueError, RecursionError) as error:
-            raise self._gone() from error
-        if not isinstance(said, dict):
-            raise self._gone()
-        return said, body
-
-    def _exactly(self, number: int) -> bytearray:
+    def _exactly(self, number: int, until: float, program: Program) -> bytearray:
+        """Raises OSError, TimeoutError, and MemoryError where the helper takes too much."""
         found = bytearray(number)
         view, done = memoryview(found), 0
         while done < number:
-            left = self._until - time.monotonic()
+            left = until - time.monotonic()
             if left <= 0:
-                raise self._late()
-            self._line.settimeout(left if _HOLDS_LIMITS else min(left, _LOOK_SECONDS))
+                raise TimeoutError
+            self.line.settimeout(left if _HOLDS_LIMITS else min(left, _LOOK_SECONDS))
             try:
-                got = self._line.recv_into(view[done:])
+                got = self.line.recv_into(view[done:])
             except TimeoutError:
-                if self._is_over():
+                if self._base and _footprint(self._process.pid) > self._base + program.memory:
                     raise MemoryError from None
                 continue
-            except OSError as error:
-                raise self._gone() from error
             if not got:
-                raise self._gone()
+                raise ConnectionError
             done += got
         return found
-
-    def _late(self) -> HelperError:
-        return HelperError(f"{self._what} takes more than {self._seconds:g} seconds and was ended.")
-
-    def _gone(self) -> HelperError:
-        with suppress(subprocess.TimeoutExpired):
-            if -self._process.wait(1.0) in ENDED_LATE:
-                return self._late()
-        return HelperError(f"{self._what} cannot go on: its helper process has ended.")
-
-
-class _Pool:
-    """Helpers that wait, and those at work: at most MOST_PROCESSES together."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._idle: list[_Worker] = []
-        self._all: set[_Worker] = set()
-        self._num_starting = 0
-
-    def take(self, program: Program) -> _Worker:
-        """One that has imported the program, used by nobody else. Raises HelperError and MemoryBudgetError."""
-        worker = None
-        with self._changed:
-            self._changed.wait_for(lambda: self._idle or self._has_room)
-            if self._idle:
-                worker = next((w for w in reversed(self._idle) if program.file in w.programs), self._idle[-1])
-                self._idle.remove(worker)
-            else:
-                self._num_starting += 1
-        if worker is not None and not worker.is_alive:  # killed by somebody while it waited
-            with self._changed:
-                self._all.discard(worker)
-                self._num_starting += 1
-            worker.end()
-            worker = None
-        worker = worker or self._started()
-        try:
-            worker.load(program)
-        except BaseException:
-            self.end(worker)
-            raise
-        return worker
-
-    def give_back(self, worker: _Worker) -> None:
-        with self._changed:
-            self._idle.append(worker)
-            self._changed.notify()
-
-    def replace(self, worker: _Worker, program: Program) -> None:
-        self.end(worker)
-        self.prepare(program)
-
-    def prepare(self, program: Program) -> None:
-        with self._changed:
-            if self._idle or not self._has_room:
-                return
-            self._num_starting += 1
-        with suppress(MemoryBudgetError):
-            worker = self._started()
-            worker.begin(program)
-            self.give_back(worker)
-
-    def close(self) -> None:
-        """At the end of the process."""
-        with self._changed:
-            workers, self._all, self._idle = self._all, set(), []
-        for worker in workers:
-            worker.end()
-
-    def forget(self) -> None:
-        for worker in self._all:
-            worker.forget()
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._all) + self._num_starting < MOST_PROCESSES
-
-    def _started(self) -> _Worker:
-        """A new one, whose place has been counted."""
-        worker = None
-        try:
-            worker = _Worker()
-        finally:
-            with self._changed:
-                self._num_starting -= 1
-                if worker is not None:
-                    self._all.add(worker)
-                self._changed.notify()
-        return worker
-
-    def end(self, worker: _Worker) -> None:
-        worker.end()
-        with self._changed:
-            self._all.discard(worker)
-            self._changed.notify()
 
 
 def _footprint(pid: int) -> int:
@@ -320,15 +225,30 @@ def _footprint(pid: int) -> int:
     return 0 if libproc.proc_pid_rusage(pid, 0, ctypes.byref(found)) else int(found[9])
 
 
-_pool = _Pool()
+_idle: list[_Worker]
+_workers: WeakSet[_Worker]
+_places: threading.Semaphore
+
+
+def _begin() -> None:
+    """No helper yet."""
+    global _idle, _workers, _places
+    _idle, _workers, _places = [], WeakSet(), threading.Semaphore(MOST_PROCESSES)
 
 
 def _forget() -> None:
-    """In a fork of this process, which must not talk over the same lines."""
-    global _pool
-    _pool.forget()
-    _pool = _Pool()
+    """Called in a fork of this process, which must not talk over the same lines."""
+    for worker in list(_workers):
+        worker.forget()
+    _begin()
 
 
+def _close() -> None:
+    """At the end of the process."""
+    for worker in list(_workers):
+        worker.end()
+
+
+_begin()
 os.register_at_fork(after_in_child=_forget)
-atexit.register(lambda: _pool.close())
+atexit.register(_close)
