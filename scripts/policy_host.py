@@ -19,8 +19,8 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.model_based import DraftStep, ModelDrafter
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.models.base import Output
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel, DraftCost
@@ -85,7 +85,7 @@ def microseconds(kind: str, num_rounds: int) -> float:
     text = [rng.randrange(VOCAB - 1) for _ in range(10 * (num_rounds + WARM_UP))]
     for i in range(300, len(text) - 8, 40):  # something that has stood before, now and then
         text[i : i + 3] = text[i - 200 : i - 197]
-    chain = Chain([NgramSimple(3, 16), _Head(text, is_right=not is_plain)])
+    chain = Chain([ngram_lookup("ngram-simple", 3, 16), _Head(text, is_right=not is_plain)])
     apart = [0.0]
     for name in ("ask_all", "tell", "may_look_up"):
         setattr(chain, name, _apart(getattr(chain, name), apart))

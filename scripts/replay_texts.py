@@ -25,8 +25,7 @@ import numpy as np
 from mlxspec import load
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask
-from mlxspec.drafters.ngram_simple import NgramSimple
-from mlxspec.drafters.suffix import Suffix
+from mlxspec.drafters.lookup import EarlierRow, Lookup, ngram_lookup
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.text_files import TextFiles
 from mlxspec.sampling.row import RowSampler
@@ -42,7 +41,8 @@ class Replay:
     """Drafters that live through conversations, and what came of their drafts."""
 
     def __init__(self, most: int, *, uses_suffix: bool) -> None:
-        self.suffix, self.own = Suffix(TextIndex(BUDGET)) if uses_suffix else None, NgramSimple(3, most)
+        self.texts, self.own = TextIndex(BUDGET), ngram_lookup("ngram-simple", 3, most)
+        self.suffix = Lookup("suffix") if uses_suffix else None
         self.most, self.row = most, 0
         self.tokens = self.rounds = self.wrong = 0
         self.seconds: list[float] = []
@@ -52,7 +52,7 @@ class Replay:
         self.own.begin(self.row)
         drafters = [d for d in (self.suffix, self.own) if d is not None]
         if self.suffix is not None:
-            self.suffix.expect(self.row, "", len(prompt))
+            self.suffix.open(self.row, EarlierRow(self.texts, "", len(prompt)))
         sampler = RowSampler(SamplingParams(), prompt, 1 << 20)
         for drafter in drafters:
             drafter.observe(self.row, [*prompt, answer[0]], None)
@@ -158,8 +158,8 @@ def replay(title: str, conversations: Sequence[Sequence[Turn]], encode: Encode) 
                     each.answer(prompt, answer)
             line = f"| {title}, conversation {i}, {most} | {plain.figures()} | {with_suffix.figures()} |"
             print(line, flush=True)
-    if with_suffix.suffix is not None:
-        micro, size = np.array(with_suffix.seconds) * 1e6, with_suffix.suffix.index.nbytes / 1e6
+    if with_suffix.seconds:
+        micro, size = np.array(with_suffix.seconds) * 1e6, with_suffix.texts.nbytes / 1e6
         times = f"median {np.median(micro):.0f} us, 99 % within {np.percentile(micro, 99):.0f} us"
         print(f"  {len(micro)} drafts of suffix: {times}; {size:.1f} MB of texts", flush=True)
 

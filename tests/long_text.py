@@ -27,9 +27,8 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Drafter
 from mlxspec.drafters.chain import Proposal
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix_store import TARGET
@@ -62,7 +61,11 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 def lookups() -> list[Drafter]:
-    return [NgramSimple(3, 12), NgramMapK(8, 12), NgramMapK4v(8, 12)]
+    return [
+        ngram_lookup("ngram-simple", 3, 12),
+        ngram_lookup("ngram-map-k", 8, 12),
+        ngram_lookup("ngram-map-k4v", 8, 12),
+    ]
 
 
 def engine_behind(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from mlxspec.config import DRAFTER_NAMES, SamplingParams, SpecConfig
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 
@@ -218,7 +218,10 @@ def with_lookups(engine: Engine, wanted: bool) -> Engine:
     if not wanted:
         return engine
     has = engine.chain.drafters
-    more = [make_ngram_drafter(n, engine.spec) for n in _LOOKUPS if n not in has]
+    spec = engine.spec
+    more = [
+        ngram_lookup(n, spec.ngram_n, spec.ngram_m, spec.ngram_min_hits) for n in _LOOKUPS if n not in has
+    ]
     return Engine(
         engine.model,
         engine.tokenizer,

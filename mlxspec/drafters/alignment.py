@@ -11,15 +11,16 @@ A mismatch costs some hundred comparisons at most, any other token none. Knows i
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from math import log2
 
-TOKEN_ALIGNED = 250  # bytes of a token of the text, about
+from mlxspec.drafters.text_index import CONTEXT, TextSegment, hash_of
+
+TOKEN_ALIGNED = 150  # bytes of a token of the text, about
 AHEAD, BEHIND = 320, 8  # tokens around the place that was left, among which one token that agrees is enough
-_NEAREST = 48  # places of two tokens that are compared, those nearest to where the text was left
+_ELSEWHERE = 48  # places of two tokens that are compared, the latest ones
 _COMPARED = 24  # tokens of the answer that a place is compared by
 _RAREST = 12.0  # bits of a token at most
 _SETTLED = 3  # tokens that agree in a row: the place was right
@@ -33,12 +34,7 @@ class Alignment:
         self._text = list(text)
         counts = Counter(self._text)
         self._bits = {token: min(log2(len(self._text) / n), _RAREST) for token, n in counts.items()}
-        self._behind: dict[int, list[int]] = defaultdict(list)  # token -> places behind it, rising
-        self._behind_two: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for end, token in enumerate(self._text, 1):
-            self._behind[token].append(end)
-            if end > 1:
-                self._behind_two[self._text[end - 2], token].append(end)
+        self._pairs = TextSegment.of(text, 2)
         self._said: deque[int] = deque(maxlen=_COMPARED)
         self.place: int | None = 0
         self.agreed = 0
@@ -80,14 +76,14 @@ class Alignment:
         return end, len(self._agreeing(end))
 
     def _candidates(self) -> set[int]:
+        """Places behind the answer's last token near where the text was left, and behind its last two tokens elsewhere."""
         token, left = self._said[-1], self._left
-        ends = self._behind.get(token, [])
-        near = islice(ends, bisect_left(ends, left - BEHIND), bisect_left(ends, left + AHEAD + 1))
-        found = set(near)
+        start, near = max(0, left - BEHIND - 1), self._text[max(0, left - BEHIND - 1) : left + AHEAD]
+        found = {start + i for i, one in enumerate(near, 1) if one == token}
         if len(self._said) > 1:
-            two = self._behind_two.get((self._said[-2], token), [])
-            middle = bisect_left(two, left)
-            found.update(two[max(0, middle - _NEAREST // 2) : middle + _NEAREST // 2])
+            places = self._pairs.places(0, hash_of((self._said[-2], token)))
+            elsewhere = (place - CONTEXT for place in islice(places, _ELSEWHERE))
+            found.update(end for end in elsewhere if self._text[end - 1] == token)
         return found
 
     def _agreeing(self, end: int) -> list[int]:

@@ -24,12 +24,11 @@ from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, 
 from mlxspec.drafters.chain_row import AskedDrafter, ChainRow
 from mlxspec.drafters.checked import check_description, check_snapshot, checked, is_ours, reason
 from mlxspec.drafters.forced import Forced
+from mlxspec.drafters.lookup import EarlierRow, Lookup, PredictedRow
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
-from mlxspec.drafters.predicted import Predicted
 from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import submitted, submitted_on_host
-from mlxspec.drafters.suffix import Suffix
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.row import RowSampler
@@ -37,6 +36,7 @@ from mlxspec.sampling.sampler import BatchSampler
 
 _log = logging.getLogger("mlxspec")
 
+_LONGEST = 63  # tokens of a draft from a text that is known: with the row's own a width that compiles
 T = TypeVar("T")
 _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], list[Draft]]
 
@@ -69,7 +69,8 @@ class Chain:
             check_description(drafter)
         self.streams = Streams.of(self.drafters.values(), hidden_size)
         self.may_fail = True
-        self._forced, self._predicted, self._suffix = Forced(), Predicted(), Suffix(texts)
+        self._forced, self._texts = Forced(), texts or TextIndex(0)
+        self._predicted, self._suffix = (Lookup(name, most=_LONGEST) for name in ("predicted", "suffix"))
         self._rows: dict[int, ChainRow] = {}
 
     @property
@@ -88,9 +89,9 @@ class Chain:
         """A new row, known to its drafters from here on. seen: the images of its prompt; num_prompt: its tokens."""
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         if state.predicted:
-            self._predicted.expect(row, state.predicted, num_prompt)
-        if Suffix.name in spec.drafters:
-            self._suffix.expect(row, spec.owner, num_prompt)
+            self._predicted.open(row, PredictedRow(state.predicted, num_prompt))
+        if self._suffix.name in spec.drafters:
+            self._suffix.open(row, EarlierRow(self._texts, spec.owner, num_prompt))
         for drafter in self.drafters_of(state):
             self._guard(drafter, [state], partial(drafter.begin, row))
         if seen is not None:
@@ -298,7 +299,7 @@ class Chain:
         if state.queue is None:
             brought: list[Drafter] = [self._forced] if state.sampler.constraints is not None else []
             brought += [self._predicted] if state.predicted else []
-            brought += [self._suffix] if Suffix.name in state.spec.drafters else []
+            brought += [self._suffix] if self._suffix.name in state.spec.drafters else []
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]
             queue = brought + named if state.spec.drafters else []
             state.queue = tuple(d for d in queue if d.name not in state.ended)

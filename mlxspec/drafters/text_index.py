@@ -1,26 +1,28 @@
-"""An index over finished texts: where did the last tokens of a text stand before, and what followed there?
+"""An index over texts: where did the last tokens of a text stand before, and what followed there?
 
-After SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): the places that share the longest suffix with the text vote on what follows.
-In place of suffix trees there is what LZ77 compressors use. A slot for each hash of the last n tokens holds where they stood last, and each
-place holds the one before it, for two n: the long one finds what was said long ago among many texts that end alike (a chat template's
-last tokens), the short one goes on behind a change.
+For each of its n, an index knows the latest place behind every n-gram, and each place holds the one before it, as in LZ77 compressors. Two
+forms share how places are followed and compared: `GrowingText` is one row's text, to which tokens are added one by one; `TextSegment` is
+finished texts in arrays, filled at once. `TextIndex` keeps segments by owner: the places that share the longest suffix with a text vote on
+what follows, after SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). It has two n: the long one finds what was said long ago among
+many texts that end alike (a chat template's last tokens), the short one goes on behind a change.
 
-Texts lie in segments that are only appended to. A new one takes as many tokens as its owner has, so an owner has few of them. Bounds: a
-lookup follows STEPS links for each segment and n, and compares PLACES places at most; memory is the budget, whose oldest segments of the
-owner that was served longest ago go first; a text's beginning that the newest segment holds is not stored again. Owners never see each
-other's texts. Negative tokens are borders: nothing is found or drafted across one. Knows ids; knows no model, no rows and no files.
+Segments are only appended to. A new one takes as many tokens as its owner has, so an owner has few of them. Bounds: a lookup follows STEPS
+links for each segment and n, and compares PLACES places at most; memory is the budget, whose oldest segments of the owner that was served
+longest ago go first; a text's beginning that the newest segment holds is not stored again. Owners never see each other's texts. Negative
+tokens are borders: nothing is found or drafted across one. Knows ids; knows no model, no rows and no files.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-ANCHORS = (24, 4)  # tokens that lead to places, the long one first
+ANCHORS = (24, 4)  # tokens that lead to places among an owner's texts, the long one first
 PLACES, STEPS = 8, 16  # places that are compared, and links followed for those of one segment
 CONTEXT = 64  # tokens a place is compared by
 SMALLEST = 1 << 16  # tokens of an owner's first segment
@@ -32,6 +34,147 @@ _EVIDENCE = 4.0  # tokens of the suffix that count as one more place that agrees
 _FACTOR = 0x5851F42D4C957F2D  # Knuth's MMIX multiplier
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 _MASK = (1 << 64) - 1
+_BORDER, _NOWHERE = -1, -2  # before, between and behind texts; a token that stands in none
+
+
+class IndexedText:
+    """Tokens behind CONTEXT borders. ns: the lengths of its n-grams; heads, links: for each of them the latest place of a hash, and by
+    place the one before it, 0 for none. A place is the index of the token behind an n-gram."""
+
+    ns: Sequence[int]
+    tokens: Any
+    heads: Sequence[Any]
+    links: Sequence[Any]
+    end: int
+
+    def places(self, which: int, key: int) -> Iterator[int]:
+        """Places behind n-grams of this hash, the latest first; a few may have another one."""
+        place, links = self.heads[which].get(key, 0), self.links[which]
+        while place:
+            yield place
+            place = links[place]
+
+    def agreeing(self, place: int, tail: int) -> int:
+        """How many tokens before a place are the last ones of a text. tail: as `tail_of` gives it."""
+        own = int.from_bytes(self.tokens[place - CONTEXT : place].tobytes(), "little")
+        return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
+
+    def following(self, place: int, limit: int) -> list[int]:
+        """At most `limit` tokens behind a place, up to a border. A text that ends without one is taken to repeat what it has said since
+        the place, so that a repeating pattern is followed at full length."""
+        found: list[int] = self.tokens[place : min(place + limit, self.end)].tolist()
+        if found and min(found) < 0:
+            return next(found[:i] for i, token in enumerate(found) if token < 0)
+        while len(found) < limit:
+            found.append(found[place - self.end])
+        return found
+
+
+class GrowingText(IndexedText):
+    """The text of one row. Each of its n-grams has a token behind it but for the one that the text ends with, `key` by its hash."""
+
+    def __init__(self, n: int) -> None:
+        self.ns = (n,)
+        self.tokens, self.links = array("i", [_BORDER] * CONTEXT), (array("i", [0] * CONTEXT),)
+        self.heads: tuple[dict[int, int]] = ({},)
+        self.end, self.key = CONTEXT, 0
+        self._since = 0  # tokens behind the last border
+        self._oldest = pow(_INVERSE, n, 1 << 64)  # what the first token of an n-gram counts in its hash
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """The next tokens of the text; negative ones are borders."""
+        n, (heads,), (links,), held = self.ns[0], self.heads, self.links, self.tokens
+        for token in tokens:
+            is_whole = self._since >= n
+            links.append(heads.get(self.key, 0) if is_whole else 0)
+            if is_whole:
+                heads[self.key] = self.end
+            held.append(max(token, _BORDER))
+            self.end += 1
+            if token < 0:
+                self.key = self._since = 0
+                continue
+            gone = (held[-1 - n] + 1) * self._oldest if is_whole else 0
+            self.key = (self.key + token + 1 - gone) * _INVERSE & _MASK
+            self._since += 1
+
+    def earlier(self, most: int) -> list[int]:
+        """At most so many places where the last n tokens have stood before, the latest first."""
+        return list(islice(self.places(0, self.key), most)) if self._since >= self.ns[0] else []
+
+    def backing(self, place: int) -> int:
+        """How many tokens before the last n agree with those before a place of `earlier`, about CONTEXT at most."""
+        tail = int.from_bytes(self.tokens[-CONTEXT:].tobytes(), "little")
+        return min(self.agreeing(place, tail), self._since) - self.ns[0]
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes this holds."""
+        return 8 * len(self.tokens) + 136 * len(self.heads[0])  # of a dict's place, and two numbers
+
+
+class _Slots:
+    """Heads in an array: a place for all hashes with the same first bits."""
+
+    def __init__(self, room: int) -> None:
+        num_bits = max(1, room.bit_length() - 1)
+        self.down, self.array = 64 - num_bits, np.zeros(1 << num_bits, np.int32)
+        self._view = memoryview(self.array)
+
+    def get(self, key: int, _: int) -> int:
+        return self._view[key >> self.down]
+
+
+class TextSegment(IndexedText):
+    """Finished texts of one owner, with a border behind each. It takes `room` tokens at most."""
+
+    def __init__(self, room: int, ns: Sequence[int] = ANCHORS) -> None:
+        self.ns = ns
+        self.tokens = np.full(CONTEXT + room, _BORDER, np.int32)
+        self.heads = [_Slots(room) for _ in ns]
+        self._before = [np.zeros(CONTEXT + room, np.int32) for _ in ns]
+        self.links = [memoryview(x) for x in self._before]
+        self.end = CONTEXT
+        self._known: set[int] = set()  # hashes of beginnings
+        self.nbytes = sum(x.nbytes for x in (self.tokens, *self._before, *(h.array for h in self.heads)))
+
+    @classmethod
+    def of(cls, text: Sequence[int], n: int) -> TextSegment:
+        """One text, by its n-grams."""
+        whole = np.maximum(np.asarray(text, np.int64), _BORDER).astype(np.int32)
+        made = cls(len(whole) + 1, (n,))
+        made.append(whole, 0, prefix_sums(whole))
+        return made
+
+    @property
+    def room(self) -> int:
+        return len(self.tokens) - self.end
+
+    def num_known(self, sums: Any) -> int:
+        """How many of a text's first tokens are stored here. sums: `prefix_sums` of it."""
+        lengths = [len(sums), *range(len(sums) // _KNOWN_EVERY * _KNOWN_EVERY, 0, -_KNOWN_EVERY)]
+        return next((n for n in lengths if int(sums[n - 1]) in self._known), 0)
+
+    def append(self, text: Any, begin: int, sums: Any) -> None:
+        """text[begin:] of a text (n,) int32, fewer tokens than `room`. sums: `prefix_sums` of it."""
+        num, start = len(text) - begin, self.end
+        self.tokens[start : start + num] = text[begin:]
+        self.end = start + num + 1  # the border
+        self._known.update(map(int, sums[_KNOWN_EVERY - 1 :: _KNOWN_EVERY]), map(int, sums[-1:]))
+        borders = np.append(0, np.cumsum(text < 0))
+        sums, inverse = np.append(np.uint64(0), sums), _powers(_INVERSE, len(text))
+        for n, heads, before in zip(self.ns, self.heads, self._before, strict=True):
+            ends = np.arange(begin + n, len(text))  # each has a token behind it
+            ends = ends[borders[ends] == borders[ends - n]]
+            if not len(ends):
+                continue
+            slots = ((sums[ends] - sums[ends - n]) * inverse[ends] >> np.uint64(heads.down)).astype(np.int64)
+            order = np.argsort(slots, kind="stable")
+            places, slots = ends[order] + (start - begin), slots[order]
+            is_first = np.append(True, slots[1:] != slots[:-1])
+            before[places] = np.where(is_first, heads.array[slots], np.append(0, places[:-1]))
+            is_last = np.append(is_first[1:], True)
+            heads.array[slots[is_last]] = places[is_last]
 
 
 class Continuation(NamedTuple):
@@ -42,71 +185,6 @@ class Continuation(NamedTuple):
     confidences: list[float]
     length: int
     steps: int
-
-
-class TextSegment:
-    """Texts of one owner, with a border behind each. It takes `room` tokens at most."""
-
-    def __init__(self, room: int) -> None:
-        self._tokens = np.full(CONTEXT + room, -1, np.int32)  # begins with a border
-        num_bits = max(1, room.bit_length() - 1)
-        self._down = 64 - num_bits
-        self._heads = [np.zeros(1 << num_bits, np.int32) for _ in ANCHORS]
-        self._before = [np.zeros(CONTEXT + room, np.int32) for _ in ANCHORS]
-        self._raw, self._links = memoryview(self._tokens).cast("B"), [memoryview(x) for x in self._before]
-        self._slots = [memoryview(x) for x in self._heads]
-        self._end = CONTEXT
-        self._known: set[int] = set()  # hashes of beginnings
-        self.nbytes = sum(x.nbytes for x in (self._tokens, *self._heads, *self._before))
-
-    @property
-    def room(self) -> int:
-        return len(self._tokens) - self._end
-
-    def num_known(self, sums: Any) -> int:
-        """How many of a text's first tokens are stored here. sums: `prefix_sums` of it."""
-        lengths = [len(sums), *range(len(sums) // _KNOWN_EVERY * _KNOWN_EVERY, 0, -_KNOWN_EVERY)]
-        return next((n for n in lengths if int(sums[n - 1]) in self._known), 0)
-
-    def append(self, text: Any, begin: int, sums: Any) -> None:
-        """text[begin:] of a text (n,) int32, fewer tokens than `room`. sums: `prefix_sums` of it."""
-        num, start = len(text) - begin, self._end
-        self._tokens[start : start + num] = text[begin:]
-        self._end = start + num + 1  # the border
-        self._known.update(map(int, sums[_KNOWN_EVERY - 1 :: _KNOWN_EVERY]), map(int, sums[-1:]))
-        borders = np.append(0, np.cumsum(text < 0))
-        sums, inverse = np.append(np.uint64(0), sums), _powers(_INVERSE, len(text))
-        for n, heads, before in zip(ANCHORS, self._heads, self._before, strict=True):
-            ends = np.arange(begin + n, len(text))  # each has a token behind it
-            ends = ends[borders[ends] == borders[ends - n]]
-            if not len(ends):
-                continue
-            slots = ((sums[ends] - sums[ends - n]) * inverse[ends] >> np.uint64(self._down)).astype(np.int64)
-            order = np.argsort(slots, kind="stable")
-            places, slots = ends[order] + (start - begin), slots[order]
-            is_first = np.append(True, slots[1:] != slots[:-1])
-            before[places] = np.where(is_first, heads[slots], np.append(0, places[:-1]))
-            is_last = np.append(is_first[1:], True)
-            heads[slots[is_last]] = places[is_last]
-
-    def links(self, which: int, key: int) -> Iterator[int]:
-        """Places behind n-grams of this hash, the latest first; a few may have another one."""
-        place, links = self._slots[which][key >> self._down], self._links[which]
-        for _ in range(STEPS):
-            if not place:
-                return
-            yield place
-            place = links[place]
-
-    def agreeing(self, place: int, tail: int) -> int:
-        """How many tokens before a place are the last ones of a text. tail: its last CONTEXT tokens as one number."""
-        own = int.from_bytes(self._raw[4 * (place - CONTEXT) : 4 * place], "little")
-        return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
-
-    def following(self, place: int, limit: int) -> list[int]:
-        """At most `limit` tokens behind a place, up to the border."""
-        found: list[int] = self._tokens[place : place + limit].tolist()
-        return next((found[:i] for i, token in enumerate(found) if token < 0), found)
 
 
 class TextIndex:
@@ -128,7 +206,9 @@ class TextIndex:
 
     def add(self, owner: str, text: Sequence[int]) -> list[int]:
         """A finished text. Returns what of it was stored: not the beginning that is there already."""
-        whole = np.maximum(np.asarray(text, np.int64), -1).astype(np.int32)  # ids of images are far below
+        whole = np.maximum(np.asarray(text, np.int64), _BORDER).astype(
+            np.int32
+        )  # ids of images are far below
         if not len(whole) or self._largest < 2 * CONTEXT:
             return []
         segments = self._owners[owner] = self._owners.pop(owner, [])
@@ -158,20 +238,17 @@ class TextIndex:
         """What followed the longest suffix of `text` that one of the owner's texts holds, `limit` tokens at most. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
         segments = self._owners.get(owner)
-        last = [token if token >= 0 else -2 for token in text[-CONTEXT:]]
-        if not segments or min(last[-min(ANCHORS) :], default=-1) < 0:
+        if not segments or min(text[-min(ANCHORS) :], default=_BORDER) < 0:
             return None
-        padded = array("i", [-2] * (CONTEXT - len(last)) + last)  # -2 stands in no text
-        tail = int.from_bytes(padded.tobytes(), "little")
-        steps = 0
+        tail, steps = tail_of(text), 0
         for which, n in enumerate(ANCHORS):
-            if len(last) < n:
+            if len(text) < n:
                 continue
-            key = 0
-            for token in last[-n:]:
-                key = (key + token + 1) * _INVERSE & _MASK
+            key = hash_of(text[-n:])
             places: list[tuple[int, TextSegment, int]] = []
-            for segment, place in ((s, at) for s in reversed(segments) for at in s.links(which, key)):
+            for segment, place in (
+                (s, at) for s in reversed(segments) for at in islice(s.places(which, key), STEPS)
+            ):
                 steps += 1
                 agreeing = segment.agreeing(place, tail)
                 if agreeing >= n:
@@ -181,31 +258,52 @@ class TextIndex:
             if places:
                 length = max(p[0] for p in places)
                 said = [s.following(place, limit) for agreeing, s, place in places if agreeing == length]
-                return Continuation(*_vote(said, length, limit), length, steps)
+                return Continuation(*vote(said, floor=_FLOOR, more=length / _EVIDENCE), length, steps)
         return None
 
 
-def _vote(said: Sequence[list[int]], length: int, limit: int) -> tuple[list[int], list[float]]:
-    """The most frequent token of each depth, of equally frequent ones the one said latest, until the draft has become improbable. What lost
-    a vote has none afterwards. A probability is the Krichevsky-Trofimov estimate, to which the suffix adds votes while all agree."""
+def vote(
+    said: Sequence[Sequence[int]], *, floor: float = 0.0, least: float = 0.0, more: float = 0.0
+) -> tuple[list[int], list[float]]:
+    """The most frequent token of each depth among the continuations `said`, the latest first, and its probability; of equally frequent
+    tokens the one said latest. A continuation that lost a vote has none afterwards. A draft ends where a winner has a smaller share of the
+    votes than `least`, or where the whole draft has become less probable than `floor`. A probability is the Krichevsky-Trofimov estimate,
+    to which `more` votes are added while all agree."""
     tokens: list[int] = []
     shares: list[float] = []
-    whole, more, depth = 1.0, length / _EVIDENCE, 0
-    while depth < limit and said:
-        votes = num = len(said)
-        if num > 1:
+    whole = 1.0
+    for depth in range(max(map(len, said), default=0)):
+        if depth >= min(map(len, said)):
             said = [s for s in said if len(s) > depth]
-            winner, votes = Counter(s[depth] for s in said).most_common(1)[0] if said else (0, 0)
-            num, said = len(said), [s for s in said if s[depth] == winner]
-        more = more if votes == num else 0.0
+            if not said:
+                break
+        column = [s[depth] for s in said]
+        winner, num = column[0], len(column)
+        votes = column.count(winner)
+        if votes < num:
+            winner, votes = Counter(column).most_common(1)[0]
+            more, said = 0.0, [s for s in said if s[depth] == winner]
         share = (votes + more + 0.5) / (num + more + 1)
         whole *= share
-        if not said or len(said[0]) == depth or whole < _FLOOR:
+        if votes < least * num or whole < floor:
             break
-        tokens.append(said[0][depth])
+        tokens.append(winner)
         shares.append(share)
-        depth += 1
     return tokens, shares
+
+
+def tail_of(text: Sequence[int]) -> int:
+    """The last CONTEXT tokens of a text as one number, for `agreeing`. Borders agree with nothing."""
+    last = [token if token >= 0 else _NOWHERE for token in text[-CONTEXT:]]
+    return int.from_bytes(array("i", [_NOWHERE] * (CONTEXT - len(last)) + last).tobytes(), "little")
+
+
+def hash_of(ngram: Iterable[int]) -> int:
+    """The hash by which an n-gram's places are found."""
+    key = 0
+    for token in ngram:
+        key = (key + token + 1) * _INVERSE & _MASK
+    return key
 
 
 def prefix_sums(text: Any) -> Any:

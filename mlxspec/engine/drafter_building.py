@@ -17,8 +17,8 @@ from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel, check_tokens, check_vocabularies
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngrams import make_ngram_drafter
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.loading.weights import Weights
@@ -68,7 +68,7 @@ class DrafterBuilder:
     def drafter(self, name: str) -> Drafter:
         """Without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
-            return make_ngram_drafter(name, self.spec)
+            return ngram_lookup(name, self.spec.ngram_n, self.spec.ngram_m, self.spec.ngram_min_hits)
         if self.target.made_by and name != "draft-model":
             raise ModelError(
                 f"The drafter {name} reads what a model that runs by mlx-lm's code does not show."

@@ -182,12 +182,12 @@ def test_json_is_one_object_a_prompt(run: Run, model: Path, plain: str) -> None:
 def test_a_drafter_that_fails_is_named(
     run: Run, model: Path, plain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlxspec.drafters.ngram_simple import NgramSimple
+    from mlxspec.drafters.lookup import NgramRow
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of\x1b[31m ideas")
 
-    monkeypatch.setattr(NgramSimple, "propose", fail)
+    monkeypatch.setattr(NgramRow, "draft", fail)
     ran = run("generate", "-p", PROMPT, "--model", model, "--max-tokens", 40)
     assert (ran.code, ran.out) == (0, plain + "\n")
     notice = next(line for line in ran.err.splitlines() if "ideas" in line)

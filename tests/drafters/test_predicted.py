@@ -14,7 +14,7 @@ import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import Alignment
 from mlxspec.drafters.base import Ask
-from mlxspec.drafters.predicted import Predicted
+from mlxspec.drafters.lookup import Lookup, PredictedRow
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.row import RowSampler
@@ -34,8 +34,8 @@ EDITS = {
 
 def replayed(text: list[int], answer: list[int], most: int = 16) -> tuple[float, float]:
     """Tokens a round, and drafted tokens that were wrong for each token of the answer."""
-    drafter, prompt = Predicted(), [5, 6, 7]
-    drafter.expect(0, text, len(prompt))
+    drafter, prompt = Lookup("predicted"), [5, 6, 7]
+    drafter.open(0, PredictedRow(text, len(prompt)))
     drafter.observe(0, [*prompt[:2]], None)
     drafter.observe(0, [*prompt[2:], answer[0]], None)
     sampler = RowSampler(SamplingParams(), prompt, 2000)

@@ -10,9 +10,10 @@ import pytest
 from planting import catches
 
 from mlxspec.config import OTHER_NAMES, SamplingParams, SpecConfig, drafter_names
-from mlxspec.drafters import suffix
+from mlxspec.drafters import lookup
 from mlxspec.drafters.base import Ask
-from mlxspec.drafters.suffix import COPIED, Suffix
+from mlxspec.drafters.lookup import COPIED, EarlierRow, Lookup
+from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.row import RowSampler
@@ -25,8 +26,8 @@ PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 @catches(
     "nothing is learned",
-    "mlxspec.drafters.suffix:Suffix.close",
-    lambda right: lambda self, row: None,
+    "mlxspec.drafters.lookup:EarlierRow.close",
+    lambda right: lambda self: None,
 )
 def test_a_question_asked_again_is_answered_in_few_rounds() -> None:
     engine = equality.engine()
@@ -41,8 +42,8 @@ def test_a_question_asked_again_is_answered_in_few_rounds() -> None:
 
 @catches(
     "all owners share their texts",
-    "mlxspec.drafters.suffix:Suffix.expect",
-    lambda right: lambda self, row, owner, num: right(self, row, "", num),
+    "mlxspec.drafters.lookup:EarlierRow.__init__",
+    lambda right: lambda self, index, owner, num: right(self, index, "", num),
 )
 def test_owners_do_not_meet() -> None:
     engine = equality.engine()
@@ -101,9 +102,9 @@ def test_a_text_that_cannot_be_learned_costs_no_answer(
 
 
 def test_a_row_that_has_not_begun_is_forgotten_quietly() -> None:
-    drafter = Suffix()
+    drafter = Lookup("suffix")
     drafter.close(3)
-    drafter.expect(1, "a", 0)
+    drafter.open(1, EarlierRow(TextIndex(0), "a", 0))
     assert not drafter.may_draft(1)
     drafter.close(1)
     assert drafter.nbytes == 0
@@ -126,8 +127,8 @@ def test_an_engine_without_room_for_texts_drafts_nothing_from_them() -> None:
 
 def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, int]:
     """Rounds of an answer, and wrong drafted tokens, where nothing was said before."""
-    drafter = Suffix()
-    drafter.expect(0, "", len(prompt))
+    drafter = Lookup("suffix")
+    drafter.open(0, EarlierRow(TextIndex(0), "", len(prompt)))
     drafter.observe(0, [*prompt, answer[0]], None)
     sampler = RowSampler(SamplingParams(), prompt, 5000)
     done, rounds, wrong = 1, 0, 0
@@ -188,7 +189,7 @@ def test_image_tokens_of_a_prompt_are_never_drafted() -> None:
 
 def test_a_prompt_is_followed_across_pieces_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that goes on elsewhere in a long prompt is followed there."""
-    monkeypatch.setattr(suffix, "BEFORE", 100)
-    monkeypatch.setattr(suffix, "BEHIND", 200)
+    monkeypatch.setattr(lookup, "BEFORE", 100)
+    monkeypatch.setattr(lookup, "BEHIND", 200)
     rounds, _ = edited(FILE, [*FILE[:250], *FILE[900:1150], *FILE[100:300]])
     assert rounds < 3 * COPIED + 700 / 17 + 24

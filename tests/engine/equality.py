@@ -19,8 +19,8 @@ from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Unread
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
 from mlxspec.kernels.flat import FlatRows
@@ -51,7 +51,7 @@ def engine(
     model = tiny_models.target(form)
     if drafters is None:
         drafters = [
-            NgramSimple(3, 12),
+            ngram_lookup("ngram-simple", 3, 12),
             Mtp(tiny_models.mtp_head(form), model.max_context),
             Eagle3(tiny_models.eagle3(form), model.max_context),
             DraftModel(tiny_models.echo(form=form), model.vocab_size),

@@ -22,9 +22,8 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.request import Request
 from mlxspec.models.qwen3_5 import Qwen35
@@ -184,9 +183,9 @@ def drafting_engine(target: str, form: str, block: str) -> Engine:
             model.max_context,
         ),
         DraftModel(small, model.vocab_size),
-        NgramSimple(2, 12),
-        NgramMapK(2, 8, 1),
-        NgramMapK4v(2, 8, 1),
+        ngram_lookup("ngram-simple", 2, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
     ]
     return _engine(target, drafters, form, prefix_budget=4 << 20)
 

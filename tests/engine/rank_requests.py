@@ -24,9 +24,8 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.ranks.follow import follow
 from mlxspec.engine.ranks.peers import Peers, join
@@ -58,9 +57,9 @@ def divided_engine(key: Key, peers: Peers) -> Engine:
         Eagle3(tiny_models.eagle3_for(config, model, form=form), model.max_context),
         DFlashDrafter(tiny_models.make_dflash(model, block, form=form, window=window), model.max_context),
         DraftModel(small, model.vocab_size),
-        NgramSimple(2, 12),
-        NgramMapK(2, 8, 1),
-        NgramMapK4v(2, 8, 1),
+        ngram_lookup("ngram-simple", 2, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
     ]
     settings = EngineConfig(prefix_budget=4 << 20)
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, peers=peers)

@@ -15,8 +15,8 @@ import mlx.core as mx
 import mlxspec.demo
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.ranks.follow import follow
 from mlxspec.engine.ranks.peers import Peers, join
@@ -36,7 +36,7 @@ def engine(peers: Peers | None = None) -> Engine:
     made = assemble(folder.config(), folder.read, ranks=ALONE if peers is None else peers.ranks)
     draft = assemble(small.config(), small.read).model
     drafters = [
-        NgramSimple(3, 12),
+        ngram_lookup("ngram-simple", 3, 12),
         Mtp(made.mtp, made.model.max_context),
         DraftModel(draft, made.model.vocab_size),
     ]

@@ -12,7 +12,7 @@ import pytest
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ContextOverflowError, MlxspecError
 from tests import tiny_models
@@ -282,7 +282,7 @@ LOADED = SpecConfig(drafters=("ngram-simple",), ngram_n=4, ngram_m=20, ngram_min
 )
 def test_what_drafters_are_made_with_is_no_requests_to_choose(name: str, value: object) -> None:
     """In Python as over HTTP. A request that says nothing of it, or the same, or a shorter draft, is served."""
-    engine = Engine(tiny_models.target(), drafters=[NgramSimple(4, 20)], spec=LOADED)
+    engine = Engine(tiny_models.target(), drafters=[ngram_lookup("ngram-simple", 4, 20)], spec=LOADED)
     with pytest.raises(ConfigError, match=f"^{name} cannot be") as caught:
         engine.generate([1, 2], spec=replace(LOADED, **{name: value}))
     assert is_one_sentence(caught.value)

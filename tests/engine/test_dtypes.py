@@ -21,9 +21,8 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.models.head_rows import HeadRows
 from tests import tiny_models
@@ -103,9 +102,9 @@ def engine(form: str, *, exact: bool = False, lists: bool = False) -> Engine:
         Mtp(tiny_models.mtp_head(form), model.max_context, _rows(model) if lists else None),
         Eagle3(tiny_models.eagle3(form), model.max_context),
         DraftModel(small, model.vocab_size, _rows(small) if lists else None),
-        NgramSimple(3, 12),
-        NgramMapK(2, 8, 1),
-        NgramMapK4v(2, 8, 1),
+        ngram_lookup("ngram-simple", 3, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
         block,
         own,
     ]

@@ -11,8 +11,8 @@ from planting import catches
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.image_prompt import NO_IMAGES
 from mlxspec.errors import ImageError
@@ -40,7 +40,7 @@ def engine(drafters=(), form: str = "float32", vision=None, **config) -> Engine:
 def all_drafters(form: str = "float32"):
     model = tiny_models.target(form)
     return [
-        NgramSimple(2, 12),
+        ngram_lookup("ngram-simple", 2, 12),
         Mtp(tiny_models.mtp_head(form), model.max_context),
         Eagle3(tiny_models.eagle3(form), model.max_context),
         DraftModel(tiny_models.echo(form=form), model.vocab_size, vision=images.vision()),

@@ -14,9 +14,8 @@ from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.image_rows import ImageInput, ImageSpan, RowImages, SeenImages
@@ -37,9 +36,9 @@ def drafters(form: str = "float32"):
         Eagle3(tiny_models.eagle3(form), model.max_context),
         DFlashDrafter(tiny_models.dflash(form=form), model.max_context),
         DraftModel(tiny_models.echo(form=form), model.vocab_size, vision=images.vision()),
-        NgramSimple(2, 12),
-        NgramMapK(2, 8, 1),
-        NgramMapK4v(2, 8, 1),
+        ngram_lookup("ngram-simple", 2, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
     ]
 
 
@@ -217,7 +216,14 @@ def test_a_prompt_that_begins_or_ends_with_an_image_is_drafted_for() -> None:
             assert list(result.tokens) == wanted, name
 
 
-@pytest.mark.parametrize("drafter", [NgramSimple(2, 12), NgramMapK(2, 8, 1), NgramMapK4v(2, 8, 1)])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        ngram_lookup("ngram-simple", 2, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
+    ],
+)
 def test_lookups_neither_match_nor_propose_images(drafter) -> None:  # type: ignore[no-untyped-def]
     """What followed the words the first time is an image; and what stands between two of the same images is found by its words alone."""
     one, words, others = images.image(2, 3, 1), images.text(8, 1), images.text(8, 2)

@@ -8,7 +8,7 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma_attention import _mask_with_blocks
@@ -25,7 +25,7 @@ def engine(form: str, drafters=None, **config) -> Engine:  # type: ignore[no-unt
     target = gemma.make(form)
     vision = images.vision(bidirectional=BLOCKS[form])
     if drafters is None:
-        drafters = [NgramSimple(2, 12), draft_model(form)]
+        drafters = [ngram_lookup("ngram-simple", 2, 12), draft_model(form)]
     return Engine(
         target, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(**config), vision=vision
     )

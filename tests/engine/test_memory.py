@@ -12,8 +12,8 @@ from planting import catches
 from mlxspec.checkpoints.memory import chunk_of
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import memory
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
@@ -339,7 +339,9 @@ def test_logits_of_a_verify_are_counted() -> None:
     vocab = 40_000
     model = tiny_models.make(tiny_models.config(vocab=vocab))
     config = EngineConfig(prefix_budget=0, prefill_chunk=32)
-    made = Engine(model, tiny_models.tokenizer(), drafters=[NgramSimple(3, 12)], config=config)
+    made = Engine(
+        model, tiny_models.tokenizer(), drafters=[ngram_lookup("ngram-simple", 3, 12)], config=config
+    )
     asked = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": True, "seed": 1}
     params = SamplingParams(max_tokens=40, ignore_eos=True, **asked)
     few = made.memory.activations(32, 200, rows=1)

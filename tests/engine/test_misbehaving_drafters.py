@@ -21,7 +21,7 @@ from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs, Unread
 from mlxspec.drafters.checked import checked
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
@@ -162,7 +162,7 @@ def same(found: Sequence[Result], wanted: Sequence[Result], scene: str) -> None:
 
 
 def made(drafter: Own, policy: str) -> Engine:
-    engine = equality.engine([drafter, NgramSimple(3, 12)])
+    engine = equality.engine([drafter, ngram_lookup("ngram-simple", 3, 12)])
     if policy == "auto":
         engine.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {})))
     drafter.engine = engine

@@ -9,8 +9,8 @@ import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix_store import TARGET
@@ -190,7 +190,7 @@ def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
         assert warm.cancel(request.number)
     off = engine(0).submit(words(40, 5), GREEDY, spec=spec())
     assert off.hiddens is None
-    without = equality.engine([NgramSimple(3, 12)], prefix_budget=BUDGET)
+    without = equality.engine([ngram_lookup("ngram-simple", 3, 12)], prefix_budget=BUDGET)
     request = without.submit(words(40, 5), GREEDY, spec=spec())
     without.step()
     assert request.hiddens is None
@@ -439,7 +439,7 @@ def test_windows_are_kept_as_states(form: str) -> None:
     from tests.models.test_gemma_engine import make
 
     model = make(form)
-    drafters = [NgramSimple(3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+    drafters = [ngram_lookup("ngram-simple", 3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
     engines = []
     for budget in (0, BUDGET):
         config = equality.EngineConfig(prefix_budget=budget)

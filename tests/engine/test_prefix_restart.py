@@ -18,7 +18,7 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Needs
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import Lookup, NgramRow, ngram_lookup
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix_disk import disk as disk_module
 from mlxspec.engine.prefix_disk.piece import Stored
@@ -94,7 +94,7 @@ def test_windows_are_written_as_states(tmp_path: Path, form: str) -> None:
 
     def gemma(folder: Path | None) -> Engine:
         model = make(form)
-        drafters = [NgramSimple(3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+        drafters = [ngram_lookup("ngram-simple", 3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
         more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
         config = EngineConfig(prefix_budget=1 << 28, **more)
         return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=config)
@@ -424,11 +424,10 @@ def test_a_state_that_is_found_again_is_written(tmp_path: Path) -> None:
 
 
 def test_a_drafter_of_ones_own_that_hears_hiddens_keeps_it_off(tmp_path: Path, caplog) -> None:
-    class Own(NgramSimple):
-        name = "own"
+    class Own(Lookup):
         needs = Needs(hidden=True)
 
-    made = engine(tmp_path, drafters=[Own(3, 4)])
+    made = engine(tmp_path, drafters=[Own("own", lambda: NgramRow("ngram-simple", 3, 4))])
     assert made.prefix.disk is None
     assert "the drafter own does not say by which `modules`" in caplog.text
     assert not list(tmp_path.glob("*.safetensors"))

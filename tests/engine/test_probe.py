@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.probe import probe
 from mlxspec.engine.verdict import ProbeReport, WidthVerdict
@@ -95,7 +95,9 @@ def test_exact_gives_plain_text_where_the_layer_would_change_it(width: int) -> N
 
     def text(*, exact: bool) -> tuple[list[tuple[int, ...]], Engine]:
         config = EngineConfig(exact=exact, max_rows=4)
-        engine = Engine(model, tokenizer, drafters=[NgramSimple(1, 4)], spec=DRAFTING, config=config)
+        engine = Engine(
+            model, tokenizer, drafters=[ngram_lookup("ngram-simple", 1, 4)], spec=DRAFTING, config=config
+        )
         return [r.tokens for r in engine.generate(prompts, params)], engine
 
     careless, _ = text(exact=False)
@@ -108,7 +110,7 @@ def test_exact_gives_plain_text_where_the_layer_would_change_it(width: int) -> N
 
 def test_an_engine_probes_when_asked_only() -> None:
     spec = SpecConfig(drafters=("ngram-simple",), ngram_m=2)
-    engine = Engine(tiny_models.target(), drafters=[NgramSimple(3, 2)], spec=spec)
+    engine = Engine(tiny_models.target(), drafters=[ngram_lookup("ngram-simple", 3, 2)], spec=spec)
     assert engine.stats.probe is None
     found = engine.probe()
     assert engine.stats.probe is found

@@ -19,8 +19,8 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix_disk.signature import of_drafter, of_target
 from mlxspec.errors import ConfigError, EngineBusyError
@@ -47,7 +47,7 @@ def drafters(form: str, draft_kv_bits: int) -> list:
     made = tiny_models.wide(form)
     context = made.target.max_context
     return [
-        NgramSimple(3, 12),
+        ngram_lookup("ngram-simple", 3, 12),
         Mtp(made.mtp, context, kv_bits=draft_kv_bits),
         Eagle3(made.eagle3, context, kv_bits=draft_kv_bits),
         DraftModel(made.echo, made.target.vocab_size, kv_bits=draft_kv_bits),

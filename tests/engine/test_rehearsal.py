@@ -11,8 +11,8 @@ import pytest
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine import measure
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
@@ -41,7 +41,7 @@ def make(policy: str = "auto") -> Engine:
     return Engine(
         target,
         tiny_models.tokenizer(),
-        drafters=[NgramSimple(2, 16), Mtp(tiny_models.mtp_head(), target.max_context)],
+        drafters=[ngram_lookup("ngram-simple", 2, 16), Mtp(tiny_models.mtp_head(), target.max_context)],
         spec=SpecConfig(drafters=("ngram-simple", "mtp"), policy=policy),
         config=EngineConfig(max_rows=4, prefill_chunk=64),
     )

@@ -14,7 +14,7 @@ import pytest
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import EngineThread
@@ -31,7 +31,7 @@ def make() -> Engine:
     return Engine(
         tiny_models.target(),
         tiny_models.tokenizer(),
-        drafters=[NgramSimple(2, 8)],
+        drafters=[ngram_lookup("ngram-simple", 2, 8)],
         config=EngineConfig(max_rows=4, prefill_chunk=64),
     )
 

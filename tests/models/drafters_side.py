@@ -19,8 +19,8 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
@@ -82,7 +82,7 @@ def _drafters(made: Assembled, folder: ModelFolder, beside: list[Path]) -> list[
     """All are whole on each rank; what they ask of the target is the divided model's."""
     model = made.model
     small = assemble(folder.config(), folder.read, mx.float32).model
-    found: list[Drafter] = [NgramSimple(2, 6), DraftModel(small, model.vocab_size)]
+    found: list[Drafter] = [ngram_lookup("ngram-simple", 2, 6), DraftModel(small, model.vocab_size)]
     if made.mtp is not None:
         found.append(Mtp(made.mtp, model.max_context))
     for path in beside:

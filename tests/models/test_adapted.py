@@ -14,8 +14,7 @@ from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, adapted, module_of, th
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.ngram_map import NgramMapK
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -65,7 +64,7 @@ def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
     prompts.append(prompts[0] * 6)
     wanted = [theirs(module, p, GREEDY.max_tokens) for p in prompts]
     noisy = Noisy([p + w for p, w in zip(prompts, wanted, strict=True)])
-    drafters = [noisy, NgramSimple(2, 8), NgramMapK(2, 8, 1)]
+    drafters = [noisy, ngram_lookup("ngram-simple", 2, 8), ngram_lookup("ngram-map-k", 2, 8, 1)]
     config = EngineConfig(prefix_budget=1 << 26, max_rows=4, prefill_chunk=32)
     engine = Engine(model, None, drafters=drafters, config=config)
     drafted = accepted = 0
@@ -115,7 +114,7 @@ def test_random_requests_give_the_same_drafted_and_plain(name: str) -> None:
     plain_engine = Engine(model, None, config=config)
     plain = [list(plain_engine.generate(prompt, params).tokens) for prompt, params in requests]
     noisy = Noisy([p + t for (p, _), t in zip(requests, plain, strict=True)])
-    engine = Engine(model, None, drafters=[noisy, NgramSimple(2, 8)], config=config)
+    engine = Engine(model, None, drafters=[noisy, ngram_lookup("ngram-simple", 2, 8)], config=config)
     made = [engine.submit(prompt, params, spec=DRAFTED) for prompt, params in requests]
     while any(request.finish_reason is None for request in made):
         engine.step()

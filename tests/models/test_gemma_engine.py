@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape, RotaryShape
@@ -69,7 +69,7 @@ def make(form: str, drift: float = 0.0, weights: str = "float32") -> Gemma:
 @cache
 def engine(form: str, weights: str = "float32") -> Engine:
     target, draft = make(form, weights=weights), make(form, drift=0.1, weights=weights)
-    drafters = [NgramSimple(2, 12), DraftModel(draft, target.vocab_size)]
+    drafters = [ngram_lookup("ngram-simple", 2, 12), DraftModel(draft, target.vocab_size)]
     loaded = SpecConfig(drafters=tuple(d.name for d in drafters), ngram_n=2)
     config = EngineConfig(prefill_chunk=32)
     return Engine(target, tiny_models.tokenizer(), drafters=drafters, spec=loaded, config=config)

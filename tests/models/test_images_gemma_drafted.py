@@ -9,8 +9,7 @@ import pytest
 from test_gemma_assistant import make_assistant
 
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
-from mlxspec.drafters.ngram_map import NgramMapK, NgramMapK4v
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from tests.engine.test_images_drafted import NGRAMS, Case
 from tests.engine.test_images_gemma import BLOCKS, draft_model, engine
@@ -19,9 +18,9 @@ from tests.engine.test_images_gemma import BLOCKS, draft_model, engine
 def drafting(form: str, **config) -> tuple[Engine, tuple[str, ...]]:  # type: ignore[no-untyped-def]
     """An engine with every drafter of the family, and their names."""
     lookups = [
-        NgramSimple(2, 12),
-        NgramMapK(2, 8, 1),
-        NgramMapK4v(2, 8, 1),
+        ngram_lookup("ngram-simple", 2, 12),
+        ngram_lookup("ngram-map-k", 2, 8, 1),
+        ngram_lookup("ngram-map-k4v", 2, 8, 1),
     ]
     found = engine(form, [*lookups, draft_model(form)], **config)
     if form == "gemma3":  # for which no assistant is published

@@ -19,8 +19,8 @@ from zoo import Zoo
 import mlxspec.demo
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Unread
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -66,7 +66,7 @@ def engine_over(folder: Path) -> tuple[Engine, Watched]:
     assert found.mtp is not None
     head = Watched(found.mtp, found.model.max_context)
     config = EngineConfig(prefill_chunk=16)
-    return Engine(found.model, drafters=[NgramSimple(2, 4), head], config=config), head
+    return Engine(found.model, drafters=[ngram_lookup("ngram-simple", 2, 4), head], config=config), head
 
 
 def finish(engine: Engine) -> None:

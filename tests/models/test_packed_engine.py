@@ -7,7 +7,7 @@ from compare import load_ours
 from zoo import QUANTIZED, Zoo
 
 from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.ngram_simple import NgramSimple
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.platform import device
 from tests.engine.equality import PLAIN, asked, prompts, same, spec
@@ -30,7 +30,7 @@ def test_drafted_text_is_plain_text(shape: str, form: str, zoo: Zoo, monkeypatch
     monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
     model, other = (load_ours(zoo.folder(shape, form)).model for _ in range(2))
     assert any("scales" in m for m in model.modules()), "nothing is packed"
-    run = Engine(model, drafters=[NgramSimple(2, 12), DraftModel(other, model.vocab_size)])
+    run = Engine(model, drafters=[ngram_lookup("ngram-simple", 2, 12), DraftModel(other, model.vocab_size)])
     some, params = prompts(3, 1), asked(1, 3)
     plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
     for how in (

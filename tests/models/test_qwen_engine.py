@@ -12,8 +12,8 @@ import pytest
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine
 from tests import tiny_models
 from tests.engine.equality import PLAIN, asked, prompts, same, spec
@@ -53,7 +53,7 @@ def engine(form: str, weights: str) -> Engine:
     model = tiny_models.make(c, form=weights)
     draft = tiny_models.make(FORMS[DRAFTS.get(form, form)], drift=0.1, form=weights, like=c)
     drafters = [
-        NgramSimple(2, 12),
+        ngram_lookup("ngram-simple", 2, 12),
         Eagle3(tiny_models.eagle3_for(c, model, form=weights), model.max_context),
         DraftModel(draft, model.vocab_size),
     ]

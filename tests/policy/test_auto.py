@@ -11,8 +11,8 @@ import pytest
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.lookup import Lookup, NgramRow, ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import TokensEvent
 from mlxspec.platform.host import numbers
@@ -31,7 +31,7 @@ PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7
 def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float = 0.001) -> Engine:
     target = tiny_models.target()
     drafters = [
-        NgramSimple(3, 12),
+        ngram_lookup("ngram-simple", 3, 12),
         Mtp(tiny_models.mtp_head(), target.max_context),
         DraftModel(tiny_models.echo(), VOCAB),
     ]
@@ -170,7 +170,9 @@ def test_a_users_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_nobody_calibrated_begins_with_guesses() -> None:
     target = tiny_models.target()
     made = Engine(
-        target, drafters=[NgramSimple(3, 12)], spec=SpecConfig(drafters=("ngram-simple",), policy="auto")
+        target,
+        drafters=[ngram_lookup("ngram-simple", 3, 12)],
+        spec=SpecConfig(drafters=("ngram-simple",), policy="auto"),
     )
     assert made.drafting.auto is None
     wanted = Engine(target).generate(PROMPTS[0], PARAMS["greedy"])
@@ -246,7 +248,7 @@ def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
 def test_events_tell_which_text_was_drafted() -> None:
     target = tiny_models.target()
     spec = SpecConfig(drafters=("ngram-simple",))
-    made = Engine(target, tiny_models.tokenizer(), drafters=[NgramSimple(3, 12)], spec=spec)
+    made = Engine(target, tiny_models.tokenizer(), drafters=[ngram_lookup("ngram-simple", 3, 12)], spec=spec)
     events = [e for e in made.stream(PROMPTS[0], PARAMS["greedy"]) if isinstance(e, TokensEvent)]
     assert any(e.num_drafted for e in events)
     assert all(e.num_drafted_chars == e.num_drafted for e in events)  # a character a token
@@ -268,7 +270,7 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
     calls: dict[int, int] = {}
     asked: dict[int, list[int]] = {}
 
-    class Listener(NgramSimple):
+    class Listener(Lookup):
         def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
             heard.setdefault(row, []).extend(tokens)
             calls[row] = calls.get(row, 0) + 1
@@ -280,7 +282,9 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
 
     target = tiny_models.target()
     made = Engine(
-        target, drafters=[Listener(3, 12)], spec=SpecConfig(drafters=("ngram-simple",), policy="auto")
+        target,
+        drafters=[Listener("ngram-simple", lambda: NgramRow("ngram-simple", 3, 12))],
+        spec=SpecConfig(drafters=("ngram-simple",), policy="auto"),
     )
     made.drafting.follow(Controller(CostModel({0: LINEAR}, {})))
     made.drafting.auto.control.costs.curve(0, 3).refine = lambda *args: 0.0  # type: ignore[union-attr, method-assign]

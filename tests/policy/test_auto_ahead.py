@@ -15,8 +15,8 @@ from mlxspec.drafters import chain
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.eagle3 import Eagle3
+from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.drafters.ngram_simple import NgramSimple
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Acceptance, Offer
@@ -39,7 +39,7 @@ def drafter(name: str) -> Drafter:
         return Eagle3(tiny_models.eagle3(), target.max_context)
     if name == "dflash":
         return DFlashDrafter(tiny_models.dflash(window=None), target.max_context)
-    return NgramSimple(3, 12)
+    return ngram_lookup("ngram-simple", 3, 12)
 
 
 def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **config: Any) -> Engine:

@@ -106,13 +106,13 @@ def test_a_budget_below_the_weights_is_refused_before_anybody_asks() -> None:
 
 
 FAULTS = """
-import mlxspec.drafters.ngram_simple as ngram, mlxspec.sampling.constraints as constraints
-real = ngram.NgramSimple.propose
+import mlxspec.drafters.lookup as lookup, mlxspec.sampling.constraints as constraints
+real = lookup.Lookup.propose
 def propose(self, asks, sampler):
     if any(5 in a.sampler.params.logit_bias for a in asks):
         raise RuntimeError("planted in a drafter")
     return real(self, asks, sampler)
-ngram.NgramSimple.propose = propose
+lookup.Lookup.propose = propose
 look = constraints.Constraints.push
 def push(self, token):
     raise RuntimeError("planted in a processor")
