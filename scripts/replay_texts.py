@@ -27,6 +27,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask
 from mlxspec.drafters.lookup import EarlierRow, Lookup, ngram_lookup
 from mlxspec.drafters.text_index import TextIndex
+from mlxspec.engine.kept_files import FileThread, KeptFiles
 from mlxspec.engine.text_files import TextFiles
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
@@ -169,13 +170,15 @@ def large(num: int) -> None:
     rng, index = np.random.default_rng(SEED), TextIndex(num * 30)
     started, text, most = time.perf_counter(), [], 0.0
     with tempfile.TemporaryDirectory() as folder:
-        disk = TextFiles(Path(folder), 8 * num, "v")
+        thread = FileThread()
+        disk = TextFiles(KeptFiles(Path(folder), 8 * num, "The store"), thread, "v")
         index.keep = disk.append
         for _ in range(num // 10_000):
             text = np.minimum(rng.zipf(1.2, 10_000), 150_000).tolist()
             before = time.perf_counter()
             index.add("", text)
             most = max(most, time.perf_counter() - before)
+        thread.close(60.0)
         built = time.perf_counter() - started
         size = sum(p.stat().st_size for p in Path(folder).iterdir())
         started = time.perf_counter()

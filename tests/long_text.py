@@ -31,7 +31,7 @@ from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.prefix_store import TARGET
+from mlxspec.engine.prefix.tree import TARGET, KeyedText
 from mlxspec.engine.request import Request
 from mlxspec.platform import device
 from mlxspec.sampling.row import RowSampler
@@ -84,7 +84,7 @@ def engine_behind(
     known = prompt[:-1]
     parts = {TARGET: made_up(target.make_cache(1), len(known))}
     parts["mtp"] = made_up(mtp._make_cache(1), len(known))
-    assert made.prefix.store.put(known, parts, mx.zeros((1, target.hidden_size)))
+    assert made.prefix.tree.put(KeyedText(known), len(known), parts, mx.zeros((1, target.hidden_size)))
     made.prefix.limit(1 << 30)
     request = made.submit(prompt, replace(params, ignore_eos=True), spec=spec)
     while not made._rows:

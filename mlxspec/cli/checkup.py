@@ -227,18 +227,14 @@ def _caches() -> Iterator[Finding]:
 
 def _prefix_store() -> Iterator[Finding]:
     """In the folder that is taken where none is named."""
-    from mlxspec.engine.prefix_disk.folder import PieceFolder, default_folder
+    from mlxspec.engine.prefix.disk import default_folder, open_files
 
     path = default_folder()
     if not path.exists():
         yield Finding(name="prefix store", found=f"nothing on disk ({path} is not there)")
         return
-    folder = PieceFolder(path, None)
-    try:
-        found = f"{path}, {len(folder.entries)} files, {size(folder.nbytes)}"
-        yield Finding(name="prefix store", found=found)
-    finally:
-        folder.close()
+    files = open_files(path, None)
+    yield Finding(name="prefix store", found=f"{path}, {len(files.found)} files, {size(files.nbytes)}")
 
 
 def _existing(path: Path) -> Path:

@@ -33,13 +33,14 @@ from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
+from mlxspec.engine.kept_files import FileThread
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefills import Prefills
-from mlxspec.engine.prefix import NEAR, Prefix, stride_of
-from mlxspec.engine.prefix_disk.open import open_disk
+from mlxspec.engine.prefix.disk import open_disk
+from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, probe
 from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.ranks.rank_group import group_of
@@ -114,7 +115,9 @@ class Engine(EngineApi):
         most = budget // _SHARE
         # ranks must draft alike, whatever memory each of them has
         room = max(0, budget - bytes_of(model)) // _SHARE if peers is None else 0
-        self.texts = open_texts(min(self.config.past_texts, room), self.config.past_texts_disk, tokenizer)
+        self._file_thread = FileThread()
+        most_texts = min(self.config.past_texts, room)
+        self.texts = open_texts(most_texts, self.config.past_texts_disk, tokenizer, self._file_thread)
         self.chain = Chain(drafters, model.hidden_size, self.texts)
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)
@@ -151,7 +154,7 @@ class Engine(EngineApi):
         held += self.texts.budget if "suffix" in self.spec.drafters else 0
         tower = None if vision is None else vision.tower
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, held, tower)
-        disk = open_disk(model, self.chain.drafters.values(), self.config, name, near=NEAR, tower=tower)
+        disk = open_disk(model, self.chain.drafters.values(), self.config, name, self._file_thread, tower)
         self.group.agree(self, model, widest)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
@@ -236,11 +239,17 @@ class Engine(EngineApi):
         self.texts = TextIndex(0)
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
-        self.prefix.close()
+        self.write_out(CLOSE_SECONDS)
         self.memory.close()
         device.release(self.memory)
         gc.collect()  # compiled functions of a model and the model hold each other
         mx.clear_cache()
+
+    def write_out(self, seconds: float) -> None:
+        """Write what waits for the disk, for so long at most; nothing is written behind that."""
+        until = time.monotonic() + seconds
+        self.prefix.close(seconds)
+        self._file_thread.close(max(0.0, until - time.monotonic()))
 
     def dismiss(self) -> None:
         """Other processes that run this model let go of their engines, and this one takes no more requests. Does nothing alone."""
@@ -316,11 +325,11 @@ class Engine(EngineApi):
                 self._read()
                 self._round()
                 self._retire()
-                self.prefix.work(is_busy=bool(self._rows or self._prefills))
+                self.prefix.work()
         finally:
             self._is_stepping = False
         self.group.stepped(
-            self.stats, self.prefix.store.nbytes, len(self._queue), [p.num_done for p in self._prefills]
+            self.stats, self.prefix.tree.nbytes, len(self._queue), [p.num_done for p in self._prefills]
         )
 
     def _expire(self) -> None:
@@ -540,7 +549,7 @@ class Engine(EngineApi):
             )
         if any(True for _ in self._requests()):
             raise EngineBusyError(f"kv_bits cannot become {bits} while requests run; end them first.")
-        self.prefix.store.clear()
+        self.prefix.tree.clear()
         self.config = self.memory.config = config
         self.prefix.space(stride_of(self.model.make_cache(0, kv_bits=bits)))
 

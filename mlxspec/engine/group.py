@@ -23,7 +23,7 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.engine.ending import Ending
 from mlxspec.engine.memory import EngineMemory
 from mlxspec.engine.pipeline import TimedRound
-from mlxspec.engine.prefix import Prefix
+from mlxspec.engine.prefix.rows import Prefix
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.stats import EngineStats

@@ -13,7 +13,7 @@ from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, chunk_of
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
-from mlxspec.engine.hiddens import missing
+from mlxspec.engine.prefix.hiddens import missing
 from mlxspec.engine.request import TOKEN_BYTES, Request, text_bytes
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes

@@ -15,10 +15,10 @@ import numpy as np
 
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.hiddens import shows_layers
-from mlxspec.engine.prefix import Prefix
-from mlxspec.engine.prefix_disk.disk import SLICE
-from mlxspec.engine.prefix_store import TARGET, Hit
+from mlxspec.engine.prefix.disk import SLICE
+from mlxspec.engine.prefix.hiddens import shows_layers
+from mlxspec.engine.prefix.rows import Prefix
+from mlxspec.engine.prefix.tree import TARGET, Hit
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import sample_round
 from mlxspec.events import Event, PrefillEvent

@@ -13,7 +13,8 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import TOKEN_ALIGNED
 from mlxspec.drafters.chain_row import AskedDrafter
 from mlxspec.engine.ending import Ending
-from mlxspec.engine.hiddens import Hiddens
+from mlxspec.engine.prefix.hiddens import Hiddens
+from mlxspec.engine.prefix.tree import KeyedText
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
 from mlxspec.errors import GrammarError, MlxspecError
@@ -39,9 +40,10 @@ class Request:
     marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
     of the answer. client: whose it is, for the order of requests. failure: the exception behind `error`, where there was one. tail:
     hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
-    sampled from, None where nobody will need that. shows_layers: whether forwards over it give the residual streams that drafters of the
-    engine need, beside the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none;
-    their tokens are keys in prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them.
+    sampled from, None where nobody will need that. keyed: its text, as the prefix store knows it. shows_layers: whether forwards over it
+    give the residual streams that drafters of the engine need, beside the final hidden: H is then the width of `Streams`. seen: the images
+    of the prompt, None where there are none; their tokens are keys in prompt and history (models/image_rows.py). scales: of the engine's
+    adapters, as ModelCache has them.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Request:
         self.since = 0  # the engine's step in which it last got a place
         self.end_token: int | None = None
         self.tail: tuple[mx.array, int] | None = None
+        self.keyed = KeyedText(self.history, spec.owner, scales)
         self.hiddens: Hiddens | None = None
         self.shows_layers = False
         self._is_said = False  # nothing of the text is held back any more

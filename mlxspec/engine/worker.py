@@ -29,7 +29,7 @@ import mlx.core as mx
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
-from mlxspec.engine.prefix_disk.mover import DiskStats
+from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import EngineThread
@@ -257,7 +257,7 @@ class Worker:
                 elif self._rehearsal is not None:
                     self._rehearse(self._rehearsal)
                 else:
-                    engine.prefix.work(is_busy=False)
+                    engine.prefix.work()
                 self._note_load(engine)
         except RankError as error:
             self._end("failed", error)
@@ -266,7 +266,7 @@ class Worker:
         finally:
             self._engine = self._rehearsal = None
             with suppress(Exception):
-                engine.prefix.close(_FLUSH_SECONDS)
+                engine.write_out(_FLUSH_SECONDS)
             with suppress(Exception):
                 engine.dismiss()
             self.load = Load()
@@ -321,7 +321,7 @@ class Worker:
                 engine.num_running,
                 engine.num_waiting,
                 engine.nbytes,
-                engine.prefix.store.nbytes,
+                engine.prefix.tree.nbytes,
                 mx.get_active_memory(),
                 0 if engine.prefix.disk is None else engine.prefix.disk.nbytes,
                 None if engine.prefix.disk is None else replace(engine.prefix.disk.stats),

@@ -24,6 +24,12 @@ def raw_bytes(x: mx.array) -> NDArray[np.uint8]:
     return np.array(x.reshape(-1).view(mx.uint8))
 
 
+def memory(x: mx.array) -> NDArray[np.uint8]:
+    """The memory of `x` itself, which must be evaluated, as (..., n) uint8: the last axis has the bytes of its elements. Every dtype. It
+    waits for no other work of the device, and any thread may read it."""
+    return np.array(mx.view(x, mx.uint8, stream=mx.cpu), copy=False)
+
+
 def from_bytes(data: NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
     """The array that `raw_bytes` read, in memory of its own."""
     return mx.array(data).view(dtype).reshape(shape)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
-from mlxspec.engine.prefix_disk.mover import DiskStats
+from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.thread import EngineThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError

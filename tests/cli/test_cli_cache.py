@@ -86,7 +86,7 @@ def test_texts_are_listed_and_cleared_too(run: Run, tmp_path: Path, monkeypatch:
     args = ("chat", "-p", PROMPT, "--max-tokens", "30", "--past-texts-disk", "1M")
     first, again = run(*args), run(*args)
     assert first.code == again.code == 0, (first, again)
-    (file,) = (tmp_path / "texts").glob("*.tokens")
+    (file,) = (tmp_path / "texts").glob("*.safetensors")
     assert json.loads(run("cache", "--json").out)["texts"] == file.stat().st_size
     refused(run("cache", "--clear"), "--yes")
     assert "Removed 1 files" in run("cache", "--clear", "--yes").out

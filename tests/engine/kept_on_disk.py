@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from mlxspec.engine.prefix_disk.disk import Fetch, PrefixDisk
-from mlxspec.engine.prefix_disk.folder import DiskFiles, PieceFolder
-from mlxspec.engine.prefix_disk.plan import SOURCES, PieceNames
-from mlxspec.engine.prefix_store import TARGET, Hit, PrefixStore
-from tests.engine.crashing import InlineMover, WatchedFiles
-from tests.engine.test_prefix_store import CUTTABLE, NAMES, hiddens, keys, mark, put
+from mlxspec.engine.kept_files import FileThread
+from mlxspec.engine.prefix.disk import PrefixDisk, open_files
+from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
+from tests.engine.marked_texts import CUTTABLE, NAMES, covers, hiddens, keys, mark, put
 
-BLOCK = 4
 PLENTY = 1 << 24
-ROOTS = {name: f"{i:064x}" for i, name in enumerate((TARGET, SOURCES, "mtp", "draft"))}
-_opened: list[PieceFolder] = []
+ROOTS = {name: f"{i:064x}" for i, name in enumerate((TARGET, "mtp", "draft"))}
 
 
-def disk(
-    folder: Path,
-    limit: int = PLENTY,
-    files: DiskFiles | None = None,
+def disk(folder: Path, limit: int = PLENTY, *, hearing=("mtp",), roots=ROOTS, **more) -> PrefixDisk:
+    return PrefixDisk(open_files(folder, limit), FileThread(), roots, model="test", hearing=hearing, **more)
+
+
+def settle(made: PrefixDisk) -> None:
+    """Wait until the file thread has nothing to do."""
+    made.flush(PrefixTree(0), 60.0)
+
+
+def keep(
+    made: PrefixDisk,
+    tree: PrefixTree,
+    tokens: list[int],
+    names=NAMES,
+    num_sources: int = 0,
     *,
-    hearing=("mtp",),
-    roots=ROOTS,
+    owner: str = "",
     **more,
-) -> PrefixDisk:
-    files = files or WatchedFiles(folder, limit)
-    mover = InlineMover(PieceFolder(folder, limit, files))
-    _opened.append(mover.folder)
-    return PrefixDisk(mover, PieceNames(roots, block=BLOCK), model="test", hearing=hearing, **more)
-
-
-def keep(made: PrefixDisk, store: PrefixStore, tokens: list[int], names=NAMES, num_sources: int = 0) -> bool:
+) -> bool:
     """Put a state into memory and bring it to the disk. Returns whether memory took it."""
     lacking = [n for n in ("mtp",) if n not in names]
-    if not store.covers(tokens, lacking, num_sources) or not put(store, tokens, names, num_sources):
+    if not covers(tree, tokens, lacking, num_sources) or not put(
+        tree, tokens, names, num_sources, owner=owner
+    ):
         return False
-    made.offer(tokens)
-    made.flush(store, 10.0)
+    made.offer(KeyedText(tokens, owner), len(tokens), **more)
+    made.flush(tree, 60.0)
     return True
 
 
-def found(made: PrefixDisk, tokens: list[int], known: int = 0) -> Hit | None:
-    fetch: Fetch | None = made.fetch(tokens, known, PLENTY)
+def found(made: PrefixDisk, tokens: Sequence[int], known: int = 0, owner: str = "") -> Hit | None:
+    settle(made)  # it has looked what others have written
+    fetch = made.fetch(KeyedText(tokens, owner), known, PLENTY)
     if fetch is None:
         return None
     while not fetch.is_done and not fetch.has_failed:
         fetch.wait(1.0)
         fetch.take(1)
-    return fetch.hit() if fetch.is_done else found(made, tokens, known)
+    return fetch.hit() if fetch.is_done else found(made, tokens, known, owner)
 
 
-def check(hit: Hit | None, tokens: list[int]) -> int:
+def check(hit: Hit | None, tokens: Sequence[int]) -> int:
     """What is found is a beginning of the text, and says so in all its numbers; returns its length."""
     if hit is None:
         return 0
-    text = tokens[: hit.length]
+    text = list(tokens[: hit.length])
     assert hit.hidden[0, 0].item() == hit.length
     assert hit.parts[TARGET].length == hit.length
     for name, part in hit.parts.items():
@@ -80,11 +80,5 @@ def check(hit: Hit | None, tokens: list[int]) -> int:
     return hit.length
 
 
-@contextmanager
-def fresh() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "prefix"
-        folder.mkdir(mode=0o700)
-        yield folder
-    while _opened:  # a process that ends, or crashes, leaves no descriptor open
-        _opened.pop().close()
+def bytes_in(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.iterdir())

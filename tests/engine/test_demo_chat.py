@@ -43,7 +43,7 @@ def test_turn_two_of_a_long_conversation_reads_little(engine: Engine, cold: Engi
         assert warm.tokens == wanted.tokens
         if wanted.stats.num_drafted > 20:
             assert warm.stats.num_accepted >= 0.8 * wanted.stats.num_accepted
-    engine.prefix.store.check()
+    engine.prefix.tree.check()
 
 
 def test_a_head_drafts_behind_plain_turns_as_in_a_cold_run(engine: Engine, cold: Engine) -> None:

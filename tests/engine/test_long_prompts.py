@@ -10,7 +10,7 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import QUEUE_AT_MOST
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.prefix import STATE_SHARE, STRIDE, Prefix, stride_of
+from mlxspec.engine.prefix.rows import STATE_SHARE, STRIDE, Prefix, stride_of
 from mlxspec.events import FinishEvent, PrefillEvent
 from mlxspec.models.registry import architecture
 from tests import long_text, tiny_models
@@ -55,7 +55,7 @@ def test_progress_is_told_at_each_chunk(length: int) -> None:
     steps = [b - a for a, b in zip([0, *places], places, strict=False)]
     assert max(steps) <= CHUNK
     assert len(places) <= -(-length // CHUNK) + length // made.prefix.stride
-    made.prefix.store.check()
+    made.prefix.tree.check()
 
 
 @pytest.mark.parametrize("length", [6000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -72,13 +72,13 @@ def test_states_of_100k_tokens_stay_within_the_stores_budget() -> None:
     length = 100_000
     made, _, _ = read(length)
     assert made.prefix.stride == STRIDE  # without keys and values each state saves reading
-    assert made.prefix.store.num_states <= length // STRIDE + 2
-    state = max(n.state_bytes for n in made.prefix.store._nodes())
+    assert len(made.prefix.tree.states) <= length // STRIDE + 2
+    state = max(n.state_bytes for n in made.prefix.tree.states)
     tight, places, _ = read(length, prefix_budget=10 * state + 20 * length)
     assert places[-1] == length
-    assert 1 <= tight.prefix.store.num_states <= 11
-    assert tight.prefix.store.nbytes <= tight.prefix.store.budget
-    tight.prefix.store.check()
+    assert 1 <= len(tight.prefix.tree.states) <= 11
+    assert tight.prefix.tree.nbytes <= tight.prefix.tree.budget
+    tight.prefix.tree.check()
 
 
 @pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "Qwen3.5-9B", "Qwen3.5-27B"])

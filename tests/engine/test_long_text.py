@@ -13,7 +13,7 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.hiddens import Hiddens
+from mlxspec.engine.prefix.hiddens import Hiddens
 from mlxspec.engine.text import AnswerText
 from mlxspec.kernels.attention import causal_mask
 from mlxspec.loading.tokenizer import TextStream

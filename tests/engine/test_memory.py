@@ -135,14 +135,14 @@ def test_the_store_gives_way_before_anybody_waits() -> None:
     tight.prefix.near = 1
     for i in range(12):
         tight.generate(words(40, i), FEW, spec=spec(*ALL))
-    before = tight.prefix.store.nbytes
+    before = tight.prefix.tree.nbytes
     assert MIB < before <= 3 * MIB
     request = tight.submit(words(10, 99), long, spec=spec(*ALL))
     tight.step()
     assert tight.num_running == 1
-    assert tight.prefix.store.nbytes < before
+    assert tight.prefix.tree.nbytes < before
     tight.cancel(request.number)
-    tight.prefix.store.check()
+    tight.prefix.tree.check()
 
 
 def test_pieces_shrink_near_the_limit_and_change_nothing() -> None:
@@ -182,9 +182,9 @@ def test_200_mixed_requests_stay_within_the_budget_and_give_it_back() -> None:
         limit = max(limit, made.memory.reserved + room)
     while not made.is_idle:
         made.step()
-    made.prefix.store.check()
+    made.prefix.tree.check()
     assert mx.get_peak_memory() - start <= limit
-    assert made.prefix.store.nbytes <= 2 * MIB
+    assert made.prefix.tree.nbytes <= 2 * MIB
     assert made.nbytes == made.memory.reserved == 0
     made.prefix.limit(0)
     del request

@@ -401,7 +401,7 @@ def test_every_row_says_what_plain_decoding_says(name: str, policy: str) -> None
     after = asked(engine, NEXT, [("own", "ngram-simple")] * 4, scene, policy=policy)
     same(after, plain(scene)[1], scene)
     assert not any(r.stats.notices for r in after)
-    engine.prefix.store.check()
+    engine.prefix.tree.check()
 
 
 def test_there_are_thirty_ways_to_misbehave() -> None:

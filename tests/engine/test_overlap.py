@@ -199,7 +199,7 @@ def test_texts_are_those_of_plain_decoding(depth: int) -> None:
     results = own.generate([PROMPTS[n] for n in numbers], params, spec=wish)
     for number, wanted, got in zip(numbers, params, results, strict=True):
         check(number, wanted, got, f"row {number} of four")
-    assert own.nbytes == own.prefix.store.nbytes == 0 or own._rows.cache is None
+    assert own.nbytes == own.prefix.tree.nbytes == 0 or own._rows.cache is None
 
 
 def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() -> None:

@@ -12,8 +12,8 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.engine.prefix import NEAR, STRIDE, Prefix, stride_of
-from mlxspec.engine.prefix_store import TARGET
+from mlxspec.engine.prefix.rows import NEAR, STRIDE, Prefix, stride_of
+from mlxspec.engine.prefix.tree import TARGET, KeyedText
 from mlxspec.events import PrefillEvent
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel, DraftCost
@@ -38,6 +38,10 @@ def engine(budget: int = BUDGET, near: int = 1, **config) -> Engine:
     made = equality.engine(prefix_budget=budget, **config)
     made.prefix.near = near
     return made
+
+
+def known(made: Engine, text: list[int]) -> int:
+    return made.prefix.tree.depth(KeyedText(text), len(text))
 
 
 def ask(made: Engine, text: list[int], wish: SpecConfig, marks: list[int]) -> Result:
@@ -70,7 +74,7 @@ def test_a_conversation_goes_on_where_it_was(params: SamplingParams) -> None:
             assert abs(got.stats.num_rounds - wanted.stats.num_rounds) <= 2
         new = [*got.tokens[-1:], *words(7, turn + 1)]  # the last token of an answer was never run
         text = [*text, *got.tokens[:-1], *new]
-        warm.prefix.store.check()
+        warm.prefix.tree.check()
 
 
 def test_a_shorter_tail_goes_on_from_the_last_state_that_is_in_it() -> None:
@@ -168,7 +172,7 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
             made.step()
         assert request.stats.notices == []
         got[which].append([d.by_position for d in request.stats.drafters.values()])
-        made.prefix.store.check()
+        made.prefix.tree.check()
     for wanted, found in zip(got["cold"][:-1], got["warm"][:-1], strict=True):
         num = min(wanted.shape[2], found.shape[2])
         np.testing.assert_allclose(found[:, :, :num], wanted[:, :, :num], atol=2e-4)
@@ -203,10 +207,10 @@ def test_no_state_is_kept_behind_which_a_head_could_not_begin(monkeypatch: pytes
     request = warm.submit([*text, 1, 2, 3], GREEDY, spec=spec())
     warm.step()
     assert request.stats.num_cached >= 60
-    warm.prefix.store.clear()
+    warm.prefix.tree.clear()
     while not warm.is_idle:
         warm.step()
-    assert warm.prefix.store.num_states == 0
+    assert len(warm.prefix.tree.states) == 0
     again = warm.generate([*text, 1, 2, 3, 4], GREEDY, spec=spec("mtp"))
     assert again.stats.num_cached == 0
     assert again.stats.notices == []
@@ -237,8 +241,8 @@ def test_any_sequence_of_prompts_cancels_and_evictions(seed: int) -> None:
             warm.step()
         if rng.random() < 0.2:
             warm.cancel(request.number)
-        warm.prefix.store.check()
-        assert warm.prefix.store.nbytes <= budget
+        warm.prefix.tree.check()
+        assert warm.prefix.tree.nbytes <= budget
         texts = [r.history for r in requests.values() if r.finish_reason and len(r.history) < 200]
     while not warm.is_idle:
         warm.step()
@@ -250,9 +254,9 @@ def test_any_sequence_of_prompts_cancels_and_evictions(seed: int) -> None:
             same(wanted, Result.of(request), request.prompt, params[number], f"seed {seed}")
     assert cached > 0 or budget == 100_000
     assert warm.nbytes == 0
-    warm.prefix.store.check()
+    warm.prefix.tree.check()
     warm.prefix.limit(0)
-    assert warm.prefix.store.nbytes == warm.prefix.store.num_states == 0
+    assert warm.prefix.tree.nbytes == len(warm.prefix.tree.states) == 0
 
 
 def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
@@ -305,10 +309,10 @@ def test_nothing_of_a_failed_row_is_kept() -> None:
     request = warm.submit(text, GREEDY)
     for _ in range(3):
         warm.step()
-    before = warm.prefix.store.num_states
+    before = len(warm.prefix.tree.states)
     request.fail("planted")
     warm.step()
-    assert warm.prefix.store.num_states == before
+    assert len(warm.prefix.tree.states) == before
 
 
 def test_off_means_off() -> None:
@@ -316,7 +320,7 @@ def test_off_means_off() -> None:
     text = words(80, 1)
     assert off.generate(text, GREEDY).stats.num_cached == 0
     assert off.generate(text, GREEDY).stats.num_cached == 0
-    assert off.prefix.store.nbytes == 0
+    assert off.prefix.tree.nbytes == 0
 
 
 def test_a_store_that_fails_costs_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +329,7 @@ def test_a_store_that_fails_costs_a_notice(monkeypatch: pytest.MonkeyPatch) -> N
     def planted(*_):
         raise MemoryError("planted")
 
-    monkeypatch.setattr(warm.prefix.store, "put", planted)
+    monkeypatch.setattr(warm.prefix.tree, "put", planted)
     got = warm.generate(words(50, 2), GREEDY)
     assert got.finish_reason == "length"
     assert "nothing of this was kept" in got.stats.notices[0]
@@ -354,14 +358,15 @@ def test_stops_depend_on_the_prompt_alone() -> None:
 
 
 def test_the_stride_is_that_of_the_models_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxspec.engine.prefix.STRIDE", 16)  # the model is small
+    monkeypatch.setattr("mlxspec.engine.prefix.rows.STRIDE", 16)  # the model is small
     made = engine()
     assert made.prefix.stride == stride_of(made.model.make_cache(0)) > 16
     per_token, state = made.model.make_cache(0).snapshot_bytes()
     made.generate(words(100, 0), GREEDY)
-    (node,) = [n for n in made.prefix.store._nodes() if n.state is not None and len(n.tokens) == 100]
-    assert sum(x.nbytes for kv in node.segments[TARGET] for x in kv) == 100 * per_token
-    assert sum(x.nbytes for arrays in node.state[TARGET] for x in arrays) == state
+    (node,) = [n for n in made.prefix.tree.states if n.length == 100]
+    piece = node.pieces[TARGET]
+    assert piece.kv_bytes == (100 - piece.start) * per_token
+    assert piece.point_bytes == state
 
 
 @pytest.mark.parametrize(
@@ -374,11 +379,11 @@ def test_a_prompt_larger_than_the_store_leaves_others_where_they_were(wish: Spec
     others = [[*system, *words(40, seed)] for seed in (81, 82)]
     for text in others:
         ask(probe, text, wish, [60])
-    warm = engine(probe.prefix.store.nbytes + 10_000)
+    warm = engine(probe.prefix.tree.nbytes + 10_000)
     warm.prefix.stride, warm.prefix.spacing = 64, 8
     for text in others:
         ask(warm, text, wish, [60])
-    before = [warm.prefix.store.depth(text) for text in (system, *others)]
+    before = [known(warm, text) for text in (system, *others)]
     assert before == [60, 100, 100]
     large = [*system, *words(1500, 83)]
     for _ in range(2):
@@ -386,8 +391,8 @@ def test_a_prompt_larger_than_the_store_leaves_others_where_they_were(wish: Spec
         assert got.stats.num_cached >= 60
         assert got.stats.notices == []
         same(cold().generate(large, GREEDY), got, large, GREEDY, "larger than the store")
-        warm.prefix.store.check()
-        assert [warm.prefix.store.depth(text) for text in (system, *others)] == before
+        warm.prefix.tree.check()
+        assert [known(warm, text) for text in (system, *others)] == before
 
 
 def test_hiddens_of_a_state_that_did_not_fit_come_with_the_next_one() -> None:
@@ -396,14 +401,14 @@ def test_hiddens_of_a_state_that_did_not_fit_come_with_the_next_one() -> None:
     probe = engine()
     for text in others:
         ask(probe, text, spec(), [])
-    warm, text, kept = engine(probe.prefix.store.nbytes), words(100, 92), []
+    warm, text, kept = engine(probe.prefix.tree.nbytes), words(100, 92), []
     warm.prefix.stride = 32
     for other in others:
         ask(warm, other, spec(), [])
     request = warm.submit(text, GREEDY, spec=spec())
     while not warm.is_idle:
         warm.step()
-        kept.append(warm.prefix.store.depth(request.prompt))
+        kept.append(known(warm, request.prompt))
     assert kept[-1] == 100
     assert not {32, 64, 96} & set(kept)
     again = warm.generate([*text, 3, 4, 5], GREEDY, spec=spec("mtp"))
@@ -415,9 +420,9 @@ def test_hiddens_of_a_state_that_did_not_fit_come_with_the_next_one() -> None:
 def test_a_state_that_saves_little_is_not_kept() -> None:
     warm = engine(near=NEAR)
     warm.generate(words(NEAR - 9, 1), SamplingParams(max_tokens=2, ignore_eos=True))
-    assert warm.prefix.store.num_states == 0
+    assert len(warm.prefix.tree.states) == 0
     warm.generate(words(NEAR + 9, 1), SamplingParams(max_tokens=2, ignore_eos=True))
-    assert warm.prefix.store.num_states == 1
+    assert len(warm.prefix.tree.states) == 1
 
 
 def test_ends_of_turns_are_found_in_the_prompt() -> None:

@@ -22,7 +22,7 @@ from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.engine.prefix_disk.signature import of_drafter, of_target
+from mlxspec.engine.prefix.signature import of_drafter, of_target
 from mlxspec.errors import ConfigError, EngineBusyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
@@ -233,7 +233,7 @@ def test_text_behind_a_prefix_hit(form: str, bits: int, names: tuple[str, ...]) 
     made = engine(form, bits, 4)
     results = behind(form, bits, made, names)
     assert all(r.stats.num_cached >= 90 for r in results)
-    made.prefix.store.check()
+    made.prefix.tree.check()
 
 
 def test_edges_hold_the_quantized_bytes() -> None:
@@ -242,9 +242,9 @@ def test_edges_hold_the_quantized_bytes() -> None:
     for bits in (16, 8, 4):
         made = engine("float32", bits, alone=True)
         made.generate(turns(1)[0], SamplingParams(max_tokens=1), spec=PLAIN)
-        (node,) = made.prefix.store._root.children.values()
-        (segment,) = node.segments.values()
-        sizes[bits] = sum(x.nbytes for kv in segment for x in kv) / 90
+        (node, *_) = sorted(made.prefix.tree.states, key=lambda n: n.length)
+        (piece,) = node.pieces.values()
+        sizes[bits] = piece.kv_bytes / node.length
     heads, dim = 2, 64
     assert sizes == {16: 2 * heads * dim * 4, 8: 2 * heads * (dim + 8), 4: 2 * heads * (dim // 2 + 8)}
 

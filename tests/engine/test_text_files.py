@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import fcntl
 import os
 import signal
 import stat
@@ -17,7 +17,8 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.text_index import TextIndex
-from mlxspec.engine.text_files import TextFiles, clear_texts, open_texts, texts_folder, texts_size
+from mlxspec.engine.kept_files import LOCK, FileThread, KeptFiles
+from mlxspec.engine.text_files import TextFiles, open_texts, text_files, texts_folder
 from mlxspec.errors import ConfigError
 from tests.engine import equality
 
@@ -33,9 +34,21 @@ def text(seed: int, length: int = 300) -> list[int]:
     return np.random.default_rng(seed).integers(0, 5000, length).tolist()
 
 
-def filled(folder: Path, digest: str = "v", limit: int = 1 << 20) -> TextIndex:
+def made(folder: Path, digest: str = "v", limit: int = 1 << 20) -> tuple[TextFiles, FileThread]:
+    thread = FileThread()
+    return TextFiles(KeptFiles(folder, limit, "The store"), thread, digest), thread
+
+
+def append(folder: Path, *texts: tuple[str, list[int]], limit: int = 1 << 20) -> None:
+    files, thread = made(folder, limit=limit)
+    for owner, tokens in texts:
+        files.append(owner, tokens)
+    assert thread.close(60)
+
+
+def filled(folder: Path, digest: str = "v") -> TextIndex:
     index = TextIndex(BUDGET)
-    TextFiles(folder, limit, digest).fill(index)
+    made(folder, digest)[0].fill(index)
     return index
 
 
@@ -45,65 +58,49 @@ def knows(index: TextIndex, owner: str, said: list[int]) -> bool:
 
 
 def test_texts_come_back_to_their_owner_and_vocabulary_alone(tmp_path: Path) -> None:
-    files = TextFiles(tmp_path / "texts", 1 << 20, "v")
-    files.append("a", text(1))
-    files.append("b", text(2))
-    files.append("a", text(3))
-    index = filled(tmp_path / "texts")
+    folder = tmp_path / "texts"
+    append(folder, ("a", text(1)), ("b", text(2)), ("a", text(3)))
+    index = filled(folder)
     assert knows(index, "a", text(1))
     assert knows(index, "a", text(3))
     assert knows(index, "b", text(2))
     assert not knows(index, "a", text(2))
     assert not knows(index, "b", text(1))
-    assert filled(tmp_path / "texts", "w").nbytes == 0
-    modes = {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "texts").iterdir()}
-    assert modes == {0o600}
-    assert stat.S_IMODE((tmp_path / "texts").stat().st_mode) == 0o700
+    assert filled(folder, "w").nbytes == 0
+    assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@catches(
-    "what follows a damaged piece is not looked for",
-    "mlxspec.engine.text_files:_pieces",
-    lambda right: lambda data: right(data[: data.find(b"mlxtext1", 1200)]),
-)
-@pytest.mark.parametrize("cut", [1, 9, 17, 400])
-def test_only_a_piece_that_was_cut_off_is_lost(tmp_path: Path, cut: int) -> None:
-    files = TextFiles(tmp_path, 1 << 20, "v")
-    for seed in range(3):
-        files.append("a", text(seed))
-    (file,) = tmp_path.glob("*.tokens")
-    os.truncate(file, file.stat().st_size - cut)
-    files.append("a", text(3))  # behind what is damaged
+@pytest.mark.parametrize("how", ["cut", "changed"])
+def test_only_a_text_that_was_damaged_is_lost(tmp_path: Path, how: str) -> None:
+    append(tmp_path, *(("a", text(seed)) for seed in range(4)))
+    file = sorted(tmp_path.glob("*.safetensors"))[2]
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 1
+    file.write_bytes(data[:-7] if how == "cut" else data)
     index = filled(tmp_path)
     assert [knows(index, "a", text(seed)) for seed in range(4)] == [True, True, False, True]
-
-
-def test_bytes_that_changed_are_not_read(tmp_path: Path) -> None:
-    files = TextFiles(tmp_path, 1 << 20, "v")
-    for seed in range(2):
-        files.append("a", text(seed))
-    (file,) = tmp_path.glob("*.tokens")
-    data = bytearray(file.read_bytes())
-    data[700] ^= 1
-    file.write_bytes(data)
-    index = filled(tmp_path)
-    assert [knows(index, "a", text(seed)) for seed in range(2)] == [False, True]
+    assert not file.exists()
 
 
 WRITER = """
 import sys
 from pathlib import Path
+from mlxspec.engine.kept_files import FileThread, KeptFiles
 from mlxspec.engine.text_files import TextFiles
-files = TextFiles(Path(sys.argv[1]), 1 << 30, "v")
+thread = FileThread()
+files = TextFiles(KeptFiles(Path(sys.argv[1]), 1 << 30, "The store"), thread, "v")
 for i in range(1 << 30):
     files.append("a", [i, *range(1, 3000)])
+    while not thread.is_idle:
+        pass
     print(i, flush=True)
 """
 
 
-def test_a_writer_that_is_killed_loses_the_last_piece_at_most(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_loses_the_last_text_at_most(tmp_path: Path) -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(tmp_path / "texts")], stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
     for line in writer.stdout:
@@ -114,69 +111,93 @@ def test_a_writer_that_is_killed_loses_the_last_piece_at_most(tmp_path: Path) ->
     last = [int(line) for line in writer.stdout if line.endswith("\n")]
     writer.wait()
     writer.stdout.close()
-    from mlxspec.engine.text_files import _pieces
-
-    (file,) = tmp_path.glob("*.tokens")
-    firsts = [int(p[0]) for p in _pieces(file.read_bytes())]
+    files, thread = made(tmp_path / "texts")
+    firsts = sorted(int(files._read(name)[0]) for name in files._files.found)
     assert firsts == list(range(len(firsts)))
     assert len(firsts) > max(last, default=20)
-    TextFiles(tmp_path, 1 << 30, "v").append("a", text(1))  # its lock is gone with it
+    assert thread.close(5)
 
 
 @catches(
     "no room is made",
-    "mlxspec.engine.text_files:TextFiles._make_room",
-    lambda right: lambda self, more, own: None,
+    "mlxspec.engine.kept_files:KeptFiles._make_room",
+    lambda right: lambda self, size: None,
 )
 def test_files_keep_to_their_limit_and_the_oldest_go(tmp_path: Path) -> None:
-    files, limit = TextFiles(tmp_path, 20_000, "v"), 20_000
-    files.append("old", text(0))
-    for seed in range(1, 60):
-        files.append("a", text(seed))
-        assert sum(p.stat().st_size for p in tmp_path.glob("*.tokens")) <= limit
+    limit = 40_000
+    append(tmp_path, ("old", text(0)), limit=limit)
+    for seed in range(1, 20):
+        append(tmp_path, ("a", text(seed)), limit=limit)
+        assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= limit
     index = filled(tmp_path)
     assert not knows(index, "old", text(0))
-    assert knows(index, "a", text(59))
-    assert knows(index, "a", text(56))
+    assert knows(index, "a", text(19))
+    assert knows(index, "a", text(16))
     assert not knows(index, "a", text(1))
-    assert {p.suffix for p in tmp_path.iterdir()} == {".tokens", ""}
 
 
-def test_a_disk_that_refuses_costs_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    files = TextFiles(tmp_path / "texts", 1 << 20, "v")
-    files.append("a", text(1))
-    (tmp_path / "texts" / "v-b.tokens").mkdir()
-    with caplog.at_level(logging.WARNING, "mlxspec"):
-        files.append("b", text(2))
-        files.append("b", text(2))
-    assert caplog.text.count("no longer kept") == 1
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="cannot be kept"):
-        TextFiles(tmp_path / "file", 1 << 20, "v")
-
-
-def test_what_cannot_be_read_costs_its_own_texts_only(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_disk_that_refuses_costs_no_answer_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "texts"
-    files = TextFiles(folder, 1 << 20, "v")
-    files.append("a", text(1))
-    files.append("b", text(2))
-    os.mkfifo(folder / "v-c.tokens")  # opening it would wait for ever
-    real = open
+    files, thread = made(tmp_path / "texts")
 
-    def refused(file: object, *mode: str) -> object:
-        if str(file).endswith("v-b.tokens"):
-            raise PermissionError(13, "Permission denied")
-        return real(file, *mode)  # type: ignore[call-overload]
+    def settle() -> None:
+        while not thread.is_idle:
+            time.sleep(0.001)
 
-    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr("builtins.open", refused)
-        index = filled(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: refuse())
+        files.append("b", text(2))
+        files.append("b", text(3))
+        settle()
+    assert caplog.text.count("could not be written (No space left on device)") == 1
+    assert files._files.num_failed == 2
+    assert files._files.rests
+    monkeypatch.setattr("time.monotonic", lambda real=time.monotonic: real() + 61)
+    files.append("b", text(4))
+    settle()
+    assert knows(filled(tmp_path / "texts"), "b", text(4))
+    assert thread.close(5)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="cannot use the folder"):
+        made(tmp_path / "file")
+
+
+def refuse() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_another_process_that_keeps_the_lock_costs_nobody_an_answer(tmp_path: Path) -> None:
+    """The engine's thread hands a text over and goes on; the text is written when the lock is free."""
+    files, thread = made(tmp_path)
+    descriptor = os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    files.append("a", text(1))  # returns although nobody can write
+    assert not thread.is_idle
+    assert not knows(filled(tmp_path), "a", text(1))
+    os.close(descriptor)
+    assert thread.close(60)
+    assert knows(filled(tmp_path), "a", text(1))
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A pipe, a link or a folder under a text's name: opening a pipe would wait for ever."""
+    append(tmp_path, ("a", text(1)))
+    os.mkfifo(tmp_path / "v-c-1.safetensors")
+    (tmp_path / "v-d-1.safetensors").mkdir()
+    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere.write_bytes(next(tmp_path.glob("v-a*")).read_bytes())
+    (tmp_path / "v-e-1.safetensors").symlink_to(elsewhere)
+    index = filled(tmp_path)
     assert knows(index, "a", text(1))
-    assert [r.getMessage() for r in caplog.records] == [
-        f"Texts in {folder / 'v-b.tokens'} cannot be read: Permission denied."
-    ]
+    assert not knows(index, "e", text(1))
+
+
+def test_clearing_removes_what_killed_processes_left(tmp_path: Path) -> None:
+    append(tmp_path, ("a", text(1)))
+    (tmp_path / "v-a-7.safetensors.123.new").write_bytes(b"half")
+    assert KeptFiles(tmp_path, None, "The store").clear()[0] == 2
+    assert [p.name for p in tmp_path.iterdir()] == [LOCK]
 
 
 def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
@@ -188,12 +209,12 @@ def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
     first = equality.engine(past_texts_disk=1 << 20)
     wanted = first.generate(prompt, params, spec=spec)
     first.close()
-    assert texts_size() > 0
+    assert text_files().nbytes > 0
     again = equality.engine(past_texts_disk=1 << 20).generate(prompt, params, spec=spec)
     assert again.tokens == wanted.tokens
     assert again.stats.num_rounds < 8
-    assert clear_texts()[0] == 1
-    assert texts_size() == 0
+    assert text_files().clear()[0] == 1
+    assert text_files().nbytes == 0
     fresh = equality.engine(past_texts_disk=1 << 20).generate(prompt, params, spec=spec)
     assert fresh.stats.num_drafted == 0
 
@@ -201,6 +222,5 @@ def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
 def test_nothing_is_written_unasked_and_ids_without_meaning_are_not_kept() -> None:
     equality.engine().generate([1, 2, 3], SamplingParams(max_tokens=4), spec=SpecConfig(drafters=("suffix",)))
     assert not texts_folder().exists()
-    assert clear_texts() == (0, 0)
     with pytest.raises(ConfigError, match="past_texts_disk"):
-        open_texts(BUDGET, 1 << 20, None)
+        open_texts(BUDGET, 1 << 20, None, FileThread())

@@ -93,8 +93,8 @@ def test_texts_are_those_of_one_adapter_alone(
 
 @catches(
     "texts under adapters share what is kept of their beginnings",
-    "mlxspec.engine.prefix:key_of",
-    lambda right: lambda request, tokens: tokens,
+    "mlxspec.engine.prefix.tree:KeyedText.__init__",
+    lambda right: lambda self, tokens, owner="", scales=(): right(self, tokens, owner),
 )
 def test_what_is_kept_of_a_prompt_is_kept_apart(folders: dict[str, str]) -> None:
     engine = mlxspec.load("demo", adapter=folders, spec=MADE)
@@ -107,7 +107,7 @@ def test_what_is_kept_of_a_prompt_is_kept_apart(folders: dict[str, str]) -> None
         again = engine.generate(prompt, asked(name))
         assert again.stats.num_cached > 0
         assert again.tokens == before.tokens
-    engine.prefix.store.check()
+    engine.prefix.tree.check()
 
 
 def test_texts_under_adapters_stay_off_the_disk(folders: dict[str, str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def engine() -> Engine:
 
 @catches(
     "a hit of the prefix store leaves tokens out",
-    "mlxspec.engine.prefix:Prefix.find",
+    "mlxspec.engine.prefix.rows:Prefix.find",
     lambda right: (
         lambda self, request, *more: setattr(request, "prompt_logprobs", None) or right(self, request, *more)
     ),

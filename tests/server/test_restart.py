@@ -20,18 +20,15 @@ ASKED = {"max_tokens": 60}
 PLANT = """
 import time
 from pathlib import Path
-from mlxspec.engine.prefix_disk import folder
-_whole = folder.DiskFiles.write
-def _half(self, path, parts):
+from mlxspec.engine import kept_files
+_whole = kept_files._write
+def _half(path, head, tensors, is_wanted):
     if Path({flag!r}).exists():
-        with open(path, "wb") as file:
-            file.write(bytes(parts[0]))
-            file.write(bytes(parts[-1])[:100])
-            file.flush()
-            Path({flag!r} + ".reached").touch()
-            time.sleep(600)
-    _whole(self, path, parts)
-folder.DiskFiles.write = _half
+        path.write_bytes(head)
+        Path({flag!r} + ".reached").touch()
+        time.sleep(600)
+    return _whole(path, head, tensors, is_wanted)
+kept_files._write = _half
 """
 
 
@@ -79,7 +76,7 @@ def test_a_conversation_goes_on_behind_a_kill(tmp_path: Path, form: str) -> None
         until(Path(f"{flag}.reached").exists)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait(LONG)
-        assert list(folder.glob("*.partial"))
+        assert list(folder.glob("*.new"))
         with Served(*disk) as again:
             wanted, warm_read, warm = turn(steady, QUESTION, said, NEXT)
             got, read, found = turn(again, QUESTION, said, NEXT)
@@ -89,7 +86,7 @@ def test_a_conversation_goes_on_behind_a_kill(tmp_path: Path, form: str) -> None
             assert warm[0] > 10
             assert abs(found[1] / found[0] - warm[1] / warm[0]) <= 0.02
             # the second server may be writing one of its own
-            left = [p for p in folder.glob("*.partial") if p.name.split(".")[1] != str(again.process.pid)]
+            left = [p for p in folder.glob("*.new") if p.name.split(".")[2] != str(again.process.pid)]
             assert not left
             assert again.metrics()["mlxspec_prefix_disk_read_bytes_total"] > 0
             assert again.stop() == 0

@@ -21,7 +21,6 @@ from mlx.utils import tree_flatten
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
-from mlxspec.engine.prefix_disk.piece import FORMAT, VERSION
 from mlxspec.models.base import Model
 from mlxspec.platform import device, host
 
@@ -34,6 +33,7 @@ class DescribesItself(Protocol):
     def described(self) -> list[Any]: ...
 
 
+FORMAT = "mlxspec prefix store 2"
 _WORDS = 1 << 22  # of 32 bits that are summed at once
 _AT_ONCE = 16  # of those sums that are evaluated together
 
@@ -46,7 +46,6 @@ def of_target(
     report = device.report()
     return _digest(
         FORMAT,
-        VERSION,
         version("mlx"),
         report.backend,
         report.device,
@@ -70,9 +69,9 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
     return _digest(target, drafter.name, type(drafter).__qualname__, [fingerprint(m) for m in modules], *kept)
 
 
-def of_sources(target: str) -> str:
-    """Of the target's hiddens."""
-    return _digest(target, "hiddens that tokens were sampled from")
+def of_states(target: str, drafters: Sequence[str], form: str) -> str:
+    """The same for whole states: by the target's, those of drafters without which a state is of no use, and the form of written states."""
+    return _digest(target, sorted(drafters), form)
 
 
 def fingerprint(module: Any) -> str:

@@ -1,0 +1,395 @@
+"""A private folder of files that are written whole, within a number of bytes, and the thread that reads and writes them.
+
+    NAME.safetensors           a file: tensors and metadata in the safetensors format, with a checksum over all of it
+    NAME.safetensors.PID.new   a file that is being written; a killed process leaves it, whoever locks the folder next removes it
+    mlxspec.lock               locked by the process that writes, makes room or clears
+
+A file gets its name when it is complete: it is written under another name, flushed and renamed. So a crash loses the file that was being
+written and no other, and a reader, who takes no lock, never sees a part of a file. The checksum is compared at each read; a file that has
+changed is removed and counts as missing. Room is made before a write: the least recently used file goes first, and its modification time
+says when it was used. Only regular files are opened, and opening never waits.
+
+The prefix store on disk (prefix/disk.py) and earlier texts (text_files.py) keep their files here. All that touches a file after loading
+runs in the `FileThread`, never in the engine's thread. Knows bytes, names and times; knows no models, no owners and no MLX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxspec.errors import ConfigError, MlxspecError, StorageError
+from mlxspec.loading.safetensors import TensorEntry, entries, header_length, header_of
+from mlxspec.platform.folders import make_private
+
+LOCK = "mlxspec.lock"
+REST_SECONDS = 60.0  # without writing, after the disk has refused
+SPARE = 256 << 20  # bytes of the disk that are left to others
+_SUFFIX = ".safetensors"
+_PARTIAL = re.compile(re.escape(_SUFFIX) + r"\.[0-9]+\.new$")
+_BLOCK = 4096  # bytes; a file takes a multiple of it
+_HEADER_AT_MOST = 4 << 20  # bytes
+_LOCK_SECONDS = 10.0  # a process that holds the lock for longer has been stopped
+_UNKNOWN = "0" * 64  # in the place of the checksum until it is known
+_log = logging.getLogger("mlxspec")
+
+
+class Stored(NamedTuple):
+    """A tensor on the host. dtype: the name that safetensors has for it. pieces: (...) uint8, which are one tensor joined along axis 2."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: Sequence[NDArray[np.uint8]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """(n,) uint8."""
+        whole = self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces, axis=2)
+        return np.ascontiguousarray(whole).reshape(-1)
+
+
+class KeptFile(NamedTuple):
+    """size: bytes. used: nanoseconds since 1970; 0 for a file that goes before all others."""
+
+    size: int
+    used: int
+
+
+class KeptFiles:
+    """One folder. path; limit: bytes that its files may take, None for a process that only looks. found: the files by name, without the
+    suffix; it is replaced whole at every change, so any thread may read it. num_failed: writes that the disk refused."""
+
+    def __init__(self, path: Path, limit: int | None, what: str) -> None:
+        """Make the folder, and look what is in it. what: names the files in messages ("The prefix store"). Raises ConfigError where the
+        folder cannot be used, or holds other things."""
+        self.path, self.limit, self._what = path, limit, what
+        self.found: Mapping[str, KeptFile] = {}
+        self.num_failed = 0
+        self._rests_until = 0.0
+        self._seen = -1  # the folder's modification time when it was looked through
+        try:
+            if path.exists() and not (path / LOCK).exists() and any(path.iterdir()):
+                raise ConfigError(
+                    f"{path} holds other files; name an empty folder, or one that is not there yet."
+                )
+            make_private(path)
+            self.look()
+        except OSError as error:
+            raise ConfigError(f"{what} cannot use the folder {path}: {error.strerror or error}.") from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.found.values())
+
+    @property
+    def rests(self) -> bool:
+        """Whether the disk has refused lately."""
+        return time.monotonic() < self._rests_until
+
+    def look(self) -> None:
+        """Look through the folder again if anything has changed in it."""
+        seen = self.path.stat().st_mtime_ns
+        if seen == self._seen:
+            return
+        found: dict[str, KeptFile] = {}
+        with os.scandir(self.path) as items:
+            for item in items:
+                if item.name.endswith(_SUFFIX):
+                    with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                        info = item.stat(follow_symlinks=False)
+                        if stat.S_ISREG(info.st_mode):
+                            found[item.name.removesuffix(_SUFFIX)] = KeptFile(info.st_size, info.st_mtime_ns)
+        self.found, self._seen = found, seen
+
+    def metadata(self, name: str) -> dict[str, str]:
+        """The metadata of a file; empty where it cannot be read. The data are not looked at."""
+        with contextlib.suppress(OSError, MlxspecError), self._open(name) as file:
+            return _head(file, name)[2]
+        return {}
+
+    def read(self, name: str, take: Callable[[str, Stored], bool]) -> dict[str, str] | None:
+        """Hand each tensor of a file to `take`, until it returns False. Returns the metadata of a file that was read to its end and is as
+        it was written, else None: what `take` was given must not be used then."""
+        try:
+            with self._open(name) as file:
+                head, found, metadata = _head(file, name)
+                checksum = metadata.pop("checksum", "")
+                digest = hashlib.sha256(head.replace(checksum.encode() or b" ", _UNKNOWN.encode(), 1))
+                for tensor, entry in sorted(found.items(), key=lambda item: item[1].begin):
+                    data = np.empty(entry.end - entry.begin, np.uint8)
+                    if file.readinto(data) != len(data):  # type: ignore[attr-defined]
+                        raise StorageError(f"{name} is cut short.")
+                    digest.update(data)
+                    if not take(tensor, Stored(entry.dtype, entry.shape, [data])):
+                        return None
+                if not _is_same(digest.hexdigest(), checksum) or file.read(1):
+                    raise StorageError(f"{name} has changed since it was written.")
+                return metadata
+        except FileNotFoundError:
+            self.forget(name)
+        except OSError as error:
+            _log.warning("%s cannot read a file (%s).", self._what, error.strerror or error)
+            self.forget(name)
+        except MlxspecError as error:
+            _log.warning("%s removes a damaged file: %s", self._what, error)
+            with contextlib.suppress(OSError):
+                (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
+            self.forget(name)
+        return None
+
+    def write(
+        self,
+        name: str,
+        tensors: Mapping[str, Stored],
+        metadata: Mapping[str, str],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Add a file, or replace it. Returns False where it is larger than the folder may be, where it is no more wanted before one of its
+        tensors, where the disk refuses or is nearly full, and for REST_SECONDS behind that. The folder is as it was then, less the files
+        that made room."""
+        shapes = {key: TensorEntry(t.dtype, t.shape, 0, t.nbytes) for key, t in tensors.items()}
+        head = header_of(shapes, {"checksum": _UNKNOWN, **metadata})
+        size = len(head) + sum(t.nbytes for t in tensors.values())
+        if self.rests or self.limit is None or _taken(size) > self.limit:
+            self.num_failed += 1
+            return False
+        path = self.path / f"{name}{_SUFFIX}.{os.getpid()}.new"
+        try:
+            with self._locked():
+                self.forget(name, remove=True)
+                self._make_room(_taken(size))
+                if shutil.disk_usage(self.path).free < size + SPARE:
+                    raise OSError(errno.ENOSPC, "the disk is nearly full")
+                try:
+                    if not _write(path, head, tensors, is_wanted):
+                        return False
+                    path.replace(self.path / (name + _SUFFIX))
+                finally:
+                    path.unlink(missing_ok=True)
+                _sync(self.path)
+                self._set({**self.found, name: KeptFile(size, time.time_ns())})
+        except OSError as error:
+            self.num_failed += 1
+            self._rests_until = time.monotonic() + REST_SECONDS
+            why = error.strerror or error
+            _log.warning(
+                "%s could not be written (%s). It is tried again in %d seconds.",
+                self._what,
+                why,
+                REST_SECONDS,
+            )
+            return False
+        return True
+
+    def use(self, name: str, when: int | None = None) -> None:
+        """A file has been used at `when`, in nanoseconds, None for now."""
+        when = time.time_ns() if when is None else when
+        try:
+            os.utime(self.path / (name + _SUFFIX), ns=(when, when), follow_symlinks=False)
+        except OSError:
+            self.forget(name)
+        else:
+            if name in self.found:
+                self.found = {**self.found, name: KeptFile(self.found[name].size, when)}
+
+    def tidy(self) -> None:
+        """Remove what killed processes have left, and what is above the limit. Raises OSError."""
+        with self._locked():
+            self._make_room(0)
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all files, whoever wrote them, and what killed processes have left. Returns how many files, and their bytes. Raises
+        StorageError."""
+        try:
+            with self._locked() as (num, nbytes):
+                for name, file in dict(self.found).items():
+                    num, nbytes = num + 1, nbytes + file.size
+                    self.forget(name, remove=True)
+        except OSError as error:
+            raise StorageError(
+                f"{self._what} in {self.path} cannot be cleared: {error.strerror or error}."
+            ) from error
+        return num, nbytes
+
+    def _open(self, name: str) -> BinaryIO:
+        """A regular file, for reading. Raises OSError for anything else."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(self.path / (name + _SUFFIX), flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return open(descriptor, "rb")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[tuple[int, int]]:
+        """Alone in the folder, with `found` as it is, and without what killed processes have left: how many files, and their bytes."""
+        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + _LOCK_SECONDS
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise OSError(errno.EAGAIN, "another process keeps the folder locked") from None
+                    time.sleep(0.005)
+            left = [path for path in self.path.iterdir() if _PARTIAL.search(path.name)]
+            sizes = [path.lstat().st_size for path in left]
+            for path in left:
+                path.unlink()
+            self.look()
+            yield len(left), sum(sizes)
+        finally:
+            os.close(descriptor)
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used files until `size` more bytes are within the limit. Only with the lock."""
+        held = sum(_taken(file.size) for file in self.found.values())
+        most = None if self.limit is None else self.limit - size
+        if most is None or held <= most:
+            return
+        self._seen = -1
+        self.look()  # another process may have used some
+        for name, file in sorted(self.found.items(), key=lambda item: item[1].used):
+            if held <= most:
+                break
+            self.forget(name, remove=True)
+            held -= _taken(file.size)
+
+    def forget(self, name: str, *, remove: bool = False) -> None:
+        """A file is of no use. remove: it goes from the folder, too; only with the lock."""
+        if name in self.found:
+            if remove:
+                (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
+            self._set({other: file for other, file in self.found.items() if other != name})
+
+    def _set(self, found: Mapping[str, KeptFile]) -> None:
+        """This process has changed the folder."""
+        self.found = found
+        with contextlib.suppress(OSError):
+            self._seen = self.path.stat().st_mtime_ns
+
+
+class FileThread:
+    """Runs what touches files, one task behind the other, urgent ones first. The thread starts with the first task."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._urgent: deque[Callable[[], None]] = deque()
+        self._others: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_busy = self._is_closed = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._urgent or self._others or self._is_busy)
+
+    def post(self, work: Callable[[], None], *, is_urgent: bool = False) -> None:
+        """Run `work` later. Nothing is run behind `close`."""
+        with self._changed:
+            if self._is_closed:
+                return
+            (self._urgent if is_urgent else self._others).append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mlxspec-files", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, seconds: float) -> bool:
+        """End behind what was posted. Returns whether that was done in time."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self.is_idle
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.wait_for(lambda: self._urgent or self._others or self._is_closed)
+                if not (self._urgent or self._others):
+                    return
+                work = (self._urgent or self._others).popleft()
+                self._is_busy = True
+            try:
+                work()
+            except Exception as error:
+                _log.warning("Work with files failed (%s: %s).", type(error).__name__, error)
+            del work  # what it holds goes now, not with the next task
+
+
+def _is_same(digest: str, checksum: str) -> bool:
+    return digest == checksum
+
+
+def _taken(size: int) -> int:
+    """Bytes that a file of this size takes."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _write(path: Path, head: bytes, tensors: Mapping[str, Stored], is_wanted: Callable[[], bool]) -> bool:
+    """A new file, with its bytes on the disk. head: with an unknown checksum. False where it is not wanted any more."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        digest = hashlib.sha256(head)
+        file.write(head)
+        for tensor in tensors.values():
+            if not is_wanted():
+                return False
+            data = tensor.data
+            digest.update(data)
+            file.write(data)
+        file.seek(0)
+        file.write(head.replace(_UNKNOWN.encode(), digest.hexdigest().encode(), 1))
+        file.flush()
+        os.fsync(file.fileno())
+    return True
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _head(file: BinaryIO, name: str) -> tuple[bytes, dict[str, TensorEntry], dict[str, str]]:
+    """The header's bytes, its tensors and its metadata. Raises MlxspecError where the file is not as long as they say."""
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(8)
+    length = header_length(first, size, name)
+    if length > _HEADER_AT_MOST:
+        raise StorageError(f"{name} has a header that is too long.")
+    text = file.read(length)
+    found = entries(text, size - 8 - length, name)
+    if sum(entry.end - entry.begin for entry in found.values()) != size - 8 - length:
+        raise StorageError(f"{name} has bytes that belong to no tensor.")
+    metadata = json.loads(text).get("__metadata__")
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise StorageError(f"{name} has no metadata.")
+    return first + text, found, metadata

@@ -1,0 +1,549 @@
+"""The prefix store on disk: one file a state, from which a later process continues texts.
+
+A file holds all that is kept behind one text: by part its keys and values, recurrent states and windows, and the hiddens that drafters
+catch up from. Its header says the model (by name, and by a signature of what computed the state), the owner and the text (by digests; token
+ids are in no file) and the number of tokens. Its name tells the signature, the number of tokens and the text, so that a folder is searched
+by names.
+
+    ROOT-TOKENS-KIND-TEXT.safetensors      KIND: s for the end of a system prompt, t for other anchors
+
+Anchors of the tree are offered and written one behind the other. The least recently used file goes first (kept_files.py). A text that
+continues from an earlier state of its own supersedes it: that file goes before all others, unless it is the end of a system prompt.
+
+The engine's thread touches no file and waits for no lock. While rows decode it spends at most STEP_SECONDS a step on making the memory of a
+state's arrays visible to the `FileThread`, which writes from there without a copy, and turns at most SLICE bytes a step, or one tensor, of
+what was read into arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.config import EngineConfig
+from mlxspec.drafters.base import Drafter
+from mlxspec.engine.kept_files import FileThread, KeptFiles, Stored
+from mlxspec.engine.prefix.signature import of_drafter, of_states, of_target
+from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
+from mlxspec.models.base import Model
+from mlxspec.models.vision.base import VisionTower
+from mlxspec.platform import host
+from mlxspec.platform.folders import wanted_cache_folder
+
+SLICE = 16 << 20  # bytes that become arrays at once
+READ_AHEAD = 64 << 20  # bytes that may wait for the engine's thread
+STEP_SECONDS = 0.002
+STATES_AT_MOST = 64  # that wait to be written
+_HALF, _SCALE = ".half", ".scale"
+_NAMES: dict[mx.Dtype, str] = {
+    mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16", mx.float16: "F16", mx.bfloat16: "BF16",
+    mx.uint32: "U32", mx.int32: "I32", mx.float32: "F32", mx.uint64: "U64", mx.int64: "I64",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_log = logging.getLogger("mlxspec")
+
+
+@dataclass
+class DiskStats:
+    """Since the engine was made. num_lost: states that left memory before they were written; num_failed: files that the disk refused;
+    num_missed: files that were expected and could not be read as they were written."""
+
+    num_written: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+    num_lost: int = 0
+    num_failed: int = 0
+    num_missed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """What a folder holds of one model. num_states: texts that can be continued; used: nanoseconds, the newest."""
+
+    model: str
+    num_states: int
+    nbytes: int
+    used: int
+
+
+class Fetch:
+    """A state on its way from its file: the file thread puts tensors in, the engine's thread takes them. length: tokens that will be known.
+    nbytes: of the file. has_failed: it is gone, or not as it was written."""
+
+    def __init__(self, length: int, nbytes: int, roots: Mapping[str, str]) -> None:
+        self.length, self.nbytes = length, nbytes
+        self.has_failed = self.is_cancelled = False
+        self.started = time.perf_counter()
+        self._roots = roots
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, Stored]] = deque()
+        self._nbytes = 0
+        self._metadata: Mapping[str, str] | None = None
+        self._arrays: dict[str, mx.array] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return self._metadata is not None and not self._waiting
+
+    def put(self, name: str, tensor: Stored) -> bool:
+        """Wait until there is room. False where nobody wants it any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_cancelled or self._nbytes < READ_AHEAD)
+            if not self.is_cancelled:
+                self._waiting.append((name, tensor))
+                self._nbytes += tensor.nbytes
+                self._changed.notify_all()
+        return not self.is_cancelled
+
+    def finish(self, metadata: Mapping[str, str] | None) -> None:
+        """All tensors have come. None: what has come must not be used."""
+        with self._changed:
+            self._metadata, self.has_failed = metadata, metadata is None
+            self._changed.notify_all()
+
+    def take(self, most: int) -> None:
+        """Turn what has come into arrays, `most` bytes or one tensor."""
+        while most > 0:
+            with self._changed:
+                if not self._waiting:
+                    return
+                name, (dtype, shape, pieces) = self._waiting.popleft()
+                self._nbytes -= pieces[0].nbytes
+                self._changed.notify_all()
+            self._arrays[name] = host.from_bytes(pieces[0], _DTYPES[dtype], shape)
+            most -= pieces[0].nbytes
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something to take, or it has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.has_failed or self.is_done, seconds)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        with self._changed:
+            self.is_cancelled = True
+            self._waiting.clear()
+            self._arrays.clear()
+            self._changed.notify_all()
+
+    def hit(self) -> Hit | None:
+        """What the file holds; None where it is not what was asked for. Parts of drafters that this engine does not have are left out."""
+        try:
+            parts, length = {}, self.length
+            for index, part in enumerate(json.loads((self._metadata or {})["parts"])):
+                if part["root"] == self._roots.get(part["name"]):
+                    kv = [tuple(self._numbered(f"{index}.t.{i}")) for i in range(part["layers"])]
+                    point = [tuple(self._numbered(f"{index}.p.{i}")) for i in range(part["states"])]
+                    parts[part["name"]] = Snapshot(part["length"], [kv], point)
+            sources = self._arrays.get("sources")
+            if parts[TARGET].length != length:
+                return None
+            heard = [] if sources is None else [(length - len(sources), sources)]
+            return Hit(length, parts, self._arrays["hidden"], heard)
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def _numbered(self, stem: str) -> Iterator[mx.array]:
+        """STEM.0, STEM.1, ... as far as they go. Raises KeyError where there is none."""
+        num = 0
+        while (name := f"{stem}.{num}") in self._arrays or name + _HALF in self._arrays:
+            yield self._arrays[name] if name in self._arrays else _whole(self._arrays, name)
+            num += 1
+        if not num:
+            raise KeyError(stem)
+
+
+@dataclass(kw_only=True, eq=False)
+class _State:
+    """A state that waits to be written. older: files that it supersedes. left: arrays whose memory is not in `tensors` yet. is_posted: the
+    file thread has it."""
+
+    key: bytes
+    length: int
+    name: str
+    owner: str
+    is_shared: bool
+    older: Sequence[str]
+    left: Iterator[tuple[str, Sequence[mx.array]]] = field(default_factory=lambda: iter(()))
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    is_posted: bool = False
+    is_cancelled: bool = False
+    is_done: bool = False
+
+
+class PrefixDisk:
+    """The files of one engine. Attributes: stats, files."""
+
+    def __init__(
+        self,
+        files: KeptFiles,
+        thread: FileThread,
+        roots: Mapping[str, str],
+        *,
+        model: str,
+        hearing: Sequence[str] = (),
+        halves: Sequence[bool] = (),
+    ) -> None:
+        """roots: by part, the signature of what computed it; the target's says of all files whether they may be used. model: for people.
+        hearing: drafters that need the hiddens of every token. halves: by state of the target, whether its first array is kept in half of
+        its bytes."""
+        self.files, self.stats = files, DiskStats()
+        self._thread, self._roots, self._model = thread, dict(roots), model
+        self._hearing, self._halves = tuple(hearing), tuple(halves)
+        self._waiting: dict[bytes, _State] = {}
+        self._writing: _State | None = None
+        self._seen: Mapping[str, Any] | None = None
+        self._lengths: list[int] = []
+        self._has_said: set[str] = set()
+        thread.post(partial(_try, files.tidy))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return self.files.nbytes
+
+    # --- reading
+
+    def fetch(self, text: KeyedText, known: int, room: int) -> Fetch | None:
+        """Begin to read the longest beginning of `text` that has more than `known` tokens. room: bytes that there are for it."""
+        self._thread.post(partial(_try, self.files.look))
+        for length in reversed(self._own_lengths()):
+            name = self._name(text, length) if known < length <= len(text) else None
+            file = None if name is None else self.files.found.get(name)
+            if name is not None and file is not None and file.size <= room:
+                found = Fetch(length, file.size, self._roots)
+                self._thread.post(partial(self._read, found, name, text.key(length)), is_urgent=True)
+                return found
+        return None
+
+    def _read(self, fetch: Fetch, name: str, key: bytes) -> None:
+        """Whatever goes wrong fails the reading: a row waits for it. In the file thread."""
+        metadata: Mapping[str, str] | None = None
+        try:
+            metadata = self.files.read(name, fetch.put)
+            if metadata is not None and not self._is_of(key, metadata):
+                metadata = None
+            if metadata is not None:
+                self.files.use(name)
+                self.stats.bytes_read += fetch.nbytes
+        except Exception as error:
+            _log.warning(
+                "A file of the prefix store could not be read (%s: %s).", type(error).__name__, error
+            )
+        finally:
+            if metadata is None and not fetch.is_cancelled:
+                self.files.forget(name)
+                self.stats.num_missed += 1
+            fetch.finish(metadata)
+
+    def _is_of(self, key: bytes, metadata: Mapping[str, str]) -> bool:
+        """Whether a file holds the state behind the text of this key."""
+        return (metadata.get("signature"), metadata.get("text")) == (self._roots[TARGET], key.hex())
+
+    # --- writing
+
+    def offer(
+        self, text: KeyedText, length: int, *, is_shared: bool = False, supersedes: bool = False
+    ) -> None:
+        """The state behind the first `length` tokens is to be on disk; where it is, it counts as used. is_shared: many texts begin so.
+        supersedes: states before it are of no use to this text any more."""
+        name = self._name(text, length)
+        if name is not None:
+            self._thread.post(partial(self.files.use, name))
+            return
+        older: list[str] = []
+        if supersedes:
+            names = (self._name(text, num) for num in self._own_lengths() if num < length)
+            older = [found for found in names if found is not None and "-t-" in found]
+            for state in [*self._waiting.values(), *([] if self._writing is None else [self._writing])]:
+                if not state.is_shared and state.length < length and text.key(state.length) == state.key:
+                    self._waiting.pop(state.key, None)
+                    older.append(state.name)
+        key = text.key(length)
+        name = f"{self._stem(length)}{'s' if is_shared else 't'}-{self._digest(key)}"
+        self._waiting[key] = _State(
+            key=key, length=length, name=name, owner=text.owner, is_shared=is_shared, older=older
+        )
+        if len(self._waiting) > STATES_AT_MOST:
+            del self._waiting[next(iter(self._waiting))]
+            self._lose("waited too long to be written")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits to be written, or is being written. Not while the disk refuses."""
+        return bool(self._waiting or self._writing) and not self.files.rests
+
+    @property
+    def can_work(self) -> bool:
+        """Whether `work` would do anything now."""
+        return self.has_work and (
+            self._writing is None or self._writing.is_done or not self._writing.is_posted
+        )
+
+    def work(self, tree: PrefixTree) -> None:
+        """Make memory of the next state visible to the file thread, for STEP_SECONDS at most. What goes wrong costs the state only."""
+        state = self._writing
+        if state is not None and state.is_done:
+            self._writing = state = None
+        if state is not None and tree.state(state.key) is None:  # its memory is wanted
+            state.is_cancelled = True
+            if not state.is_posted:
+                self._writing = None
+                self._lose("left memory before they were written")
+            return
+        if state is not None and state.is_posted:
+            return
+        try:
+            self._copy(state or self._begin(tree), time.perf_counter() + STEP_SECONDS)
+        except Exception as error:
+            self._writing = None
+            self._lose(f"could not be copied ({type(error).__name__}: {error})")
+
+    def flush(self, tree: PrefixTree, seconds: float) -> bool:
+        """Write all that waits, for so long at most. Returns whether it is all on disk."""
+        until = time.monotonic() + seconds
+        while (self.has_work or not self._thread.is_idle) and time.monotonic() < until:
+            self.work(tree)
+            if not self.can_work:
+                time.sleep(0.001)
+        return not self.has_work
+
+    def close(self, tree: PrefixTree, seconds: float) -> None:
+        """Write what can be written in this time, and end."""
+        if not self.flush(tree, seconds) and not self.files.rests:
+            num = len(self._waiting) + (self._writing is not None)
+            _log.warning("The prefix store on disk ends with %d texts that were not written.", num)
+        self._waiting.clear()
+        if self._writing is not None:
+            self._writing.is_cancelled = True
+
+    def _begin(self, tree: PrefixTree) -> _State | None:
+        """The next state that waits, if it can be written."""
+        if not self._waiting or self.files.rests:
+            return None
+        state = self._waiting.pop(next(iter(self._waiting)))
+        node = tree.state(state.key)
+        if node is None:
+            self._lose("left memory before they were written")
+            return None
+        hit = tree.hit(node)
+        if self.files.limit is not None and sum(s.nbytes for s in hit.parts.values()) > self.files.limit:
+            self._say(
+                "A text is larger than the prefix store on disk may be (--prefix-disk); it was not written."
+            )
+            return None
+        heard = min((hit.parts[n].length if n in hit.parts else 0 for n in self._hearing), default=hit.length)
+        sources = hit.sources_from(heard)
+        if heard < hit.length and sources is None:
+            return None  # nobody could continue from it
+        parts = {name: hit.parts[name] for name in self._roots if name in hit.parts}
+        state.left, state.metadata = _arrays(parts, hit.hidden, sources), self._header(state, parts)
+        self._writing = state
+        return state
+
+    def _copy(self, state: _State | None, until: float) -> None:
+        """Show the memory of the state's arrays to the file thread, up to a time."""
+        if state is None:
+            return
+        for name, arrays in state.left:
+            shape = list(arrays[0].shape)
+            if len(arrays) > 1:
+                shape[2] = sum(x.shape[2] for x in arrays)
+            pieces = [host.memory(x) for x in arrays]
+            state.tensors[name] = Stored(_NAMES[arrays[0].dtype], tuple(shape), pieces)
+            if time.perf_counter() > until:
+                return
+        state.is_posted = True
+        self._thread.post(partial(self._write, state))
+
+    def _header(self, state: _State, parts: Mapping[str, Snapshot]) -> dict[str, str]:
+        told = [
+            {
+                "name": name,
+                "root": self._roots[name],
+                "length": s.length,
+                "layers": len(s.segments[0]),
+                "states": len(s.point),
+            }
+            for name, s in parts.items()
+        ]
+        return {
+            "model": self._model,
+            "signature": self._roots[TARGET],
+            "owner": hashlib.sha256(f"owner {state.owner}".encode()).hexdigest(),
+            "text": state.key.hex(),
+            "tokens": str(state.length),
+            "parts": json.dumps(told),
+        }
+
+    def _write(self, state: _State) -> None:
+        """In the file thread."""
+        try:
+            for i, is_half in enumerate(self._halves):
+                if is_half:
+                    _halve(state.tensors, f"0.p.{i}.0")
+            nbytes = sum(tensor.nbytes for tensor in state.tensors.values())
+            if self.files.write(
+                state.name, state.tensors, state.metadata, is_wanted=lambda: not state.is_cancelled
+            ):
+                self.stats.num_written += 1
+                self.stats.bytes_written += nbytes
+                for name in state.older:
+                    self.files.use(name, 0)
+            elif state.is_cancelled:
+                self._lose("left memory before they were written")
+            self.stats.num_failed = self.files.num_failed
+        finally:
+            state.tensors.clear()
+            state.is_done = True
+
+    def _own_lengths(self) -> list[int]:
+        """Numbers of tokens of this model's files, ascending."""
+        if self.files.found is not self._seen:
+            self._seen = found = self.files.found
+            own = {name.split("-")[1] for name in found if name.startswith(self._roots[TARGET][:16] + "-")}
+            self._lengths = sorted(int(num) for num in own if num.isdecimal())
+        return self._lengths
+
+    def _name(self, text: KeyedText, length: int) -> str | None:
+        """The file of a text's first `length` tokens, if there is one."""
+        digest = self._digest(text.key(length))
+        names = (f"{self._stem(length)}{kind}-{digest}" for kind in "st")
+        return next((name for name in names if name in self.files.found), None)
+
+    def _stem(self, length: int) -> str:
+        return f"{self._roots[TARGET][:16]}-{length}-"
+
+    def _digest(self, key: bytes) -> str:
+        return hashlib.sha256(self._roots[TARGET].encode() + key).hexdigest()[:40]
+
+    def _lose(self, why: str) -> None:
+        self.stats.num_lost += 1
+        self._say(f"Texts for the prefix store on disk {why}; metrics count them.")
+
+    def _say(self, sentence: str) -> None:
+        """Once."""
+        if sentence not in self._has_said:
+            self._has_said.add(sentence)
+            _log.warning(sentence)
+
+
+def default_folder() -> Path:
+    """The folder of the prefix store unless somebody names one."""
+    return wanted_cache_folder() / "prefix"
+
+
+def open_files(path: Path, limit: int | None) -> KeptFiles:
+    """The files of a prefix store. limit: None for a process that only looks. Raises ConfigError for a folder that cannot be used."""
+    return KeptFiles(path, limit, "The prefix store")
+
+
+def open_disk(
+    model: Model,
+    drafters: Collection[Drafter],
+    config: EngineConfig,
+    name: str,
+    thread: FileThread,
+    tower: VisionTower | None = None,
+) -> PrefixDisk | None:
+    """An engine's prefix store on disk; None where the options ask for none, and where the states of a drafter or of a tower cannot be told
+    apart. tower: reads the images of prompts. Raises ConfigError for a folder that cannot be used."""
+    if not config.prefix_disk:
+        return None
+    hearing = [d for d in drafters if d.needs.every_hidden]
+    strange = [d.name for d in hearing if d.modules is None]
+    why = f"the drafter {strange[0]} does not say by which `modules` its states are made" if strange else None
+    if tower is not None and not isinstance(tower, nn.Module):
+        why = "the vision tower is no mlx.nn.Module, so its weights are unknown"
+    if why is not None:
+        _log.warning("There is no prefix store on disk: %s.", why)
+        return None
+    path = default_folder() if config.prefix_dir is None else Path(config.prefix_dir).expanduser().absolute()
+    files = open_files(path, config.prefix_disk)
+    layers = sorted({i for d in drafters for i in d.needs.layers})
+    target = of_target(model, config, layers, tower)
+    found = {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}
+    # a state that lacks the part of a drafter which needs every hidden can be of no use
+    roots = {TARGET: of_states(target, [found[d.name] for d in hearing], config.prefix_states), **found}
+    is_half = config.prefix_states == "half"
+    halves = states_of(model.make_cache(0, kv_bits=config.kv_bits)) if is_half else ()
+    return PrefixDisk(files, thread, roots, model=name, hearing=[d.name for d in hearing], halves=halves)
+
+
+def stored_models(files: KeptFiles) -> list[StoredModel]:
+    """What a folder holds, by name of the model, the last used first. It reads the header of every file."""
+    by_model: dict[str, list[str]] = {}
+    for name in files.found:
+        by_model.setdefault(files.metadata(name).get("model", "unknown"), []).append(name)
+    found = [
+        StoredModel(
+            model=model,
+            num_states=len(names),
+            nbytes=sum(files.found[name].size for name in names),
+            used=max(files.found[name].used for name in names),
+        )
+        for model, names in by_model.items()
+    ]
+    return sorted(found, key=lambda m: -m.used)
+
+
+def states_of(cache: ModelCache) -> list[bool]:
+    """By state of a snapshot, whether it is a recurrent one. `cache` needs no rows."""
+    return [layer.is_recurrent for layer in cache.layers if not layer.is_per_token]
+
+
+def _arrays(
+    parts: Mapping[str, Snapshot], hidden: mx.array, sources: mx.array | None
+) -> Iterator[tuple[str, Sequence[mx.array]]]:
+    """The tensors of a file by name, in pieces along the tokens. The target is part 0."""
+    for index, snapshot in enumerate(parts.values()):
+        for i, pieces in enumerate(zip(*snapshot.segments, strict=True)):
+            for j, arrays in enumerate(zip(*pieces, strict=True)):
+                yield f"{index}.t.{i}.{j}", arrays
+        for i, state in enumerate(snapshot.point):
+            for j, array in enumerate(state):
+                yield f"{index}.p.{i}.{j}", [array]
+    yield "hidden", [hidden]
+    if sources is not None:
+        yield "sources", [sources]
+
+
+def _halve(tensors: dict[str, Stored], name: str) -> None:
+    """Make a float32 state 16-bit integers with a scale for each row; not where a number in it is not finite."""
+    _, shape, (piece,) = tensors[name]
+    x = np.ascontiguousarray(piece).view(np.float32)
+    most = np.max(np.abs(x), axis=-1, keepdims=True)
+    if not np.all(np.isfinite(most)):
+        return
+    scale = np.where(most > 0, most / np.float32(32767), np.float32(1)).astype(np.float32)
+    half = np.rint(x / scale).astype(np.int16)
+    del tensors[name]
+    tensors[name + _HALF] = Stored("I16", shape, [half.view(np.uint8)])
+    tensors[name + _SCALE] = Stored("F32", scale.shape, [scale.view(np.uint8)])
+
+
+def _whole(arrays: Mapping[str, mx.array], name: str) -> mx.array:
+    return arrays[name + _HALF].astype(mx.float32) * arrays[name + _SCALE]
+
+
+def _try(work: Callable[[], None]) -> None:
+    """What the disk refuses here is told when it is written."""
+    try:
+        work()
+    except OSError as error:
+        _log.warning("The prefix store on disk: %s.", error.strerror or error)

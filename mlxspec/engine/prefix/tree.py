@@ -1,0 +1,369 @@
+"""The prefix store in memory: states behind texts, with the keys and values that lead to them, within a budget of bytes.
+
+A *state* holds what a model keeps behind a text and cannot cut: recurrent states and windows. It is right for that text and no other, so a
+prompt continues from the longest of its beginnings that has a state. A node of the tree holds one state, and the keys and values of the
+tokens between its parent and itself. Its parent is the node of the longest beginning that was there when it was put; so texts that begin
+alike share what leads to a common state. A node is found by a digest of owner, adapters and tokens: owners never meet in the tree.
+
+The parts of a node are the target's and each drafter's own. A drafter may have heard a beginning of the text only, or nothing. It catches
+up from the target's final hiddens, which a node can keep as *sources*.
+
+Eviction. An *anchor* is a state where texts are expected to branch off: the end of a system prompt, of a turn, of an answer, and each state
+that a text has continued from. Other states inside a long prompt are dropped first; among equals the least recently used goes first.
+A state that is no anchor never drops an anchor, and an anchor does so only if its whole text fits into the budget by itself. A node whose
+state was dropped stays while other nodes need its keys and values.
+
+Invariants (property tests hold them): `nbytes` is the sum over all nodes and at most the budget; every node without children has a state;
+`put` returns True and the state is there, or False and it is not, with anchors as they were; an anchor whose text fits by itself is kept.
+
+Knows snapshots; knows no rows, no requests and no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from mlxspec.cache.attention import KV, copied
+from mlxspec.cache.model_cache import Snapshot
+
+TARGET = "the target"  # a part; no drafter bears this name, for names have no spaces
+Point = list[tuple[mx.array, ...]]  # the arrays of a part that are not kept token by token
+
+
+class KeyedText:
+    """A text whose beginnings have keys: 32 bytes that tell owner, adapters (their scales) and tokens. tokens may grow at the end."""
+
+    def __init__(self, tokens: Sequence[int], owner: str = "", scales: Sequence[float] = ()) -> None:
+        self.tokens, self.owner = tokens, owner
+        self._ends = [0]
+        self._hashes: list[Any] = [hashlib.sha256(repr((owner, tuple(scales))).encode())]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def key(self, length: int) -> bytes:
+        """The key of the first `length` tokens. It hashes the tokens behind the nearest length that was asked for before."""
+        at = bisect_right(self._ends, length)
+        begin, found = self._ends[at - 1], self._hashes[at - 1]
+        if begin < length:
+            found = found.copy()
+            found.update(np.asarray(self.tokens[begin:length], np.int64).tobytes())
+            self._ends.insert(at, length)
+            self._hashes.insert(at, found)
+        key: bytes = found.digest()
+        return key
+
+
+class Piece(NamedTuple):
+    """A part of a node. kv: keys and values of the tokens from `start` to the node's end, by layer. point: None once the state has been
+    dropped, empty for a part that has only keys and values."""
+
+    start: int
+    kv: list[KV]
+    point: Point | None
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(x.nbytes for kv in self.kv for x in kv)
+
+    @property
+    def point_bytes(self) -> int:
+        return sum(x.nbytes for arrays in self.point or () for x in arrays)
+
+
+@dataclass(kw_only=True, eq=False)
+class Node:
+    """length: tokens up to here. sources (n, H): what the last n of them were sampled from, if kept. hidden (1, H): the target's of the
+    last token; None once the state has been dropped. used: when the state was last used."""
+
+    key: bytes
+    length: int
+    parent: Node | None
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    sources: mx.array | None = None
+    hidden: mx.array | None = None
+    used: int = 0
+    is_anchor: bool = False
+    num_children: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        return _bytes(self.hidden) + sum(piece.point_bytes for piece in self.pieces.values())
+
+    @property
+    def nbytes(self) -> int:
+        return self.state_bytes + _bytes(self.sources) + sum(piece.kv_bytes for piece in self.pieces.values())
+
+
+class Hit(NamedTuple):
+    """What is known of a text's first `length` tokens: by part a snapshot to restore, the target's of all of them and a drafter's of as
+    many as there are; hidden (1, H) of the last of them. sources: first token and hiddens (n, H) of each stretch, the last one first."""
+
+    length: int
+    parts: dict[str, Snapshot]
+    hidden: mx.array
+    sources: list[tuple[int, mx.array]]
+
+    def sources_from(self, start: int) -> mx.array | None:
+        """The hiddens that tokens `start` to `length` were sampled from, (n, H); None where some are not known."""
+        found: list[mx.array] = []
+        end = self.length
+        for begin, array in self.sources:
+            if begin >= end:
+                continue
+            if end <= start or begin + len(array) < end:
+                break
+            found.append(array[max(0, start - begin) : end - begin])
+            end = max(start, begin)
+        return mx.concatenate(found[::-1]) if found and end == start else None
+
+
+class PrefixTree:
+    """See the module. Attributes: budget, nbytes."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.nbytes = 0
+        self._nodes: dict[bytes, Node] = {}
+        self._lengths: Counter[int] = Counter()
+        self._clock = 0
+
+    @property
+    def states(self) -> list[Node]:
+        """Nodes that a text can continue from."""
+        return [node for node in self._nodes.values() if node.hidden is not None]
+
+    def find(self, text: KeyedText) -> Hit | None:
+        """The longest beginning of `text` that has a state. It counts as used, and is an anchor from here on."""
+        found = next((n for n in reversed(self._path(text, len(text))) if n.hidden is not None), None)
+        if found is None:
+            return None
+        found.is_anchor = True
+        self._touch(found)
+        return self.hit(found)
+
+    def depth(self, text: KeyedText, length: int) -> int:
+        """Tokens of the longest beginning of the first `length` that has a state."""
+        return max((n.length for n in self._path(text, length) if n.hidden is not None), default=0)
+
+    def state(self, key: bytes) -> Node | None:
+        """The node behind the text of this key, if it has a state. It does not count as used."""
+        found = self._nodes.get(key)
+        return None if found is None or found.hidden is None else found
+
+    def hit(self, node: Node) -> Hit:
+        """What is known behind the text of a node that has a state."""
+        if node.hidden is None:
+            raise ValueError("the state has been dropped")
+        line = list(_line(node))
+        names = dict.fromkeys(name for step in line for name in step.pieces)
+        parts = {name: found for name in names if (found := _longest(line, name)) is not None}
+        sources = [(n.length - len(n.sources), n.sources) for n in line if n.sources is not None]
+        return Hit(node.length, parts, node.hidden, sources)
+
+    def starts(self, text: KeyedText, length: int, names: Iterable[str]) -> dict[str, int]:
+        """By part, how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
+        line = self._line_of(text, length)
+        return {name: next((n.length for n in line if name in n.pieces), 0) for name in names}
+
+    def covers(self, text: KeyedText, length: int, names: Iterable[str], num_sources: int) -> bool:
+        """Whether each of these parts could catch up to the end of the first `length` tokens, if the last `num_sources` of them came with
+        their sources."""
+        line = self._line_of(text, length)
+        heard = length - num_sources
+        for node in line:
+            if node.length < heard:
+                break
+            heard = min(heard, node.length - (0 if node.sources is None else len(node.sources)))
+        known = (
+            next((n.length for n in line if name in n.pieces and n.pieces[name].point is not None), 0)
+            for name in names
+        )
+        return all(num >= heard for num in known)
+
+    def put(
+        self,
+        text: KeyedText,
+        length: int,
+        parts: Mapping[str, Snapshot],
+        hidden: mx.array,
+        sources: mx.array | None = None,
+        *,
+        is_anchor: bool = True,
+    ) -> bool:
+        """Keep the state behind the first `length` tokens of a text. False where it does not fit by the rules of the module.
+
+        parts: snapshots, each from `starts` on or from before it; not yet evaluated at best, for nothing is computed of a state that does
+        not fit. A part that begins later is left out. hidden (1, H): the target's, of the last token. sources (n, H): what the last n
+        tokens were sampled from. Where evaluating raises, the state is not there and the tree is valid; others may have been dropped.
+        """
+        starts = self.starts(text, length, parts)
+        pieces = {name: _piece(s, starts[name]) for name, s in parts.items() if s.start <= starts[name]}
+        if not length or TARGET not in pieces:
+            return False
+        line = self._line_of(text, length)
+        key = text.key(length)
+        old = self._nodes.get(key)
+        parent = line[0] if line and old is None else None if old is None else old.parent
+        for name, piece in (
+            () if old is None else old.pieces.items()
+        ):  # keys and values that are there stay as they are
+            pieces[name] = piece._replace(point=pieces[name].point) if name in pieces else piece
+        sources = None if sources is None else copied(sources)
+        if (
+            old is not None
+            and old.sources is not None
+            and (sources is None or len(sources) < len(old.sources))
+        ):
+            sources = old.sources
+        new = Node(key=key, length=length, parent=parent, pieces=pieces, sources=sources, hidden=hidden)
+        new.is_anchor = is_anchor or (old is not None and old.hidden is not None and old.is_anchor)
+        alone = new.nbytes + sum(node.nbytes - node.state_bytes for node in _line(parent))
+        growth = new.nbytes - (0 if old is None else old.nbytes)
+        may_drop_anchors = is_anchor and alone <= self.budget
+        if not self._make_room(growth, may_drop_anchors, line, but=old):
+            self._prune(line[0] if line else None)
+            return False
+        try:
+            mx.eval(
+                [x for p in pieces.values() for kv in p.kv for x in kv], [] if sources is None else sources
+            )
+            mx.eval([x for p in pieces.values() for arrays in p.point or () for x in arrays], hidden)
+        except BaseException:
+            self._prune(line[0] if line else None)
+            raise
+        if old is None:
+            self._nodes[key] = old = new
+            self._lengths[length] += 1
+            if parent is not None:
+                parent.num_children += 1
+        else:
+            old.pieces, old.sources, old.hidden, old.is_anchor = pieces, sources, hidden, new.is_anchor
+        self.nbytes += growth
+        self._touch(old)
+        return True
+
+    def shrink(self, nbytes: int) -> int:
+        """Drop states until no more than `nbytes` are held; returns how many bytes were dropped."""
+        before = self.nbytes
+        self._make_room(self.budget - max(0, nbytes), True)
+        return before - self.nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._nodes, self._lengths, self.nbytes = {}, Counter(), 0
+
+    def check(self) -> None:
+        """Raises AssertionError where the invariants do not hold; for tests."""
+        nodes = self._nodes
+        assert sum(node.nbytes for node in nodes.values()) == self.nbytes <= self.budget
+        assert Counter(node.length for node in nodes.values()) == +self._lengths
+        assert Counter(node.parent.key for node in nodes.values() if node.parent) == Counter(
+            {key: node.num_children for key, node in nodes.items() if node.num_children}
+        )
+        for key, node in nodes.items():
+            assert node.key == key
+            assert node.num_children or node.hidden is not None, "a leaf without a state"
+            assert node.parent is None or nodes[node.parent.key] is node.parent, "a parent that is gone"
+            assert TARGET in node.pieces
+            for piece_start, name in ((piece.start, name) for name, piece in node.pieces.items()):
+                reached = {n.length for n in _line(node.parent) if name in n.pieces}
+                assert piece_start == 0 or piece_start in reached, "keys and values that lead nowhere"
+
+    # --- the tree
+
+    def _path(self, text: KeyedText, length: int) -> list[Node]:
+        """Nodes of all beginnings of the first `length` tokens, the shortest first."""
+        lengths = sorted(num for num in self._lengths if num <= length)
+        return [node for num in lengths if (node := self._nodes.get(text.key(num))) is not None]
+
+    def _line_of(self, text: KeyedText, length: int) -> list[Node]:
+        """The node of the longest beginning of the first `length` tokens, its parent, and so on."""
+        path = self._path(text, length)
+        return list(_line(path[-1])) if path else []
+
+    def _touch(self, node: Node) -> None:
+        """Count a state as used, and those that it shares with other texts."""
+        for step in reversed(list(_line(node))):
+            if step is node or step.num_children > 1:
+                self._clock += 1
+                step.used = self._clock
+
+    # --- the budget
+
+    def _make_room(
+        self, growth: int, may_drop_anchors: bool, kept: Collection[Node] = (), but: Node | None = None
+    ) -> bool:
+        """Drop states, except that of `but`, until `growth` more bytes are within the budget; nodes of `kept` stay without them."""
+        held = [node for node in self.states if node is not but and (may_drop_anchors or not node.is_anchor)]
+        for node in sorted(held, key=lambda n: (n.is_anchor, n.used)):
+            if self.nbytes + growth <= self.budget:
+                break
+            self._drop(node, kept)
+        return self.nbytes + growth <= self.budget
+
+    def _drop(self, node: Node, kept: Collection[Node]) -> None:
+        """Drop a state, and the nodes that only it needed."""
+        self.nbytes -= node.state_bytes
+        node.hidden, node.is_anchor = None, False
+        node.pieces = {name: p._replace(point=None) if p.point else p for name, p in node.pieces.items()}
+        self._prune(node, kept)
+
+    def _prune(self, node: Node | None, kept: Collection[Node] = ()) -> None:
+        """Drop a node that nothing needs, and those before it that only it needed."""
+        while node is not None and not node.num_children and node.hidden is None and node not in kept:
+            self.nbytes -= node.nbytes
+            del self._nodes[node.key]
+            self._lengths[node.length] -= 1
+            if not self._lengths[node.length]:
+                del self._lengths[node.length]
+            node = node.parent
+            if node is not None:
+                node.num_children -= 1
+
+
+def _line(node: Node | None) -> Iterator[Node]:
+    """A node, its parent, and so on."""
+    while node is not None:
+        yield node
+        node = node.parent
+
+
+def _longest(line: Sequence[Node], name: str) -> Snapshot | None:
+    """The snapshot of the longest beginning for which a part can be restored. line: a node, its parent, and so on."""
+    end, segments, length, point = -1, [], 0, None
+    for node in line:
+        piece = node.pieces.get(name)
+        if (
+            piece is None
+            or (point is None and piece.point is None)
+            or (point is not None and node.length != end)
+        ):
+            continue
+        if point is None:
+            length, point = node.length, piece.point
+        segments.append(piece.kv)
+        end = piece.start
+        if not end:
+            break
+    return None if point is None else Snapshot(length, segments[::-1], point)
+
+
+def _piece(snapshot: Snapshot, start: int) -> Piece:
+    """A snapshot's part of a node whose keys and values begin at token `start`, in memory of its own."""
+    (segment,) = snapshot.segments
+    if start > snapshot.start:
+        segment = [tuple(copied(x[:, :, start - snapshot.start :]) for x in kv) for kv in segment]
+    return Piece(start, segment, snapshot.point)
+
+
+def _bytes(x: mx.array | None) -> int:
+    return 0 if x is None else x.nbytes
