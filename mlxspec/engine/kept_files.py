@@ -89,7 +89,8 @@ class KeptFiles:
         self._rests_until = 0.0
         self._seen = -1  # the folder's modification time when it was looked through
         try:
-            if path.exists() and not (path / LOCK).exists() and any(path.iterdir()):
+            names = {item.name for item in path.iterdir()} if path.exists() else set()
+            if names and LOCK not in names:
                 raise ConfigError(
                     f"{path} holds other files; name an empty folder, or one that is not there yet."
                 )

@@ -27,7 +27,8 @@ def raw_bytes(x: mx.array) -> NDArray[np.uint8]:
 def memory(x: mx.array) -> NDArray[np.uint8]:
     """The memory of `x` itself, which must be evaluated, as (..., n) uint8: the last axis has the bytes of its elements. Every dtype. It
     waits for no other work of the device, and any thread may read it."""
-    return np.array(mx.view(x, mx.uint8, stream=mx.cpu), copy=False)
+    row = mx.reshape(x, (1,), stream=mx.cpu) if x.ndim == 0 else x
+    return np.array(mx.view(row, mx.uint8, stream=mx.cpu), copy=False)
 
 
 def from_bytes(data: NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
