@@ -62,7 +62,7 @@ class KeyedText:
         return key
 
 
-class Piece(NamedTuple):
+class NodePart(NamedTuple):
     """A part of a node. kv: keys and values of the tokens from `start` to the node's end, by layer. point: None once the state has been
     dropped, empty for a part that has only keys and values."""
 
@@ -87,7 +87,7 @@ class Node:
     key: bytes
     length: int
     parent: Node | None
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[str, NodePart] = field(default_factory=dict)
     sources: mx.array | None = None
     hidden: mx.array | None = None
     used: int = 0
@@ -357,12 +357,12 @@ def _longest(line: Sequence[Node], name: str) -> Snapshot | None:
     return None if point is None else Snapshot(length, segments[::-1], point)
 
 
-def _piece(snapshot: Snapshot, start: int) -> Piece:
+def _piece(snapshot: Snapshot, start: int) -> NodePart:
     """A snapshot's part of a node whose keys and values begin at token `start`, in memory of its own."""
     (segment,) = snapshot.segments
     if start > snapshot.start:
         segment = [tuple(copied(x[:, :, start - snapshot.start :]) for x in kv) for kv in segment]
-    return Piece(start, segment, snapshot.point)
+    return NodePart(start, segment, snapshot.point)
 
 
 def _bytes(x: mx.array | None) -> int:
