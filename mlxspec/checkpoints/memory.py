@@ -15,7 +15,7 @@ from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import Blueprint, blueprint
 from mlxspec.platform import device
-from mlxspec.platform.memory import machine_memory
+from mlxspec.platform.memory import floats_fit, machine_memory
 
 DEFAULT_CONTEXT = 8192
 _CHUNK_ON_GPU, _CHUNK_ON_CPU = 2048, 512  # tokens
@@ -88,7 +88,7 @@ def expected(
         for module in (model, *([] if plan is None else [plan.tower])):
             module.set_dtype(mx.bfloat16)
     values = bytes_of(model)  # without a GPU float32
-    if unpacked or (not device.has_gpu() and (not quantized or device.floats_fit(values))):
+    if unpacked or (not device.has_gpu() and (not quantized or floats_fit(values))):
         in_memory, vision = values, 0 if plan is None else bytes_of(plan.tower)
     context = min(context or DEFAULT_CONTEXT, parsed.max_context)
     return MemoryEstimate(

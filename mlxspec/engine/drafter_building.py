@@ -38,7 +38,6 @@ from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 
 Made = TypeVar("Made", bound=nn.Module)
@@ -85,8 +84,7 @@ class DrafterBuilder:
         sees = self.target.vision is not None
 
         def make(adapter: Path | None = None) -> Assembled:
-            held = bytes_of(*self.modules)
-            return assemble_folder(beside, self.dtype, beside=held, images=sees, adapter=adapter)
+            return assemble_folder(beside, self.dtype, images=sees, adapter=adapter)
 
         small = (found and self._adapted("draft-model", lambda _: make(found.path))) or make()
         self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)

@@ -21,13 +21,12 @@ from mlxspec.loading.qwen_weights import QK_NORMS, TWO_HEADS, has_two
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import (
-    Stays,
+    STAYS_PACKED,
     evaluate,
     fill,
     foreign_format,
     is_packed,
     quantize_floats,
-    slowness_notice,
     unpacked_dtype,
     unpacked_notice,
 )
@@ -100,7 +99,6 @@ def assemble_folder(
     dtype: mx.Dtype | None = None,
     *,
     engine: Engine = "auto",
-    beside: int = 0,
     adapter: str | Path | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: bool = False,
@@ -130,7 +128,6 @@ def assemble_folder(
         config,
         folder.read,
         dtype,
-        beside=beside,
         adapter=adapter,
         draft_bits=draft_bits,
         images=folder.path if images else None,
@@ -143,14 +140,13 @@ def assemble_lazily(
     read: Callable[[], Weights],
     dtype: mx.Dtype | None = None,
     *,
-    beside: int = 0,
     adapter: str | Path | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
-    as `read` is lazy too. beside: bytes of other models that were assembled so and whose weights will be read as well. adapter: a folder
+    as `read` is lazy too. adapter: a folder
     with LoRA layers for this model, or several by name, of which each row of a cache has its own. draft_bits: as SpecConfig
     has it. images: the folder with the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
     it the images. ranks: those that run the model together, of which this process gets its share; the MTP head is whole on each."""
@@ -165,10 +161,10 @@ def assemble_lazily(
     parsed, head_notices = head_as_stored(parsed, weights)
     own = share(parsed, ranks) if ranks.size > 1 else None
 
-    def filled(given: Weights, stays: Stays | None = None) -> tuple[Trunk, Stays, Weights]:
+    def filled(given: Weights) -> tuple[Trunk, bool, Weights]:
         made = kind.build(parsed if own is None else own.config)
         trunk, head = kind.sanitize(given, parsed)
-        return made, fill(made, trunk, dtype, "The model", foreign, beside, stays=stays), head
+        return made, fill(made, trunk, dtype, "The model", foreign), head
 
     model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
     if isinstance(adapter, Mapping):
@@ -190,7 +186,7 @@ def assemble_lazily(
         read_parts = partial(parts_read, weights, own.cut_of)
 
         def parts() -> dict[str, Any]:
-            again, _, _ = filled(read_parts(), packed)
+            again, _, _ = filled(read_parts())
             again.fuse()
             join(again, parsed, ranks)
             return again.parameters()
@@ -210,7 +206,7 @@ def assemble_lazily(
         *_passed_over(weights, vision, no_images if images is not None else None),
     ]
     if packed and not device.has_gpu():
-        notices.append(slowness_notice(packed, parsed))
+        notices.append(STAYS_PACKED)
     if head and refused is not None:
         notices.append(f"There is no drafting with this model's MTP head: {refused}.")
     unknown = kind.unknown(config)

@@ -16,18 +16,19 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
-from mlxspec.kernels.packed import seconds_a_weight
 from mlxspec.loading import progress
 from mlxspec.loading.names import printable
 from mlxspec.loading.progress import amount
 from mlxspec.loading.published import description, storage
 from mlxspec.loading.vision_weights import in_dtype
 from mlxspec.loading.weights import Packed, Weights, cast, dequantize, formats, missing_and_extra
-from mlxspec.models.registry import Config, Trunk
-from mlxspec.platform import device
+from mlxspec.models.registry import Trunk
+from mlxspec.platform import device, memory
 
-Stays = dict[str, tuple[Packed, int]]  # module path -> format and number of weights, of what stays packed
-
+STAYS_PACKED = (
+    "The quantized weights stay packed, since unpacked they would take more than 6 GiB or more than half of this machine's memory. They "
+    "are multiplied about ten times slower here, and prompts are read a hundred times slower."
+)
 HEAD_GROUP = 64  # of an MTP head that is quantized when it is loaded
 
 ROUTERS = ("mlp.gate", "shared_expert_gate", "router.proj")  # who decides between experts
@@ -39,26 +40,21 @@ def fill(
     dtype: mx.Dtype | None,
     what: str,
     foreign: str | None = None,
-    beside: int = 0,
     *,
     whole: bool = False,
-    stays: Stays | None = None,
-) -> Stays:
-    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. beside: as
-    in `assemble_lazily`. whole: vectors get `dtype` as well, for modules whose operations want one dtype. stays: what stays packed, where
-    that has been decided.
+) -> bool:
+    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. whole:
+    vectors get `dtype` as well, for modules whose operations want one dtype.
 
-    Returns what stays packed.
+    Returns whether matrices stay packed.
     """
     dtype = _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
     if packed and not device.has_gpu():
         # there MLX multiplies with all formats but the one with a scale for each expert
-        fits = device.floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()), beside)
+        fits = memory.floats_fit(4 * sum(math.prod(shape) for shape in shapes.values()))
         unpacked = {path: how for path, how in packed.items() if fits or how.scaled}
-        if stays is not None:  # how much memory is free has changed since
-            unpacked = {path: how for path, how in packed.items() if path not in stays}
         weights = dequantize(weights, unpacked, dtype or mx.float32)
         packed = {path: how for path, how in packed.items() if path not in unpacked}
     if packed:
@@ -88,7 +84,7 @@ def fill(
         if norm.weight.dtype != module.dtype:
             norm.weight = norm.weight.astype(mx.float32)
     module.eval()
-    return {path: (how, math.prod(shapes[f"{path}.weight"])) for path, how in packed.items()}
+    return bool(packed)
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
@@ -130,22 +126,6 @@ def quantize_floats(head: nn.Module, bits: int) -> None:
     if bits < 16:
         nn.quantize(head, HEAD_GROUP, bits, class_predicate=is_packable)
         head.bits_at_load = bits
-
-
-def slowness_notice(packed: Stays, config: Config) -> str:
-    """A sentence on what a token takes where packed weights are multiplied slowly; a sample of one matrix is timed."""
-    tied = "language_model.lm_head" not in packed
-    used = 0.0
-    for path, (_, num) in packed.items():
-        if "embed_tokens" in path and not (tied and path.endswith("model.embed_tokens")):
-            continue  # looked up, not multiplied
-        used += num * (config.num_experts_per_token / config.num_experts if ".switch_" in path else 1)
-    how = max(packed.values(), key=lambda found: found[1])[0]
-    seconds = used * seconds_a_weight(how.group_size, how.bits, how.mode)
-    return (
-        f"The quantized weights stay packed, since unpacked they would take more than {amount(device.UNPACKED_AT_MOST)} or than three "
-        f"quarters of the memory that is free. They are multiplied slowly here: a token takes about {seconds:.2g} s."
-    )
 
 
 def unpacked_dtype(weights: Weights, dtype: mx.Dtype | None) -> mx.Dtype | None:

@@ -30,8 +30,6 @@ HAND_OVER_AT = 100  # launches: two to three of MLX's command buffers
 _MATRIX_UNITS = 17  # generation of the first GPU that has them
 # bytes: three times the logits of 17 positions of 248k words in 16 bits; and as much again as a prompt's chunk of a small model takes
 _SAMPLING_ON_CPU, _SAMPLING_ON_GPU = 24 << 20, 256 << 20
-UNPACKED_AT_MOST = 6 << 30  # bytes of float32
-_FREE_SHARE = 0.75  # of the memory that is free, which unpacked weights may take
 _LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
 _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 # MLX reads this once, at its first operation; its default is 1. On an M5, float32 products of two rows and more then have a mantissa of 10
@@ -197,32 +195,6 @@ def hold() -> Iterator[None]:
         yield
     finally:
         _Ahead.holds = before
-
-
-def free_memory() -> int | None:
-    """Bytes that a process on Linux could take now without others losing theirs; None where the system does not say. Imports no MLX."""
-    found: list[int] = []
-    with suppress(OSError, ValueError, IndexError):
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        found.append(int(lines.get("MemAvailable", "").split()[0]) << 10)
-    with suppress(OSError, ValueError):  # no such limit
-        limit, used = (int(_text(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
-        cached = dict(line.split() for line in _text("/sys/fs/cgroup/memory.stat").splitlines())
-        found.append(max(0, limit - used + int(cached.get("inactive_file", 0))))
-    return min(found) if found else None
-
-
-def floats_fit(nbytes: int, beside: int = 0) -> bool:
-    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU, which multiplies packed weights slowly. beside: bytes
-    that count as free and will be taken."""
-    free = free_memory()
-    return nbytes <= UNPACKED_AT_MOST and (free is None or beside + nbytes <= _FREE_SHARE * free)
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
 
 
 def keep_heap() -> None:

@@ -21,7 +21,7 @@ from mlxspec.models.assemble_drafter import assemble_eagle3_lazily
 from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.fill import check_finite
 from mlxspec.models.folder import ModelFolder
-from mlxspec.platform import device
+from mlxspec.platform import device, memory
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.row import RowSampler
@@ -158,7 +158,7 @@ def test_logits_are_those_of_the_algorithm(tmp_path: Path, name: str) -> None:
 def test_quantized_ones(tmp_path: Path, bits: int, stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As MLX packs them, unpacked by loading and left packed."""
     if stays:
-        monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+        monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     kind, target = KINDS["speculators"], tiny_models.target()
     head, values = made(tmp_path, kind, bits=bits)
     texts = [np.random.default_rng(5).integers(0, tiny_models.VOCAB, 60).tolist()]

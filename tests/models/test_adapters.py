@@ -12,8 +12,6 @@ import pytest
 from mlx_lm_families import FAMILIES, write
 from planting import catches
 
-from mlxspec.platform import device  # before mlx
-
 # isort: split
 import mlx.core as mx
 import mlx_lm
@@ -31,6 +29,7 @@ from mlxspec.loading.weights import read_folder
 from mlxspec.models import adapters, layers
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.fill import evaluate
+from mlxspec.platform import memory
 
 TOKENS = list(range(5, 29))
 PROMPT = "def read_lines(path):\n"
@@ -165,7 +164,7 @@ def test_every_family(
     if kept == "packed":
         if bits is None:
             pytest.skip("floats are not packed")
-        monkeypatch.setattr(device, "floats_fit", lambda *args, **options: False)
+        monkeypatch.setattr(memory, "floats_fit", lambda *args, **options: False)
     if kind == "dora" and "moe" in family:
         pytest.skip("mlx-lm has no DoRA of experts")
     model = write(tmp_path / "model", family, bits)

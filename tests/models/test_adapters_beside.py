@@ -13,8 +13,6 @@ from mlx_lm_families import FAMILIES, write
 from planting import catches
 from test_adapters import DENSE, PROMPT, SIZE, TOKENS, logits_of, random_adapter, write_adapter
 
-from mlxspec.platform import device  # before mlx
-
 # isort: split
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -31,6 +29,7 @@ from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.fill import evaluate
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.sizes import bytes_of
+from mlxspec.platform import memory
 
 MADE = SpecConfig(policy="fixed")
 DRAFTED = SpecConfig(policy="fixed", drafters=("ngram-simple", "mtp"))
@@ -194,7 +193,7 @@ FAST = ("qwen3_5", "gemma3_text")
 def test_every_family(family: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One forward over three rows of different widths: each has mlx-lm's logits with its adapter. packed: quantized, as on a GPU."""
     if kept == "packed":
-        monkeypatch.setattr(device, "floats_fit", lambda *args, **options: False)
+        monkeypatch.setattr(memory, "floats_fit", lambda *args, **options: False)
     model = write(tmp_path / "model", family, 4 if kept == "packed" else None)
     keys = DENSE if "moe" in family or family == "qwen3_next" else None
     theirs = [

@@ -23,7 +23,7 @@ import mlxspec
 from mlxspec.config import SamplingParams
 from mlxspec.errors import MlxspecError, ModelError, TokenizerError
 from mlxspec.loading.folder import tensor_files
-from mlxspec.platform import device
+from mlxspec.platform import memory
 
 Hurt = Callable[[Path], object]
 
@@ -337,7 +337,7 @@ def test_quantized_folders(
     copied: Callable[[str, str], Path], damage: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if packed:
-        monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+        monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     hurt, says = QUANTIZED[damage]
     folder = copied("tied", "mlx-8bit-32")
     hurt(folder)

@@ -20,7 +20,7 @@ from test_parity_rows import run
 from tiny_gemma import Gemmas
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.platform import device
+from mlxspec.platform import memory
 
 NUM_STEPS = 20
 TOKENS = tokens_of(5, 37 + NUM_STEPS, tiny_gemma.VOCAB)
@@ -50,7 +50,7 @@ def test_quantized_checkpoints(
     folder = gemmas.folder(name, dialect)
     reference = stepwise_mlx_lm(load_mlx_lm(folder), TOKENS, NUM_STEPS)
     assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}")
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     packed = load_ours(folder).model
     assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     assert_same_logits(stepwise(packed, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}, packed")

@@ -9,7 +9,7 @@ from zoo import QUANTIZED, Zoo
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
-from mlxspec.platform import device
+from mlxspec.platform import memory
 from tests.engine.equality import PLAIN, asked, prompts, same, spec
 
 FAST = {("tied", "mlx-nvfp4")}
@@ -27,7 +27,7 @@ FORMATS = [form for form, how in QUANTIZED.items() if not how.scaled]
     ],
 )
 def test_drafted_text_is_plain_text(shape: str, form: str, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     model, other = (load_ours(zoo.folder(shape, form)).model for _ in range(2))
     assert any("scales" in m for m in model.modules()), "nothing is packed"
     run = Engine(model, drafters=[ngram_lookup("ngram-simple", 2, 12), DraftModel(other, model.vocab_size)])

@@ -15,7 +15,7 @@ from mlx_lm.utils import quantize_model
 from zoo import Zoo
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.platform import device
+from mlxspec.platform import device, memory
 
 NUM_STEPS = 20
 FLOAT = [(shape, dialect) for shape in tiny.SHAPES for dialect in ("hub", "text", "mlx")]
@@ -62,7 +62,7 @@ def test_quantized_checkpoints(zoo: Zoo, shape: str, dialect: str) -> None:
 @pytest.mark.parametrize(("shape", "dialect"), QUANTIZED)
 def test_quantized_matmuls(zoo: Zoo, shape: str, dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packed weights in our own modules, fused where formats agree: the path of GPUs and of models too large to unpack."""
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     packed = load_ours(zoo.folder(shape, dialect)).model
     assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     tokens = TOKENS[:24]
@@ -74,7 +74,7 @@ def test_quantized_matmuls(zoo: Zoo, shape: str, dialect: str, monkeypatch: pyte
 def test_packed_microscaling(zoo: Zoo, shape: str, dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales of these formats are bytes and MLX unpacks them to bfloat16, so that is what packed ones compute in: too coarse to compare
     logits of a random model, but caches must not take the bytes for their dtype."""
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     monkeypatch.setattr(device, "compile_enabled", lambda: False)
     model = load_ours(zoo.folder(shape, dialect)).model
     assert model.dtype == mx.bfloat16
@@ -84,10 +84,10 @@ def test_packed_microscaling(zoo: Zoo, shape: str, dialect: str, monkeypatch: py
 @pytest.mark.skipif(
     "global_scale" not in inspect.signature(quantize_model).parameters, reason="needs a newer mlx-lm"
 )
-@pytest.mark.parametrize("most", [device.UNPACKED_AT_MOST, 0])
+@pytest.mark.parametrize("most", [memory.UNPACKED_AT_MOST, 0])
 def test_experts_with_a_scale_each(zoo: Zoo, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """mlx-lm's `--global-scale`. MLX multiplies with these on a GPU only, so mlx-lm says nothing here; values come out as they went in."""
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", most)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", most)
     found = load_ours(zoo.folder("moe", "mlx-nvfp4-scaled")).model
     expected = dict(tree_flatten(zoo.ours("moe", "mlx").model.parameters()))
     experts = [(k, v) for k, v in tree_flatten(found.parameters()) if "switch_mlp" in k]

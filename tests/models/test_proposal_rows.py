@@ -27,7 +27,7 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
-from mlxspec.platform import device
+from mlxspec.platform import memory
 from mlxspec.platform.resources import demo_folder
 
 FIXED = SpecConfig(policy="fixed")
@@ -181,7 +181,7 @@ def test_a_head_of_floats_is_kept_in_4_bits_beside_a_quantized_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU quantized weights stay packed where floats would not fit; that is said to be so here."""
-    monkeypatch.setattr(device, "floats_fit", lambda *_: False)
+    monkeypatch.setattr(memory, "floats_fit", lambda *_: False)
     folder = tmp_path / "mixed"
     convert(str(demo_folder("target")), folder, Wish(trunk=Format(bits=4, group_size=64), head_bits=16))
     prompt = "def main():\n"

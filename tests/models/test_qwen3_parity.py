@@ -26,7 +26,7 @@ from tiny_qwen3 import Qwen3s
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.assemble_drafter import assemble_head_lazily
-from mlxspec.platform import device
+from mlxspec.platform import memory
 
 NUM_STEPS = 20
 TOKENS = tokens_of(5, 37 + NUM_STEPS, tiny_qwen3.VOCAB)
@@ -77,7 +77,7 @@ def test_quantized_checkpoints(
     folder = qwen3s.folder(name, dialect)
     reference = stepwise_mlx_lm(load_mlx_lm(folder), TOKENS, NUM_STEPS)
     assert_same_logits(stepwise(load_ours(folder).model, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}")
-    monkeypatch.setattr(device, "UNPACKED_AT_MOST", 0)
+    monkeypatch.setattr(memory, "UNPACKED_AT_MOST", 0)
     packed = load_ours(folder).model
     assert any(x.dtype == mx.uint32 for _, x in tree_flatten(packed.parameters()))
     assert_same_logits(stepwise(packed, TOKENS, NUM_STEPS), reference, f"{name}, {dialect}, packed")
