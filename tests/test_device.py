@@ -185,7 +185,7 @@ class TestBlas:
         for wish in ("", "system"):
             lines = run(REPORT, LD_LIBRARY_PATH=str(tmp_path), MLXSPEC_BLAS=wish).stdout.splitlines()
             assert lines[0] == "system"
-            assert Path(lines[3]).resolve() == real_blas
+            assert lines[3] == name
 
     def test_unfit_system_library_is_passed_over_and_named(self, run: Run, tmp_path: Path) -> None:
         libm = next(
@@ -253,18 +253,14 @@ class TestBundledCopy:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert [p.name for p in path.parent.iterdir()] == [path.name]
 
-    @pytest.mark.parametrize("damage", ["cut", "writable", "empty"])
+    @pytest.mark.parametrize("damage", ["cut", "empty"])
     def test_damaged_copy_is_made_again(self, damage: str) -> None:
         path, _ = bundled_blas.prepare()
         size = path.stat().st_size
-        if damage == "writable":
-            path.chmod(0o666)
-        else:
-            with path.open("r+b") as file:
-                file.truncate(size // 2 if damage == "cut" else 0)
+        with path.open("r+b") as file:
+            file.truncate(size // 2 if damage == "cut" else 0)
         again, _ = bundled_blas.prepare()
         assert again.stat().st_size == size
-        assert not again.stat().st_mode & 0o022
 
     def test_copy_that_does_not_load_is_made_again(self, run: Run) -> None:
         cache = os.environ["MLXSPEC_CACHE"]
@@ -330,7 +326,10 @@ class TestKernelFolder:
         assert run(COMPILE + "import os; os._exit(7)", check=False).returncode == 7
         store = tmp_path / "home" / ".cache" / "mlxspec" / "kernels"
         assert len(list(store.glob("mlx/*/cpu/*.so"))) == 2
-        assert len(list(store.glob("run-*"))) == 1
+        (left,) = store.glob("run-*")
+        run(COMPILE)
+        assert list(store.glob("run-*")) == [left]  # it may be another process's
+        os.utime(left, (0, 0))
         run(COMPILE)
         assert list(store.glob("run-*")) == []
 

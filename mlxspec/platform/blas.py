@@ -63,29 +63,44 @@ def choose() -> Blas:
         )
     if not sys.platform.startswith("linux"):
         return Blas(kind="none", name="Accelerate" if sys.platform == "darwin" else "MLX's own BLAS")
-    if "mlx.core" in sys.modules:
-        return _too_late(wish)
-    already = _preloaded(wish)
+    is_late = "mlx.core" in sys.modules
+    if is_late and wish not in ("auto", "wheel"):
+        raise ConfigError(f"MLXSPEC_BLAS={wish} came too late: mlx.core was imported before mlxspec.")
+    already = _preloaded()
     if already is not None:
+        if wish != "auto" and not is_late:
+            raise ConfigError(
+                f"MLXSPEC_BLAS={wish} cannot be honoured: {already.path} is loaded globally already."
+            )
         return already
-    if "/" in wish:
-        return _load_path(wish)
     if wish == "wheel":
         return _wheel()
+    if is_late:
+        return _wheel(
+            "mlx.core was imported before mlxspec, so its slow BLAS stays; import mlxspec.platform.device first."
+        )
+    if "/" in wish:
+        try:
+            return _open(str(Path(wish).expanduser().absolute()), "path")
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"MLXSPEC_BLAS={wish} cannot be used: {error}") from error
     return _load_real(wish)
 
 
 def _load_real(wish: str) -> Blas:
     """The system's OpenBLAS, the bundled one, or under `auto` at last MLX's own."""
     notices: list[str] = []
-    if wish != "bundled":
-        found = _load_system(notices)
-        if found is not None:
-            return found
-        if wish == "system":
-            raise ConfigError(
-                "MLXSPEC_BLAS is system, but this system has no OpenBLAS: install it, or use bundled."
-            )
+    for name in _SYSTEM_NAMES if wish != "bundled" else ():
+        try:
+            return _open(name, "system")
+        except UnfitError as error:
+            notices.append(f"The system's BLAS was passed over: {error}.")
+        except OSError:
+            continue
+    if wish == "system":
+        raise ConfigError(
+            "MLXSPEC_BLAS is system, but this system has no OpenBLAS: install it, or use bundled."
+        )
     try:
         found = _load_bundled()
         return replace(found, notices=(*notices, *found.notices))
@@ -101,69 +116,28 @@ def _wheel(*notices: str) -> Blas:
     return Blas(kind="wheel", name="MLX's own reference BLAS", notices=notices)
 
 
-def _too_late(wish: str) -> Blas:
-    if wish not in ("auto", "wheel"):
-        raise ConfigError(f"MLXSPEC_BLAS={wish} came too late: mlx.core was imported before mlxspec.")
-    already = _preloaded("auto")
-    if already is not None:
-        return already
-    if wish == "wheel":
-        return _wheel()
-    return _wheel(
-        "mlx.core was imported before mlxspec, so its slow BLAS stays; import mlxspec.platform.device first."
-    )
-
-
-def _preloaded(wish: str) -> Blas | None:
+def _preloaded() -> Blas | None:
     """A BLAS somebody made global before us (LD_PRELOAD, say): MLX binds to the first, so no other can be chosen."""
-    try:
-        library = ctypes.CDLL(None)
-        library.cblas_sgemm  # noqa: B018
-    except (OSError, AttributeError):
+    library = ctypes.CDLL(None)
+    if getattr(library, "cblas_sgemm", None) is None:
         return None
-    path = _path_of(library)
-    if wish != "auto":
-        raise ConfigError(
-            f"MLXSPEC_BLAS={wish} cannot be honoured: {path or 'a BLAS'} is loaded globally already."
-        )
-    return _describe(library, "preloaded", path or "a BLAS loaded before mlxspec")
-
-
-def _load_path(wish: str) -> Blas:
-    try:
-        return _open(str(Path(wish).expanduser().absolute()), "path")
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"MLXSPEC_BLAS={wish} cannot be used: {error}") from error
-
-
-def _load_system(notices: list[str]) -> Blas | None:
-    for name in _SYSTEM_NAMES:
-        try:
-            return _open(name, "system")
-        except UnfitError as error:
-            notices.append(f"The system's BLAS was passed over: {error}.")
-        except OSError:
-            continue
-    return None
+    return _describe(library, "preloaded", os.environ.get("LD_PRELOAD") or "a BLAS loaded before mlxspec")
 
 
 def _load_bundled() -> Blas:
-    path, notice = bundled_blas.prepare()
-    try:
-        found = _open(str(path), "bundled")
-    except OSError:  # a damaged copy: make it once more
-        path, notice = bundled_blas.prepare(anew=True)
+    for anew in (False, True):  # a damaged copy is made once more
+        path, notice = bundled_blas.prepare(anew=anew)
         try:
             found = _open(str(path), "bundled")
+            return replace(found, notices=(*found.notices, notice)) if notice else found
         except OSError as error:
-            raise UnfitError(f"the bundled OpenBLAS cannot be loaded: {error}.") from error
-    return replace(found, notices=(*found.notices, notice)) if notice else found
+            problem = error
+    raise UnfitError(f"the bundled OpenBLAS cannot be loaded: {problem}.") from problem
 
 
 def _open(file: str, kind: Kind) -> Blas:
     """Load `file` for ourselves, try it, then make its names global. Raises OSError, UnfitError if the trial fails."""
-    private = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
-    problem = _trial(private)
+    problem = _trial(ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL))
     if problem:
         raise UnfitError(f"{file} {problem}")
     return _describe(ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL), kind, file)
@@ -171,9 +145,8 @@ def _open(file: str, kind: Kind) -> Blas:
 
 def _trial(library: ctypes.CDLL) -> str | None:
     """Multiply (2, 3) by (3, 2) with `cblas_sgemm`; returns what is wrong with the library, or None."""
-    try:
-        sgemm = library.cblas_sgemm
-    except AttributeError:
+    sgemm = getattr(library, "cblas_sgemm", None)
+    if sgemm is None:
         return "has no cblas_sgemm"
     a = (ctypes.c_float * 6)(1, 2, 3, 4, 5, 6)
     b = (ctypes.c_float * 6)(7, 8, 9, 10, 11, 12)
@@ -186,12 +159,12 @@ def _trial(library: ctypes.CDLL) -> str | None:
 
 
 def _describe(library: ctypes.CDLL, kind: Kind, file: str) -> Blas:
-    """What the library says of itself, its number of threads held to the cores this process may use."""
+    """The library by what it says of itself, its number of threads held to the cores this process may use."""
     threads = _number(library, "openblas_get_num_threads", 1)
     blas = Blas(
         kind=kind,
         name=_name(library, file),
-        path=_path_of(library) or file,
+        path=file,
         max_threads=max(1, min(threads, num_cores())),
         notices=(_OPENMP_NOTICE,) if _number(library, "openblas_get_parallel", 0) == _OPENMP else (),
         library=library,
@@ -214,24 +187,6 @@ def _name(library: ctypes.CDLL, file: str) -> str:
     getter.restype = ctypes.c_char_p
     words = (getter() or b"").decode(errors="replace").split()
     return " ".join(words[:2]) if words[:1] == ["OpenBLAS"] else Path(file).name
-
-
-class _DlInfo(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _path_of(library: ctypes.CDLL) -> str | None:
-    """The file in which the loader found the library's cblas_sgemm; None if it does not say."""
-    info = _DlInfo()
-    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)
-    if dladdr is None or not dladdr(ctypes.cast(library.cblas_sgemm, ctypes.c_void_p), ctypes.byref(info)):
-        return None
-    return os.fsdecode(info.file) if info.file else None
 
 
 def num_cores() -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import sys
 import threading
@@ -22,42 +21,26 @@ from pathlib import Path
 from mlxspec.platform import folders
 
 _UNQUOTABLE = set('"$`\\\n')  # MLX puts the path into a shell command between double quotes
-_LOCK = "lock"
 _STOCKED = "stocked"  # a file beside the kept libraries
-_ABANDONED_SECONDS = 24 * 3600
+_ABANDONED_SECONDS = 24 * 3600  # since a folder was last entered
 
 
 class KernelFolder:
     """One process's folder for compiled kernels: made when first entered, removed when the process ends."""
 
     def __init__(self) -> None:
+        self.path: Path | None = None  # this run's folder
         self.notice: str | None = None
         self._mutex = threading.Lock()
-        self._depth = 0
-        self._pid = 0
-        self._run: Path | None = None
+        self._depth = self._pid = self._seen = 0
         self._store = Path()
-        self._lock_fd = -1  # open, and so locked, for as long as the process lives
-        self._seen = 0
         self._asked = False
-        self._filled: list[
-            Path
-        ] = []  # where MLX puts libraries: one folder, once it has compiled or found any
-
-    @property
-    def path(self) -> Path | None:
-        """This run's folder, None before it was first entered."""
-        return self._run
 
     @property
     def is_compiling(self) -> bool:
         """Whether g++ works for this process: MLX writes a kernel's source, and g++ the library."""
-        if self._run is None or self._pid != os.getpid():
-            return False
-        with contextlib.suppress(OSError):
-            sources = self._run.glob("mlx/*/cpu/*.cpp")
-            return any(not (s.parent / f"lib{s.stem}.so").exists() for s in sources)
-        return False
+        sources = self._libraries("cpp")
+        return any(not (s.parent / f"lib{s.stem}.so").exists() for s in sources)
 
     def ask(self) -> None:
         """This process compiles whatever it needs; if it ends in peace, later ones find it."""
@@ -88,46 +71,38 @@ class KernelFolder:
                     self._hand_on()
 
     def _made(self) -> Path:
-        if self._run is None or self._pid != os.getpid() or not self._run.is_dir():
+        if self.path is None or self._pid != os.getpid() or not self.path.is_dir():
+            import tempfile
+
             self._store, self.notice = _find_store()
             _sweep(self._store)
-            self._run, self._lock_fd = _make_run(self._store)
-            self._pid = os.getpid()
-            _link_all(self._store / "mlx", self._run / "mlx")
-            self._filled = []
-            self._seen = self._changes()
-            atexit.register(self._close, self._pid, self._run)
-        return self._run
+            self.path, self._pid = Path(tempfile.mkdtemp(prefix="run-", dir=self._store)), os.getpid()
+            _link(self._store.glob("mlx/*/cpu/*.so"), self._store, self.path)
+            self._seen = len(self._libraries())
+            atexit.register(self._close, self._pid, self.path)
+        os.utime(self.path)
+        return self.path
+
+    def _libraries(self, kind: str = "so") -> list[Path]:
+        return list(self.path.glob(f"mlx/*/cpu/*.{kind}")) if self.path and self._pid == os.getpid() else []
 
     def _hand_on(self) -> None:
-        """Keep for later runs what was compiled since the last time."""
-        if self._run is None or self._pid != os.getpid():
-            return
-        with contextlib.suppress(OSError):
-            changes = self._changes()
-            if changes != self._seen:
-                _keep_loaded(self._run / "mlx", self._store / "mlx")
-                self._seen = changes
-
-    def _changes(self) -> int:
-        """A number that changes when a library is added. Raises OSError if the folder was taken away."""
-        if not self._filled and self._run is not None:
-            self._filled = list(self._run.glob("mlx/*/cpu"))
-        return sum(os.stat(folder).st_mtime_ns for folder in self._filled)
+        """Keep for later runs what was compiled since the last time and is mapped by this process, so is known to be whole."""
+        found = self._libraries()
+        if self.path is not None and len(found) != self._seen:
+            maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+            _link((p for p in found if str(p) in maps), self.path, self._store)
+            self._seen = len(found)
 
     def _close(self, pid: int, run: Path) -> None:
         import shutil
 
         if os.getpid() == pid:
             self._hand_on()
-            if self._asked:
-                self._mark()
+            for version in {path.parts[-3] for path in self._libraries()} if self._asked else ():
+                with contextlib.suppress(OSError):
+                    (self._store / "mlx" / version / _STOCKED).touch(mode=0o600)
             shutil.rmtree(run, ignore_errors=True)
-
-    def _mark(self) -> None:
-        for folder in self._filled:
-            with contextlib.suppress(OSError):
-                (self._store / "mlx" / folder.parent.name / _STOCKED).touch(mode=0o600)
 
 
 def compiler() -> str | None:
@@ -155,51 +130,20 @@ def _find_store() -> tuple[Path, str | None]:
     return store, notice
 
 
-def _make_run(store: Path) -> tuple[Path, int]:
-    """A new folder and the descriptor of the lock that says its process lives."""
-    import tempfile
-
-    while True:
-        run = Path(tempfile.mkdtemp(prefix="run-", dir=store))
-        held = os.open(run / _LOCK, os.O_CREAT | os.O_WRONLY, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks also keeps others from sweeping
-            fcntl.flock(held, fcntl.LOCK_EX)
-        if (run / _LOCK).exists():  # else another process swept it before it was locked
-            return run, held
-        os.close(held)
-
-
 def _sweep(store: Path) -> None:
-    """Remove the folders of processes that were killed: those whose lock nobody holds."""
+    """Remove the folders of processes that were killed: those that nobody has entered for long."""
     import shutil
 
     for run in store.glob("run-*"):
         with contextlib.suppress(OSError):
-            try:
-                with (run / _LOCK).open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(run, ignore_errors=True)
-            except FileNotFoundError:  # just being made, or its maker was killed that very moment
-                if time.time() - run.lstat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(run, ignore_errors=True)
+            if time.time() - run.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(run, ignore_errors=True)
 
 
-def _link_all(source: Path, target: Path) -> None:
-    """Hard links in `target` to every library in `source`; what cannot be linked will be compiled again."""
-    for path in source.glob("*/cpu/*.so"):
+def _link(libraries: Iterator[Path], source: Path, target: Path) -> None:
+    """Hard links below `target` to libraries below `source`; what cannot be linked will be compiled again."""
+    for path in libraries:
         link = target / path.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # FileExistsError: it is there already
             os.link(path, link)
-
-
-def _keep_loaded(source: Path, target: Path) -> None:
-    """Link into `target` the libraries below `source` that this process has mapped, so are known to be whole."""
-    lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
-    mapped = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6}
-    for path in source.glob("*/cpu/*.so"):
-        if str(path) in mapped:
-            kept = target / path.relative_to(source)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # FileExistsError: it is there already
-                os.link(path, kept)
