@@ -1,27 +1,19 @@
 """Noise keyed by (seed, position): a position of a request always draws the same noise, for the target and for drafters.
 
 argmax(logits + Gumbel) is a draw from softmax(logits) (Gumbel 1954; Maddison et al. 2014). A drafter that adds the noise the target
-will add at that position agrees with it far more often than an independent draw would. Draws that must be independent of the target's
-noise have a stream of their own.
+will add at that position agrees with it far more often than an independent draw would. Whether XTC happens
+is drawn from a source of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
-
-class NoiseStream(IntEnum):
-    """Independent sources of noise for the same place."""
-
-    TARGET = 0  # the choice of a token
-    XTC = 0x510E527FADE682D1  # whether XTC happens
-
-
+_XTC = 0x510E527FADE682D1  # a source of its own for whether XTC happens: independent of the choice of a token at the same place
 _WORD = (1 << 64) - 1
 
 
@@ -36,11 +28,16 @@ class Shifted(NamedTuple):
 Positions = Sequence[int] | Shifted
 
 
-def gumbel(
-    seeds: Sequence[int], positions: Positions, vocab_size: int, stream: NoiseStream = NoiseStream.TARGET
-) -> mx.array:
-    """(N, V) float32, row i for seeds[i] and position i (the index, in prompt and answer together, of the token to be drawn)."""
-    return gumbel_of(keys_of(seeds, positions, [stream] * len(seeds)), vocab_size)
+def positions_at(positions: Positions, places: Sequence[int]) -> Positions:
+    """The positions at these places."""
+    if not isinstance(positions, Shifted):
+        return [positions[i] for i in places]
+    return Shifted([positions.first[i] for i in places], positions.by[mx.array(list(places))], positions.most)
+
+
+def gumbel(seeds: Sequence[int], positions: Positions, vocab_size: int) -> mx.array:
+    """(N, V) float32: the noise of the choices at these positions."""
+    return gumbel_of(keys_of(seeds, positions), vocab_size)
 
 
 def gumbel_of(keys: mx.array, vocab_size: int) -> mx.array:
@@ -66,39 +63,40 @@ def _noisiest(scores: mx.array, keys: mx.array) -> mx.array:
 _compiled_gumbel, _compiled_noisiest = mx.compile(_gumbel), mx.compile(_noisiest)
 
 
-def keys_of(seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None]) -> mx.array:
-    """(N, 2) uint32, of each position with its stream; None: it draws nothing, and any key will do. Where only the device knows the
-    positions, it picks from the keys of all that are possible."""
-    words, places = _words_at(seeds, positions, streams)
+def keys_of(seeds: Sequence[int], positions: Positions) -> mx.array:
+    """(N, 2) uint32: of the noise of each position (the index, in prompt and answer together, of the token to be drawn). Where only the
+    device knows the positions, it picks from the keys of all that are possible."""
+    words, places = _words_at(seeds, positions)
     keys = mx.array(words, mx.uint32)
     return keys if places is None else keys[places]
 
 
+def xtc_coins(seeds: Sequence[int], positions: Positions) -> mx.array:
+    """(N,) float32 in [0, 1), in steps of 2^-24: below XTC's probability it happens at that position."""
+    words, places = _words_at(seeds, positions, _XTC)
+    drawn = mx.array([(high >> 8) * 2.0**-24 for high, _ in words], mx.float32)
+    return drawn if places is None else drawn[places]
+
+
 def _words_at(
-    seeds: Sequence[int], positions: Positions, streams: Sequence[NoiseStream | None]
+    seeds: Sequence[int], positions: Positions, source: int = 0
 ) -> tuple[list[tuple[int, int]], mx.array | None]:
     """Random words of all positions that are possible, and which of them are meant, (N,); None: those, in order."""
     first, by, most = positions if isinstance(positions, Shifted) else (positions, None, 0)
     if len(seeds) != len(first):
         raise ValueError(f"{len(seeds)} seeds for {len(first)} positions")
-    known = zip(seeds, first, streams, strict=True)
-    words = [_words(seed, p + i, stream or 0) for seed, p, stream in known for i in range(most + 1)]
+    words = [
+        _words(seed, p + i, source) for seed, p in zip(seeds, first, strict=True) for i in range(most + 1)
+    ]
     if by is not None and len(first) > 1:
         by = by + mx.array([i * (most + 1) for i in range(len(first))], mx.int32)
     return words, by
 
 
-def uniform(seeds: Sequence[int], positions: Positions, stream: NoiseStream) -> mx.array:
-    """(N,) float32 in [0, 1), in steps of 2^-24."""
-    words, places = _words_at(seeds, positions, [stream] * len(seeds))
-    drawn = mx.array([(high >> 8) * 2.0**-24 for high, _ in words], mx.float32)
-    return drawn if places is None else drawn[places]
-
-
 @lru_cache(1 << 14)  # a position is asked for by each draft that reaches it, and by the target
-def _words(seed: int, position: int, stream: int) -> tuple[int, int]:
+def _words(seed: int, position: int, source: int) -> tuple[int, int]:
     """Two random words of 32 bits."""
-    mixed = _mix(_mix((seed & _WORD) ^ stream) ^ position)
+    mixed = _mix(_mix((seed & _WORD) ^ source) ^ position)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 

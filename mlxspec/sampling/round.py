@@ -61,10 +61,6 @@ class Ahead(NamedTuple):
     num_committed: mx.array
     most: int
 
-    def select(self, row: int) -> Ahead:
-        """Of one row."""
-        return Ahead(self.num_committed[row : row + 1], self.most)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
@@ -104,39 +100,8 @@ def sample(
     """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
 
     ahead: how many tokens of each row are on their way but not known yet. A draft on the device is waited for where a constraint must know
-    it. Raises nothing for what is a row's own: see `Sampled.failed`.
+    it. Raises nothing for what is a row's own, see `Sampled.failed`, and ValueError where something must know tokens that are on their way.
     """
-    try:
-        return _sample_together(rows, tokens, logits, ahead)
-    except Exception as error:
-        if len(rows) == 1:
-            nothing = mx.zeros((logits.shape[0],), mx.int32)
-            failed = {0: Failure(0, error)}
-            return Sampled(
-                tokens=nothing, vocab_size=logits.shape[1], logprobs=None, dtype=logits.dtype, failed=failed
-            )
-    layout, parts, failures = _layout(rows), [], {}
-    for i, row in enumerate(rows):
-        own = slice(layout.starts[i], layout.starts[i + 1])
-        before = ahead.select(i) if isinstance(ahead, Ahead) else ahead
-        part = sample([row], tokens[own], logits[own], ahead=before)
-        parts.append(part.tokens)
-        if part.failed:
-            failures[i] = part.failed[0]
-    chosen = mx.concatenate(parts)
-    return Sampled(
-        tokens=chosen,
-        vocab_size=logits.shape[1],
-        logprobs=_logprobs(rows, logits, chosen),
-        dtype=logits.dtype,
-        failed=failures,
-    )
-
-
-def _sample_together(
-    rows: Sequence[RoundRow], tokens: mx.array, logits: mx.array, ahead: int | Ahead
-) -> Sampled:
-    """`sample`; raises what a row's constraints raise, and ValueError where something must know tokens that are on their way."""
     layout, vocab = _layout(rows), logits.shape[1]
     sampler = BatchSampler([r.sampler for r in rows], vocab)
     failed: dict[int, Failure] = {}
@@ -148,7 +113,7 @@ def _sample_together(
         owners=[i for i, width in enumerate(layout.widths) for _ in range(width)],
         positions=_positions(rows, layout, ahead),
         drafts=_drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
-        masks=_masks(rows, ahead),
+        masks=_masks(rows, ahead, failed),
     )
     chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
     if hooked:
@@ -201,19 +166,25 @@ def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) ->
     return Shifted(found, ahead.num_committed[mx.array(owners)], ahead.most)
 
 
-def _masks(rows: Sequence[RoundRow], ahead: int | Ahead) -> list[Bits | None] | None:
-    """What may come at each position, None where anything may everywhere."""
+def _masks(
+    rows: Sequence[RoundRow], ahead: int | Ahead, failed: dict[int, Failure]
+) -> list[Bits | None] | None:
+    """What may come at each position, None where anything may everywhere. Notes the rows whose constraints fail."""
     found: list[Bits | None] = []
     most = ahead.most if isinstance(ahead, Ahead) else ahead
-    for row in rows:
+    for i, row in enumerate(rows):
         constraints, width = row.sampler.constraints, 1 + row.num_drafted
-        if constraints is None or not constraints.reaches(width + most):
-            found += [None] * width
-            continue
-        if most:
-            raise ValueError("constraints must know the tokens before them")
-        known = numbers(row.draft).tolist() if isinstance(row.draft, mx.array) else row.draft
-        found += constraints.masks(known)
+        own: list[Bits | None] = [None] * width
+        if constraints is not None and constraints.reaches(width + most):
+            if most:
+                raise ValueError("constraints must know the tokens before them")
+            try:
+                own = constraints.masks(
+                    numbers(row.draft).tolist() if isinstance(row.draft, mx.array) else row.draft
+                )
+            except Exception as error:  # this row's own: a grammar that cannot be applied any further
+                failed[i] = Failure(0, error)
+        found += own
     return found if any(m is not None for m in found) else None
 
 

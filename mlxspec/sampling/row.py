@@ -13,14 +13,13 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.constraints import Constraints
 from mlxspec.sampling.history import processors_of
-from mlxspec.sampling.noise import NoiseStream
 
 
 class RowSampler:
     """One request's parameters, seed, token counts and constraints.
 
-    `observe` is told of every token of the answer, in order; the prompt is given at the start. stream: the noise that the target and
-    drafters choose with, None for their likeliest token. constraints: told of tokens by whoever owns them.
+    `observe` is told of every token of the answer, in order; the prompt is given at the start. is_greedy: the target and drafters
+    choose the likeliest token, without noise. constraints: told of tokens by whoever owns them.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class RowSampler:
             params.has_penalties or params.logit_bias or params.allowed_token_ids or params.needs_text
         )
         self.processors = (*params.logits_processors, *processors_of(params, len(prompt), breaks))
-        self.stream = None if self.is_greedy else NoiseStream.TARGET
         self.constraints = constraints
         self._vocab_size = vocab_size
         self.prompt_seen: mx.array | None = None

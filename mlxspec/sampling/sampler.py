@@ -11,17 +11,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlxspec.platform import device
 from mlxspec.sampling import survivors
 from mlxspec.sampling.bits import Bits
-from mlxspec.sampling.blocks import block_size, in_blocks, part_of, positions_at, positions_of
-from mlxspec.sampling.noise import Positions, gumbel_of, keys_of, noisiest
+from mlxspec.sampling.blocks import FEW_COPIES, MOST_COPIES, block_size
+from mlxspec.sampling.noise import Positions, gumbel_of, keys_of, noisiest, positions_at
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.scores import DraftedBefore, processed, scored, truncated
 from mlxspec.sampling.truncate import confidence
-
-# arrays (n, V) of float32 that sampling n positions holds at once, where nothing is fused: for penalties, for masks, for drawing, and
-# beside that for top-p; and what of penalties and masks is left when that begins
-_PENALIZED, _MASKED, _DRAWN, _SHARED, _LEFT = 7, 3, 4, 8, 2
 
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
 
@@ -53,32 +50,34 @@ class BatchSampler:
         owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts: which tokens
         stand between the row's final tokens and each position; None for none. masks: what may come at each position.
         """
-
-        def block(some: slice, own: mx.array) -> mx.array:
-            return self.sample_at_once(
-                own,
-                owners[some],
-                positions_of(positions, some),
-                None if drafts is None else drafts[some],
-                part_of(masks, some),
+        num, size = len(owners), self.block_size(owners, masks)
+        if size >= num:
+            return self.sample_at_once(logits, owners, positions, drafts, masks)
+        parts: list[mx.array] = []
+        for start in range(0, num, size):
+            device.finish(*parts[-1:])
+            some = slice(start, min(start + size, num))
+            parts.append(
+                self.sample_at_once(
+                    logits[some],
+                    owners[some],
+                    positions_at(positions, range(some.start, some.stop)),
+                    None if drafts is None else drafts[some],
+                    None if masks is None else masks[some],
+                )
             )
-
-        return in_blocks(logits, self.block_size(owners, masks), block)
+        return mx.concatenate(parts)
 
     def block_size(self, owners: Sequence[int], masks: Sequence[Bits | None] | None) -> int:
         """Positions of these owners that are sampled at once."""
-        return block_size(len(owners), self.vocab_size, self._copies(owners, masks))
-
-    def _copies(self, owners: Sequence[int], masks: Sequence[Bits | None] | None) -> int:
-        """Arrays (N, V) of float32 that are held at once, at most."""
         rows = [self.rows[o] for o in set(owners)]
-        is_masked = masks is not None and any(m is not None for m in masks)
-        is_penalized = any(r.counts is not None or r.params.top_n_sigma > 0.0 for r in rows)
-        processed = _PENALIZED if is_penalized else _MASKED if is_masked else 0
-        if all(r.is_greedy for r in rows):
-            return processed
-        shares = any((r.params.top_p < 1.0 and not r.params.top_k) or r.params.has_filters for r in rows)
-        return _DRAWN + max(processed, (_SHARED if shares else 0) + (_LEFT if processed else 0))
+        is_drawn = any(not r.is_greedy for r in rows)
+        is_processed = masks is not None or any(
+            r.counts is not None or r.params.top_n_sigma > 0.0 for r in rows
+        )
+        shares = any(r.params.has_filters or (r.params.top_p < 1.0 and not r.params.top_k) for r in rows)
+        copies = MOST_COPIES if is_processed or (is_drawn and shares) else FEW_COPIES if is_drawn else 0
+        return block_size(len(owners), self.vocab_size, copies)
 
     def sample_at_once(
         self,
@@ -169,9 +168,8 @@ class BatchSampler:
     def _noise(self, owners: Sequence[int], positions: Positions) -> tuple[mx.array, mx.array | None]:
         """Keys (N, 2) of the positions' noise, and which positions have any, (N, 1) bool; None: all."""
         used = [self.rows[o] for o in owners]
-        streams = [r.stream for r in used]
-        keys = keys_of([r.seed for r in used], positions, streams)
-        return keys, mx.array([[s is not None] for s in streams]) if None in streams else None
+        keys = keys_of([r.seed for r in used], positions)
+        return keys, mx.array([[not r.is_greedy] for r in used]) if any(r.is_greedy for r in used) else None
 
     @property
     def needs_drafts(self) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlxspec.config import SamplingParams
 from mlxspec.sampling import filters
 from mlxspec.sampling.bits import Bits, num_words, unpack
-from mlxspec.sampling.noise import NoiseStream, Positions, uniform
+from mlxspec.sampling.noise import Positions, xtc_coins
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.survivors import COLDEST, cuts, survivors
 from mlxspec.sampling.truncate import top_p_floor
@@ -106,7 +106,7 @@ def _filtered(
     if any(p.xtc_probability > 0.0 for p in used.params):
         if positions is None:
             raise ValueError("XTC must know where tokens stand")
-        coins = uniform([rows[o].seed for o in owners], positions, NoiseStream.XTC)[:, None]
+        coins = xtc_coins([rows[o].seed for o in owners], positions)[:, None]
         happens = coins < column(lambda p: p.xtc_probability, 0.0)
         scores = filters.xtc(scores, column(lambda p: p.xtc_threshold, 1.0), happens)
     return scores

@@ -124,7 +124,8 @@ def share_of(p: float) -> int:
     return max(1, round(p * ONE)) if p < 1.0 else ONE + 1
 
 
-def _shares_of(p: Sequence[float]) -> mx.array:
+def shares_of(p: Sequence[float]) -> mx.array:
+    """(N, 1) int64: `share_of` each."""
     return mx.array(np.asarray([[share_of(one)] for one in p], np.int64))
 
 
@@ -147,33 +148,25 @@ def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array
 
     x (N, V): scores that `tempered` never orders otherwise, in any float type. p: of each position, above 0, 1 for all.
     """
-    return _compiled_top_p(x, tempered, _shares_of(p))
+    return _compiled_top_p(x, tempered, shares_of(p))
 
 
 def _top_p(x: mx.array, tempered: mx.array, share: mx.array) -> mx.array:
     masses = _whole(mx.softmax(tempered, axis=-1, precise=True), _PROBABILITY).astype(mx.uint32)
-    find = _sorted if x.shape[1] <= _SORTED_AT_MOST else _counted
+    find = sorted_floor if x.shape[1] <= _SORTED_AT_MOST else counted_floor
     return find(x, tempered, masses, share)
 
 
-def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
-    """`top_p_floor` for masses (N, V) uint32, by sorting."""
-    return _sorted(x, tempered, masses, _shares_of(p))
-
-
-def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, p: Sequence[float]) -> mx.array:
-    """`top_p_floor` for masses (N, V) uint32, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit,
-    for float32 two, of which the second is looked at where the first is that of the floor."""
-    return _counted(x, tempered, masses, _shares_of(p))
-
-
-def _sorted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+    """`top_p_floor` for masses (N, V) uint32, by sorting. share: as `shares_of` gives it."""
     ids = largest(x, x.shape[1])
     scores, masses = (mx.take_along_axis(a, ids, axis=1) for a in (tempered, masses))
     return ranked_floor(scores, masses.astype(mx.int64), mx.array(True), share)
 
 
-def _counted(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
+    """The same, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit, for float32 two, of which the
+    second is looked at where the first is that of the floor."""
     need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
     if x.dtype.size == 2:

@@ -17,7 +17,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.sampling import filters
 from mlxspec.sampling.history import LONGEST_MATCH, dry_penalties, processors_of
-from mlxspec.sampling.noise import NoiseStream, uniform
+from mlxspec.sampling.noise import xtc_coins
 from mlxspec.sampling.processors import process
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
@@ -160,7 +160,7 @@ def test_xtc_is_keyed_by_place() -> None:
     alone = [np.asarray(sampler.scores(logits[:1], [0], positions=[i]))[0] for i in range(64)]
     assert np.array_equal(together, np.array(alone))
     happened = np.isinf(together[:, 0])
-    coins = np.asarray(uniform([9] * 64, range(64), NoiseStream.XTC)) < 0.5
+    coins = np.asarray(xtc_coins([9] * 64, range(64))) < 0.5
     assert happened.tolist() == coins.tolist()
     assert 10 < happened.sum() < 54
     with pytest.raises(ValueError, match="where tokens stand"):

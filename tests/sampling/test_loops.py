@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from planting import catches
 
 import mlxspec
-from mlxspec.compat.mlx_lm.generate import _params
+from mlxspec.compat.mlx_lm._answers import _params
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Draft, Drafter
 from mlxspec.drafters.mtp import Mtp
@@ -411,7 +411,7 @@ def test_an_answer_that_loops_is_ended_behind_thinking_that_loops(
 def test_mlx_lms_calls_leave_loops_alone() -> None:
     """They have no place for a notice."""
     assert SamplingParams().loop_breaker == "thinking"
-    assert _params(8, {}, 0, None).loop_breaker == "off"
+    assert _params(8, {}, 0).loop_breaker == "off"
 
 
 def test_the_choice_is_checked() -> None:

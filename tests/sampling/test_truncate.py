@@ -19,7 +19,7 @@ from mlxspec.sampling.logprobs import logprobs
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from mlxspec.sampling.truncate import ONE, counted_floor, largest, room, sorted_floor, top_p_floor
+from mlxspec.sampling.truncate import ONE, counted_floor, largest, room, shares_of, sorted_floor, top_p_floor
 
 DTYPES = [mx.float32, mx.bfloat16, mx.float16]
 LARGE = 248_320  # Qwen3.5's vocabulary
@@ -176,7 +176,7 @@ def test_counting_finds_the_floor_of_a_sort(shape: dict, temperature: float, sha
     given[:, 0] = 1.0  # something must be possible
     tempered = given.astype(mx.float32) / temperature
     masses = (mx.softmax(tempered, axis=-1, precise=True) * 2.0**31 + 0.5).astype(mx.uint32)
-    shares = [share, 0.9, share]
+    shares = shares_of([share, 0.9, share])
     assert mx.array_equal(
         counted_floor(given, tempered, masses, shares), sorted_floor(given, tempered, masses, shares)
     )
@@ -193,8 +193,8 @@ def test_counting_tells_neighbouring_floats_apart(dtype: mx.Dtype, first: float)
     masses = mx.full((1, 40), 1000, dtype=mx.uint32)
     tempered = run.astype(mx.float32)
     for share in np.linspace(0.01, 0.99, 50).tolist():
-        wanted = sorted_floor(run, tempered, masses, [share])
-        assert mx.array_equal(counted_floor(run, tempered, masses, [share]), wanted), share
+        wanted = sorted_floor(run, tempered, masses, shares_of([share]))
+        assert mx.array_equal(counted_floor(run, tempered, masses, shares_of([share])), wanted), share
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
