@@ -48,8 +48,8 @@ def read_head(original: str) -> GraftedHead:
         remote = head_in(ranges.look(original))
         if remote is None:
             raise _no_head(original)
-        wanted, place = remote.selection, temporary_folder()
-        path = ranges.fetch(wanted, place / f"{wanted.key}.part", place / f"{wanted.key}.safetensors")
+        wanted = remote.selection
+        path = ranges.fetch(wanted, temporary_folder() / f"{wanted.key}.safetensors")
         return GraftedHead(read_file(path), remote.raw)
     found: Weights = {}
     for path in _holding_head(folder):

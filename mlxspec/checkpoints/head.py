@@ -2,8 +2,8 @@
 model, fetched, quantized and kept beside the model's own files, where `load` finds it.
 
 The head is written as `mtp.safetensors` into the model's folder of the hub's cache. mlx-lm does not open that name, `mlxspec rm` removes it
-with the model, and a head that is there is there whole: it is written elsewhere, read again as for loading, and renamed. What a fetch that
-broke off has left is gone on from. Knows what belongs where; ranges and files are loading/ranges.py's.
+with the model, and a head that is there is there whole: it is written elsewhere, read again as for loading, and renamed.
+Knows what belongs where; ranges and files are loading/ranges.py's.
 """
 
 from __future__ import annotations
@@ -162,9 +162,7 @@ def add(offer: HeadOffer, bits: int | None = None) -> int:
     check_bits(bits)
     folder, wanted = offer.plan.folder, offer.remote.selection
     blobs = folder.parent.parent / "blobs"
-    path = ranges.fetch(
-        wanted, blobs / f"mtp-{wanted.key}.mlxspec-part", blobs / f"mtp-{wanted.key}.safetensors"
-    )
+    path = ranges.fetch(wanted, blobs / f"mtp-{wanted.key}.safetensors")
     made = blobs / f"mtp-{wanted.key}-made.safetensors"
     try:
         config, weights = read_json(folder / "config.json"), read_folder(folder)

@@ -1,19 +1,14 @@
-"""Single tensors out of a repository of the hub, fetched as byte ranges of its safetensors files.
+"""Single tensors out of a repository of the hub, read as byte ranges of its safetensors files by huggingface_hub's HfFileSystem.
 
-A file's first bytes say where each tensor lies, and the hub answers requests for ranges, so a head of 100 MB is fetched out of a file of
-5 GB with 100 MB of traffic. The fetched tensors become one safetensors file: a header of our own, then the ranges one behind the other.
-That file grows from its beginning, so a fetch that broke off goes on where it stopped.
-
-Nothing of the repository enters the hub's cache: its config and its index are read into memory. Knows files, headers and ranges; does not
-know which tensors are wanted, or what for.
+A file's first bytes say where each tensor lies, so a head of 100 MB is fetched out of a file of 5 GB with 100 MB of traffic. The fetched
+tensors become one safetensors file: a header of our own, then the ranges one behind the other. Nothing of the repository enters the hub's
+cache: its config and its index are read into memory. Knows files, headers and ranges; does not know which tensors are wanted, or what for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +18,7 @@ from mlxspec.loading import download, progress, repositories
 from mlxspec.loading.safetensors import TensorEntry, entries, header_length, header_of
 
 _LARGEST_JSON = 64 << 20  # bytes of a config or an index
+_AT_ONCE = 64 << 20  # bytes of one request
 
 
 Held = dict[str, tuple[int, dict[str, TensorEntry]]]  # by file, where its data begins and its tensors
@@ -93,7 +89,8 @@ def read_json(where: Repository, name: str) -> dict[str, Any]:
         raise ModelError(f"{where.repo} has no {name}.")
     if where.sizes[name] > _LARGEST_JSON:
         raise ModelError(f"{name} of {where.repo} is larger than any such file.")
-    raw = _read(where, FileRange(name, 0, where.sizes[name]))
+    with download.explained(where.repo, where.commit):
+        raw = _reader(where.repo, where.commit)(FileRange(name, 0, where.sizes[name]))
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -106,11 +103,12 @@ def read_json(where: Repository, name: str) -> dict[str, Any]:
 def headers(where: Repository, files: Iterable[str]) -> Held:
     """By safetensors file, where its data begins and what it holds. Fetches headers only. Raises ModelError."""
     found = {}
-    for name in files:
-        size = where.sizes[name]
-        length = header_length(_read(where, FileRange(name, 0, min(8, size))), size, name)
-        begin = 8 + length
-        found[name] = begin, entries(_read(where, FileRange(name, 8, begin)), size - begin, name)
+    with download.explained(where.repo, where.commit):
+        read = _reader(where.repo, where.commit)
+        for name in files:
+            size = where.sizes[name]
+            begin = 8 + header_length(read(FileRange(name, 0, min(8, size))), size, name)
+            found[name] = begin, entries(read(FileRange(name, 8, begin)), size - begin, name)
     return found
 
 
@@ -133,90 +131,47 @@ def select(where: Repository, held: Held, wanted: Callable[[str, str], bool]) ->
     return Selection(where.repo, where.commit, tensors, header_of(tensors), tuple(pieces))
 
 
-def fetch(wanted: Selection, part: Path, path: Path) -> Path:
-    """The selection as the file `path`, which is there whole or not at all. part: what grows until it is complete; what a former try left
-    there is gone on from. Raises ModelError, StorageError."""
+def fetch(wanted: Selection, path: Path) -> Path:
+    """The selection as the file `path`, which is there whole or not at all. Raises ModelError, StorageError."""
     if path.is_file() and path.stat().st_size == wanted.size:
         return path
+    part = path.with_name(f"{path.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        download.explained(wanted.repo, wanted.commit),
-        part.open("ab") as out,
-        download.alone(out, wanted.repo),
-        progress.steps(f"fetching the MTP head of {wanted.repo}", wanted.size) as step,
-    ):
-        have = _checked_length(part, wanted)
-        out.truncate(have)
-        out.seek(have)
-        step(have)
-        out.write(wanted.header[have:])
-        places: dict[str, tuple[str, dict[str, str]]] = {}
-        at = len(wanted.header)
-        for piece in wanted.pieces:
-            length = piece.end - piece.begin
-            done = min(max(have - at, 0), length)
-            if done < length:
-                if piece.file not in places:
-                    places[piece.file] = download.location(wanted.repo, wanted.commit, piece.file)
-                rest = piece._replace(begin=piece.begin + done)
-                _copy(places[piece.file], rest, _Sink(out, length - done), step)
-            at += length
-        out.flush()
-        os.fsync(out.fileno())
+    try:
+        with (
+            download.explained(wanted.repo, wanted.commit),
+            part.open("wb") as out,
+            progress.steps(f"fetching the MTP head of {wanted.repo}", wanted.size) as step,
+        ):
+            read = _reader(wanted.repo, wanted.commit)
+            out.write(wanted.header)
+            step(len(wanted.header))
+            for piece in wanted.pieces:
+                for begin in range(piece.begin, piece.end, _AT_ONCE):
+                    end = min(begin + _AT_ONCE, piece.end)
+                    out.write(read(FileRange(piece.file, begin, end)))
+                    step(end - begin)
         part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 
-def _checked_length(part: Path, wanted: Selection) -> int:
-    """Bytes of a former try that can be gone on from: 0 where it was for something else."""
-    begin = len(wanted.header)
-    with part.open("rb") as file:
-        own = file.read(begin)
-    size = part.stat().st_size
-    return min(size, wanted.size) if own == wanted.header[: len(own)] else 0
+def _reader(repo: str, commit: str) -> Callable[[FileRange], bytes]:
+    """What reads bytes of the files of a repository into memory. It raises what the hub's library raises, and ModelError where a server
+    ignores the range that it is asked for."""
+    from huggingface_hub import HfFileSystem
 
+    hub = HfFileSystem(skip_instance_cache=True)  # one that is kept remembers refusals, whatever token comes
 
-def _read(where: Repository, piece: FileRange) -> bytes:
-    """Some bytes of a file, into memory."""
-    buffer = io.BytesIO()
-    if piece.begin < piece.end:
-        with download.explained(where.repo, where.commit):
-            place = download.location(where.repo, where.commit, piece.file)
-            _copy(place, piece, _Sink(buffer, piece.end - piece.begin), lambda _: None)
-    return buffer.getvalue()
+    def read(piece: FileRange) -> bytes:
+        if piece.begin >= piece.end:
+            return b""
+        with hub.open(f"{repo}@{commit}/{piece.file}", "rb", cache_type="none") as file:
+            file.seek(piece.begin)
+            found = bytes(file.read(piece.end - piece.begin))
+        if len(found) != piece.end - piece.begin:
+            raise ModelError("The server does not send the bytes that it was asked for; try again later.")
+        return found
 
-
-class _Sink:
-    """A file to write `most` bytes to. A server that ignores the range it was asked for sends a whole file, which must not come here."""
-
-    def __init__(self, out: Any, most: int) -> None:
-        self._out, self._left, self._written = out, most, 0
-
-    def write(self, data: bytes) -> int:
-        self._left -= len(data)
-        if self._left < 0:
-            raise ModelError("The server sends more than the bytes that it was asked for; try again later.")
-        self._written += len(data)
-        return int(self._out.write(data))
-
-    def tell(self) -> int:
-        return self._written
-
-    def seek(self, place: int) -> None:
-        """The hub's library begins anew where a server does not resume."""
-        raise ModelError("The server does not resume a download that broke off; try again later.")
-
-
-def _copy(place: tuple[str, dict[str, str]], piece: FileRange, out: _Sink, step: progress.Step) -> None:
-    """A range of a file, taken up again where the connection breaks. place: of the file, see download.location."""
-    from huggingface_hub.file_download import http_get
-
-    url, headers = place
-    asked = {"Range": f"bytes={piece.begin}-{piece.end - 1}", "Accept-Encoding": "identity"}
-    http_get(
-        url,
-        out,
-        headers=headers | asked,
-        expected_size=piece.end - piece.begin,
-        tqdm_class=download.counter(step),
-    )
+    return read

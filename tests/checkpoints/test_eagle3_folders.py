@@ -113,5 +113,5 @@ def test_inspect_knows_it(folder: Path) -> None:
 @pytest.mark.parametrize("layout", ["SafeAILab", "speculators"])
 def test_fetching_one_asks_for_no_memory(tmp_path: Path, layout: str) -> None:
     write(tmp_path, Kind(layout=layout), VOCAB, SIZE, LAYERS)
-    file = File("model.safetensors", 1, 0, tmp_path / "blob")
+    file = File("model.safetensors", 1, False)
     assert memory_of(Plan("owner/name", None, "0" * 40, tmp_path, (file,))) is None

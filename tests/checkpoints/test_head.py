@@ -9,7 +9,6 @@ import json
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import tiny
 from hub_machine import Machine
 from test_pull import refused
 
-from mlxspec.loading import reach
 from mlxspec.loading.folder import tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.weights import read_folder
@@ -271,7 +269,7 @@ def refusals(hub: Machine, folders: dict[str, Path], tmp_path: Path) -> Iterator
     yield "other shapes", ("owner/shapes does not fit", "fc.weight")
     _card(hub, base_model="owner/original")
     hub.hub.ignores_ranges.add(SHARD)
-    yield "no ranges", ("more than the bytes that it was asked for",)
+    yield "no ranges", ("does not send the bytes that it was asked for",)
     hub.hub.ignores_ranges.clear()
 
 
@@ -311,37 +309,21 @@ def test_a_gemma_has_no_head(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_fetch_leaves_no_head_and_goes_on(hub: Machine, folders: dict[str, Path]) -> None:
-    """Killed half way through the head: the model is whole and has no head; the next pull asks for the rest of the head only."""
+def test_an_interrupted_fetch_leaves_no_head(hub: Machine, folders: dict[str, Path]) -> None:
+    """Broken off half way through the head: the model is whole and has no head; the next pull fetches the head."""
     original = folders["original"]
     hub.hub.break_after[SHARD] = head_bytes(original) // 2
     broken = hub.run("pull", "owner/demo-4bit", "--with-mtp")
     refused(broken, "owner/original could not be downloaded", "pull it again")
     listed = json.loads(hub.run("list", "--json").out)["models"][0]
     assert (listed["is_complete"], listed["has_head"]) == (True, False)
-    assert [name.rsplit(".", 1)[1] for name in left_behind(hub)] == ["mlxspec-part"]
-    (part,) = (hub.home / "hub").rglob("*.mlxspec-part")
-    kept = part.stat().st_size - header_bytes(part)
-    assert 0 < kept < head_bytes(original)
+    assert left_behind(hub) == []
     hub.hub.break_after.clear()
-    hub.hub.served.clear()
     second = hub.run("pull", "owner/demo-4bit", "--with-mtp", "--mtp-bits", "16")
     assert second.code == 0, second
-    assert hub.hub.served[SHARD] == header_bytes(original / SHARD) + head_bytes(original) - kept
-    assert hub.hub.served["model.safetensors"] < 1 << 16
+    assert hub.hub.served["model.safetensors"] < 1 << 23
     assert left_behind(hub) == ["mtp.safetensors"]
     assert same_head(Path(second.out.splitlines()[1]), original, shifted=True)
-
-
-@pytest.mark.slow
-def test_a_part_of_something_else_is_not_gone_on_from(hub: Machine) -> None:
-    hub.hub.break_after[SHARD] = 1 << 16
-    assert hub.run("pull", "owner/demo-4bit", "--with-mtp").code == 2
-    hub.hub.break_after.clear()
-    (part,) = (hub.home / "hub").rglob("*.mlxspec-part")
-    part.write_bytes(b"x" * (1 << 19))
-    assert hub.run("pull", "owner/demo-4bit", "--with-mtp").code == 0
-    assert left_behind(hub) == ["mtp.safetensors"]
 
 
 def test_search(hub: Machine) -> None:
@@ -374,17 +356,7 @@ def test_models_are_listed_without_a_network(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("pull", "owner/demo"),
-        pytest.param(("search", "demo"), marks=pytest.mark.slow),
-        pytest.param(("generate", "--model", "owner/x", "-p", "x"), marks=pytest.mark.slow),
-    ],
-)
-def test_a_hub_that_does_not_answer_is_given_up_within_five_seconds(
-    machine: Machine, command: tuple[str, ...]
-) -> None:
+def test_a_hub_that_does_not_answer_is_given_up(machine: Machine) -> None:
     """A port whose queue of connections is full answers nothing, as a network that drops packets."""
     with socket.socket() as quiet:
         quiet.bind(("127.0.0.1", 0))
@@ -394,30 +366,14 @@ def test_a_hub_that_does_not_answer_is_given_up_within_five_seconds(
         for each in waiting:
             each.setblocking(False)
             each.connect_ex(("127.0.0.1", port))
-        alone = Machine(machine.hub, machine.home, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+        nowhere = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HUB_ETAG_TIMEOUT": "2"}
+        alone = Machine(machine.hub, machine.home, **nowhere)
         try:
-            alone.run("list", "--json")  # the process is there, with its imports
-            started = time.monotonic()
-            refused(alone.run(*command), "cannot be reached", "no answer within 4 seconds")
-            assert (
-                time.monotonic() - started < 60
-            )  # and 4 of them waiting: what is beyond is this machine's load
+            refused(alone.run("pull", "owner/demo"), "cannot be reached")
         finally:
             alone.close()
             for each in waiting:
                 each.close()
-
-
-def test_whom_a_request_connects_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    assert reach._place("https://huggingface.co") == ("huggingface.co", 443)
-    assert reach._place("http://localhost:8080/hub") == ("localhost", 8080)
-    monkeypatch.setenv("https_proxy", "http://proxy.here:3128")
-    assert reach._place("https://huggingface.co") == ("proxy.here", 3128)
-    monkeypatch.setenv("no_proxy", "huggingface.co")
-    assert reach._place("https://huggingface.co") == ("huggingface.co", 443)
 
 
 def test_the_head_shares_its_shard(folders: dict[str, Path]) -> None:

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,7 @@ from mlxspec.cli.main import main
 from mlxspec.platform.resources import demo_folder
 
 WEIGHTS = demo_folder("target") / "model.safetensors"
-CHUNK, SENT = (
-    10 << 20,
-    14 << 20,
-)  # what the hub's library writes at once; what the stand-in sends before it stops
+SENT = 14 << 20  # bytes that the stand-in sends before it stops
 
 
 def refused(ran: Ran, *words: str) -> None:
@@ -63,64 +59,46 @@ def test_pull_list_use_remove(machine: Machine) -> None:
     refused(run("rm", "owner/demo", "--yes"), "owner/demo is not in the cache")
 
 
-def test_an_interrupted_pull_goes_on(machine: Machine) -> None:
-    """Killed half way through a file: the second run asks for the rest of that file only."""
+def test_an_interrupted_pull_keeps_whole_files(machine: Machine) -> None:
+    """Killed half way through the weights: the second run fetches them again, and no other file."""
     whole = (machine.hub.repos["owner/large"] / "model.safetensors").read_bytes()
     machine.hub.stall_after["model.safetensors"] = SENT
     first = machine.begin("pull", "owner/large")
     assert machine.hub.stalled.wait(200)
-    kept, part = 0, None
-    for _ in range(1200):  # what was sent is on its way to the disk
-        part = next((machine.home / "hub").rglob("*.mlxspec-part"), None)
-        kept = part.stat().st_size if part is not None else 0
-        if kept == CHUNK:
-            break
-        time.sleep(0.1)
     first.kill()
     first.communicate()
-    assert kept == CHUNK
     machine.hub.released.set()
     machine.hub.served.clear()
     assert "incomplete" in machine.run("list").err
     second = machine.run("pull", "owner/large")
     assert second.code == 0, second
-    assert "here already" in second.err
-    assert machine.hub.served["model.safetensors"] == len(whole) - CHUNK
+    assert machine.hub.served["model.safetensors"] == len(whole)
     assert machine.hub.served["tokenizer.json"] == 0
     folder = Path(second.out.splitlines()[1])
     assert (folder / "model.safetensors").read_bytes() == whole
-    assert not list((machine.home / "hub").rglob("*.mlxspec-part"))
-
-
-def test_a_damaged_part_is_not_trusted(machine: Machine) -> None:
-    digest = hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()
-    part = machine.home / "hub" / "models--owner--demo" / "blobs" / f"{digest}.mlxspec-part"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"x" * (1 << 20))
-    refused(machine.run("pull", "owner/demo"), "arrived damaged", "pull it again")
-    good = machine.run("pull", "owner/demo")
-    assert good.code == 0, good
-    assert machine.hub.served["model.safetensors"] == 2 * WEIGHTS.stat().st_size - (1 << 20)
 
 
 def test_a_connection_that_breaks_is_taken_up_again(machine: Machine) -> None:
-    """Within one pull, too."""
+    """Within one pull the hub's library goes on inside a file."""
     machine.hub.stall_after["model.safetensors"] = SENT
     machine.hub.released.set()
     ran = machine.run("pull", "owner/large")
     assert ran.code == 0, ran
     whole = (machine.hub.repos["owner/large"] / "model.safetensors").stat().st_size
-    assert machine.hub.served["model.safetensors"] == SENT + whole - CHUNK
+    assert machine.hub.served["model.safetensors"] < SENT + whole
 
 
 def test_two_pulls_at_once(machine: Machine) -> None:
+    """The second waits for the first, and fetches nothing again."""
     machine.hub.stall_after["model.safetensors"] = 1 << 20
     first = machine.begin("pull", "owner/demo")
     assert machine.hub.stalled.wait(200)
-    refused(machine.run("pull", "owner/demo"), "by another process")
+    second = machine.begin("pull", "owner/demo")
     machine.hub.released.set()
-    _, said = first.communicate(timeout=200)
-    assert first.returncode == 0, said
+    for process in (first, second):
+        _, said = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    assert machine.hub.served["model.safetensors"] <= WEIGHTS.stat().st_size + (1 << 20)
 
 
 @pytest.mark.parametrize(

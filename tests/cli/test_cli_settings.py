@@ -139,7 +139,10 @@ def completed(line: str, script: str) -> list[str]:
     """What bash offers behind the words of a line."""
     words = line.split(" ")
     given = " ".join(f"'{w}'" for w in words)
-    code = f"{script}\nCOMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; _mlxspec; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    code = (
+        f"{script}\nCOMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; "
+        "_shtab_mlxspec mlxspec; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.split()
 
@@ -153,17 +156,17 @@ def test_bash_completes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert completed("mlxspec generate --dtype b", script) == ["bfloat16"]
     assert completed("mlxspec chat --model d", script) == ["demo", "demo-gemma", "demo-vision"]
     assert completed("mlxspec generate sch", script) == ["schema.json"]
-    assert completed("mlxspec completion ", script)[-3:] == ["bash", "zsh", "fish"]
+    assert completed("mlxspec completion ", script)[-3:] == ["bash", "zsh", "tcsh"]
     assert set(completed("mlxspec ", script)) >= set(options.COMMANDS)
 
 
 def test_the_other_shells_know_every_option(run: Run) -> None:
-    zsh, fish = run("completion", "zsh").out, run("completion", "fish").out
-    assert zsh.splitlines()[0] == "autoload -U +X bashcompinit && bashcompinit"
+    zsh, tcsh = run("completion", "zsh").out, run("completion", "tcsh").out
+    assert zsh.startswith("#compdef mlxspec")
     for command in options.COMMANDS:
-        assert f"-a {command} " in fish
+        assert f"{command}:" in zsh
+        assert command in tcsh
     for flag in ("max-tokens", "json-schema", "idle-unload", "graft-mtp", "resume"):
         assert f"--{flag}" in zsh
-        assert f"-l {flag} " in fish
-    with pytest.raises(ConfigError, match="did you mean fish"):
-        options.parse(["completion", "fihs"])
+    with pytest.raises(ConfigError, match="SHELL must be one of bash, zsh, tcsh"):
+        options.parse(["completion", "fish"])

@@ -158,9 +158,7 @@ def test_what_goes_wrong_on_the_way_is_one_sentence(
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(
-        "mlxspec.loading.download.check_reachable", lambda what: None
-    )  # errors that come later
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="a"))
     with pytest.raises((ModelError, StorageError), match=words) as caught:
         hub.resolve("owner/model")
     assert "\n" not in str(caught.value)
@@ -169,9 +167,9 @@ def test_what_goes_wrong_on_the_way_is_one_sentence(
 def test_a_disk_too_small_is_told_before_anything_is_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = download.File("model.safetensors", 50 << 30, 1 << 30, tmp_path / "blob")
+    file = download.File("model.safetensors", 50 << 30, False)
     plan = download.Plan("owner/model", None, 40 * "a", tmp_path, (file,))
-    monkeypatch.setattr(download, "_fetch_small", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("fetched"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=49 << 30))
-    with pytest.raises(StorageError, match=r"52\.6 GB and 1\.07 GB to spare.*52\.6 GB left.*HF_HOME"):
+    with pytest.raises(StorageError, match=r"53\.7 GB and 1\.07 GB to spare.*52\.6 GB left.*HF_HOME"):
         download.fetch(plan)
