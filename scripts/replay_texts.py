@@ -27,8 +27,9 @@ from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask
 from mlxspec.drafters.lookup import EarlierRow, Lookup, ngram_lookup
 from mlxspec.drafters.text_index import TextIndex
-from mlxspec.engine.kept_files import FileThread, KeptFiles
+from mlxspec.engine.kept_files import KeptFiles
 from mlxspec.engine.text_files import TextFiles
+from mlxspec.engine.thread import JobThread
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -170,7 +171,7 @@ def large(num: int) -> None:
     rng, index = np.random.default_rng(SEED), TextIndex(num * 30)
     started, text, most = time.perf_counter(), [], 0.0
     with tempfile.TemporaryDirectory() as folder:
-        thread = FileThread()
+        thread = JobThread("files")
         disk = TextFiles(KeptFiles(Path(folder), 8 * num, "The store"), thread, "v")
         index.keep = disk.append
         for _ in range(num // 10_000):
@@ -178,7 +179,8 @@ def large(num: int) -> None:
             before = time.perf_counter()
             index.add("", text)
             most = max(most, time.perf_counter() - before)
-        thread.close(60.0)
+        thread.close()
+        thread.join(60.0)
         built = time.perf_counter() - started
         size = sum(p.stat().st_size for p in Path(folder).iterdir())
         started = time.perf_counter()

@@ -2,7 +2,7 @@
 
     step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long    engine/group.py
              _admit()     waiting requests get a place                                               engine/schedule.py
-             _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefills.py, engine/prefill.py
+             _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefill.py
              _round()     draft, one target forward over all rows, accept, commit, observe           engine/pipeline.py, engine/round.py
              _retire()    requests that ended leave
 
@@ -30,27 +30,24 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.drafter_health import DrafterHealth
-from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
-from mlxspec.engine.kept_files import FileThread
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
-from mlxspec.engine.prefill import Prefill
-from mlxspec.engine.prefills import Prefills
+from mlxspec.engine.prefill import Prefill, Prefills
 from mlxspec.engine.prefix.disk import open_disk
 from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
-from mlxspec.engine.probe import PROBE_AT_MOST, probe
+from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
 from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.ranks.rank_group import group_of
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.rows import Rows
 from mlxspec.engine.schedule import Queue, Shares, makes_room
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.text_files import open_texts
-from mlxspec.engine.verdict import ProbeReport
+from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels import exactness
@@ -115,7 +112,7 @@ class Engine(EngineApi):
         most = budget // _SHARE
         # ranks must draft alike, whatever memory each of them has
         room = max(0, budget - bytes_of(model)) // _SHARE if peers is None else 0
-        self._file_thread = FileThread()
+        self._file_thread = JobThread("mlxspec-files")
         most_texts = min(self.config.past_texts, room)
         self.texts = open_texts(most_texts, self.config.past_texts_disk, tokenizer, self._file_thread)
         self.chain = Chain(drafters, model.hidden_size, self.texts)
@@ -249,7 +246,8 @@ class Engine(EngineApi):
         """Write what waits for the disk, for so long at most; nothing is written behind that."""
         until = time.monotonic() + seconds
         self.prefix.close(seconds)
-        self._file_thread.close(max(0.0, until - time.monotonic()))
+        self._file_thread.close()
+        self._file_thread.join(max(0.0, until - time.monotonic()))
 
     def dismiss(self) -> None:
         """Other processes that run this model let go of their engines, and this one takes no more requests. Does nothing alone."""
@@ -414,7 +412,7 @@ class Engine(EngineApi):
         if request in self._rows.parked:
             self._rows.unpark(request, self.model.make_cache(1, kv_bits=self.config.kv_bits))
         elif request in self._prefills.parked:
-            self._prefills.unpark(request)
+            self._prefills.park(request, is_parked=False)
         else:
             self._queue.remove(request)
             self.memory.reserve(request)
@@ -600,13 +598,12 @@ class Engine(EngineApi):
         for request in [r for r in self._rows.parked if r.finish_reason is not None]:
             del self._rows.parked[request]
             self._leave(request)
-        for prefill in (*self._prefills, *self._prefills.parked.values()):
-            if prefill.request.finish_reason is not None:
-                self._prefills.remove(prefill)
-                prefill.leave()
-                if prefill.request.error is None:
-                    prefill.keep()
-                self._leave(prefill.request)
+        for prefill in [p for p in self._prefills.every if p.request.finish_reason is not None]:
+            self._prefills.remove(prefill)
+            prefill.leave()
+            if prefill.request.error is None:
+                prefill.keep()
+            self._leave(prefill.request)
         leaving = [r for r in self._rows if r.finish_reason is not None]
         if not leaving:
             return

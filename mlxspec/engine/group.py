@@ -20,11 +20,10 @@ from typing import NamedTuple, Protocol
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.chain import Chain
-from mlxspec.engine.ending import Ending
 from mlxspec.engine.memory import EngineMemory
 from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.prefix.rows import Prefix
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.stats import EngineStats
 from mlxspec.models.base import Model

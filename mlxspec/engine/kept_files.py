@@ -1,4 +1,4 @@
-"""A private folder of files that are written whole, within a number of bytes, and the thread that reads and writes them.
+"""A private folder of files that are written whole, within a number of bytes.
 
     NAME.safetensors           a file: tensors and metadata in the safetensors format, with a checksum over all of it
     NAME.safetensors.PID.new   a file that is being written; a killed process leaves it, whoever locks the folder next removes it
@@ -10,7 +10,7 @@ changed is removed and counts as missing. Room is made before a write: the least
 says when it was used. Only regular files are opened, and opening never waits.
 
 The prefix store on disk (prefix/disk.py) and earlier texts (text_files.py) keep their files here. All that touches a file after loading
-runs in the `FileThread`, never in the engine's thread. Knows bytes, names and times; knows no models, no owners and no MLX.
+runs in a thread for files, never in the engine's thread. Knows bytes, names and times; knows no models, no owners and no MLX.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ import os
 import re
 import shutil
 import stat
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -292,56 +290,6 @@ class KeptFiles:
         self.found = found
         with contextlib.suppress(OSError):
             self._seen = self.path.stat().st_mtime_ns
-
-
-class FileThread:
-    """Runs what touches files, one task behind the other, urgent ones first. The thread starts with the first task."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._urgent: deque[Callable[[], None]] = deque()
-        self._others: deque[Callable[[], None]] = deque()
-        self._thread: threading.Thread | None = None
-        self._is_busy = self._is_closed = False
-
-    @property
-    def is_idle(self) -> bool:
-        return not (self._urgent or self._others or self._is_busy)
-
-    def post(self, work: Callable[[], None], *, is_urgent: bool = False) -> None:
-        """Run `work` later. Nothing is run behind `close`."""
-        with self._changed:
-            if self._is_closed:
-                return
-            (self._urgent if is_urgent else self._others).append(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mlxspec-files", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def close(self, seconds: float) -> bool:
-        """End behind what was posted. Returns whether that was done in time."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self.is_idle
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._is_busy = False
-                self._changed.wait_for(lambda: self._urgent or self._others or self._is_closed)
-                if not (self._urgent or self._others):
-                    return
-                work = (self._urgent or self._others).popleft()
-                self._is_busy = True
-            try:
-                work()
-            except Exception as error:
-                _log.warning("Work with files failed (%s: %s).", type(error).__name__, error)
-            del work  # what it holds goes now, not with the next task
 
 
 def _is_same(digest: str, checksum: str) -> bool:

@@ -1,14 +1,15 @@
-"""Prefill of one request: its prompt is read into a cache of its own, piece by piece, up to the first token of the answer. Knows one
-request; knows no rounds.
+"""Reads prompts: each into a cache of its own, piece by piece, up to the first token of its answer. Chooses whose piece is read next.
 
-Pieces end at multiples of the chunk and at the request's marks, so that where they end depends on the prompt alone.
+Pieces end at multiples of the chunk and at the request's marks, so that where they end depends on the prompt alone. Knows requests and
+turns; knows no rounds.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +22,7 @@ from mlxspec.engine.prefix.rows import Prefix
 from mlxspec.engine.prefix.tree import TARGET, Hit
 from mlxspec.engine.request import Request
 from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.schedule import Turns
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Model
@@ -32,6 +34,7 @@ from mlxspec.sampling.logprobs import logprobs
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
 # milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.
 _WORTH_WAKING = 512 * 192**2
+_DISK_SECONDS = 0.01  # between two times that it is asked what has come from the disk
 _TOLD_AT_ONCE = 64  # positions whose logits are held together: 64 MB of a vocabulary of 262,144
 
 
@@ -59,6 +62,7 @@ class Prefill:
         self.cache = model.make_cache(1, kv_bits=kv_bits)
         self.cache.scales[0] = request.scales
         self.num_done = self.num_pieces = 0
+        self.is_parked = False
         self._logits: mx.array | None = None
         self._layers: tuple[int, ...] = ()
         self.carry = mx.zeros((1, model.hidden_size))
@@ -104,6 +108,14 @@ class Prefill:
                 if self._fetch is None:
                     self._begin(None)
         return True
+
+    def attempt(self, work: Callable[[], bool], *, failed: bool = False) -> bool:
+        """What `work` returns; `failed` where it raises, which ends the request."""
+        try:
+            return work()
+        except Exception as error:
+            self.request.fail(error)
+            return failed
 
     def wait(self, seconds: float) -> None:
         """Until more has come from the disk."""
@@ -248,3 +260,63 @@ class Prefill:
             drafting.prime(request.number)
         request.stats.prefill_seconds += time.perf_counter() - started
         return events
+
+
+class Prefills:
+    """The prompts that one engine reads, the oldest request's first. Iterating and `len` are over those that are not parked."""
+
+    def __init__(self) -> None:
+        self.every: list[Prefill] = []
+        self._turns = Turns()
+
+    def __len__(self) -> int:
+        return sum(not p.is_parked for p in self.every)
+
+    def __iter__(self) -> Iterator[Prefill]:
+        return iter([p for p in self.every if not p.is_parked])
+
+    @property
+    def parked(self) -> list[Request]:
+        """Requests whose prompts are read on later, from where they are."""
+        return [p.request for p in self.every if p.is_parked]
+
+    def park(self, request: Request, *, is_parked: bool = True) -> None:
+        """Nothing of the request's prompt is read until it is parked no more."""
+        (prefill,) = (p for p in self.every if p.request is request)
+        prefill.is_parked = is_parked
+
+    def add(self, prefill: Prefill) -> None:
+        """A prompt is to be read."""
+        self.every.append(prefill)
+        self.every.sort(key=lambda p: p.request.number)
+
+    def remove(self, prefill: Prefill) -> None:
+        """It is read, or its request has ended."""
+        self.every.remove(prefill)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their states, parked ones included."""
+        return sum(p.cache.nbytes for p in self.every)
+
+    def pieces(self, chunk: int, *, is_busy: bool) -> Iterator[tuple[Prefill, int | None]]:
+        """What is read next, together at most `chunk` tokens: a prompt, and up to where. The caller reads each piece before it asks for
+        the next one. None instead of a place: one of the prompt's images has gone through the tower, which counts as a chunk, whatever its
+        size. is_busy: whether rows decode. A request whose images or kept states fail ends with the error."""
+        left, ready = chunk, [p for p in self if p.attempt(partial(p.arrive, is_busy=is_busy))]
+        waiting = [p for p in self if p.request.finish_reason is None]
+        if not ready and waiting and not is_busy:
+            waiting[0].wait(_DISK_SECONDS)
+        while ready:
+            served = [p.num_pieces for p in ready]
+            prefill = ready[self._turns.next(served, [p.request.client for p in ready])]
+            end = prefill.next_end(chunk)
+            if left < chunk and end - prefill.num_done > left:
+                return
+            self._turns.took()
+            if prefill.attempt(partial(prefill.read_image, end), failed=True):
+                yield prefill, None
+                return
+            left -= end - prefill.num_done
+            yield prefill, end
+            ready = [p for p in ready if p in self.every]

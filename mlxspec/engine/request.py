@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import TOKEN_ALIGNED
 from mlxspec.drafters.chain_row import AskedDrafter
-from mlxspec.engine.ending import Ending
 from mlxspec.engine.prefix.hiddens import Hiddens
 from mlxspec.engine.prefix.tree import KeyedText
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -30,6 +30,16 @@ TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
 UNREAD = 512  # tokens of an answer that may wait for its client before its row rests
 _UNREAD_BYTES = 512  # of one of them: an event and its text
 _LOGPROB_BYTES = 256  # of one token's log-probability, its text included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Why a request ends before its answer does. number: of the request. error: the sentence that ends it; None: it is cancelled. is_late:
+    its deadline has passed."""
+
+    number: int
+    error: str | None = None
+    is_late: bool = False
 
 
 class Request:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlxspec.engine.verdict import ProbeReport
+if TYPE_CHECKING:
+    from mlxspec.engine.probe import ProbeReport
 
 _PLAIN_ROUNDS = 4  # so few can all be late by chance
 

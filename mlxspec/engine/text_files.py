@@ -2,7 +2,7 @@
 
     VOCABULARY-OWNER-TIME.safetensors      tokens (n,) int32; TIME: nanoseconds, so that names differ
 
-Vocabularies and owners are known by digests. The engine's thread hands texts over; the `FileThread` writes them. What the disk refuses
+Vocabularies and owners are known by digests. The engine's thread hands texts over; the thread for files writes them. What the disk refuses
 costs the texts that come within a minute, and no answer; it is counted. Knows files and ids; no model.
 """
 
@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from mlxspec.drafters.text_index import TextIndex
-from mlxspec.engine.kept_files import FileThread, KeptFiles, Stored
+from mlxspec.engine.kept_files import KeptFiles, Stored
+from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.platform.folders import wanted_cache_folder
@@ -29,7 +30,7 @@ def texts_folder() -> Path:
     return wanted_cache_folder() / "texts"
 
 
-def open_texts(budget: int, disk: int | None, tokenizer: Tokenizer | None, thread: FileThread) -> TextIndex:
+def open_texts(budget: int, disk: int | None, tokenizer: Tokenizer | None, thread: JobThread) -> TextIndex:
     """The index of earlier texts, filled with those on disk. budget: bytes of memory; disk: bytes of files, None or 0 for none. thread:
     writes the files. Raises ConfigError for files that cannot be kept."""
     index = TextIndex(budget)
@@ -50,7 +51,7 @@ def text_files(limit: int | None = None) -> KeptFiles:
 class TextFiles:
     """The texts of one vocabulary. digest: the vocabulary's."""
 
-    def __init__(self, files: KeptFiles, thread: FileThread, digest: str) -> None:
+    def __init__(self, files: KeptFiles, thread: JobThread, digest: str) -> None:
         self._files, self._thread, self._digest = files, thread, digest
 
     def fill(self, index: TextIndex) -> None:
@@ -69,7 +70,7 @@ class TextFiles:
         """Write a text soon. It returns at once."""
         text = np.asarray(tokens, "<i4")
         if len(text):
-            self._thread.post(partial(self._write, f"{self._digest}-{owner}-{time.time_ns()}", text))
+            self._thread.run(partial(self._write, f"{self._digest}-{owner}-{time.time_ns()}", text))
 
     def _write(self, name: str, text: np.ndarray) -> None:
         self._files.write(name, {"tokens": Stored("I32", text.shape, [text.view(np.uint8)])}, {})

@@ -1,36 +1,49 @@
-"""One long-lived thread, in which engines run one after the other.
+"""A long-lived thread that runs jobs one behind the other: engines, or what touches files.
 
 MLX keeps a stream, and without a GPU a thread, for every thread that has used it, and never gives them back. A process that loads models
-again and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine.
+again and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine and no file.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 
 import mlx.core as mx
 
+_Job = tuple[Callable[[], None], threading.Event]
+_log = logging.getLogger("mlxspec")
 
-class EngineThread:
-    """Runs jobs in the order in which they come. The thread starts with the first job and is a daemon."""
 
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="mlxspec-engine", daemon=True)
-        self._is_started = self._is_closed = False
+class JobThread:
+    """Runs jobs in the order in which they come, urgent ones first. The thread starts with the first job and is a daemon."""
 
-    def run(self, job: Callable[[], None]) -> threading.Event:
-        """Queue a job, which must not raise. The event is set when it has ended."""
+    def __init__(self, name: str = "mlxspec-engine") -> None:
+        self._changed = threading.Condition()
+        self._urgent: deque[_Job] = deque()
+        self._others: deque[_Job] = deque()
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._is_started = self._is_closed = self._is_busy = False
+
+    def run(self, job: Callable[[], None], *, is_urgent: bool = False) -> threading.Event:
+        """Queue a job. The event is set when it has ended; what it raises is logged. Raises RuntimeError behind `close`."""
         if self._is_closed:
-            raise RuntimeError("the engine's thread has been closed")
+            raise RuntimeError("the thread has been closed")
         ended = threading.Event()
-        self._jobs.put((job, ended))
+        with self._changed:
+            (self._urgent if is_urgent else self._others).append((job, ended))
+            self._changed.notify_all()
         if not self._is_started:
             self._is_started = True
             self._thread.start()
         return ended
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job is queued or runs."""
+        return not (self._urgent or self._others or self._is_busy)
 
     @property
     def is_current(self) -> bool:
@@ -39,9 +52,9 @@ class EngineThread:
 
     def close(self) -> None:
         """End the thread behind the jobs that are queued. Closing twice does nothing."""
-        if not self._is_closed:
+        with self._changed:
             self._is_closed = True
-            self._jobs.put(None)
+            self._changed.notify_all()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the end of a closed thread. Returns whether it has ended."""
@@ -50,13 +63,22 @@ class EngineThread:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
-        while (queued := self._jobs.get()) is not None:
+        while (queued := self._next()) is not None:
             job, ended = queued
             del queued
             try:
                 job()
+            except Exception as error:
+                _log.warning("A job failed (%s: %s).", type(error).__name__, error)
             finally:
                 del job
                 ended.set()
         # streams belong to the thread that made them; left to the end of the process they abort it
         getattr(mx, "clear_streams", lambda: None)()
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            self._is_busy = False
+            self._changed.wait_for(lambda: self._urgent or self._others or self._is_closed)
+            self._is_busy = bool(self._urgent or self._others)
+            return (self._urgent or self._others).popleft() if self._is_busy else None

@@ -32,7 +32,7 @@ from mlxspec.engine.engine import Engine, Prompt
 from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.rehearsal import rehearse
 from mlxspec.engine.stream import Stream
-from mlxspec.engine.thread import EngineThread
+from mlxspec.engine.thread import JobThread
 from mlxspec.errors import EngineStoppedError, MlxspecError, RankError
 from mlxspec.events import FinishEvent, FinishReason
 from mlxspec.sampling.constraints import Compiled
@@ -73,7 +73,7 @@ class Worker:
     An engine must have been made in the thread that steps it, so give a function that makes it, not an engine.
     """
 
-    def __init__(self, make: Callable[[], Engine], *, thread: EngineThread | None = None) -> None:
+    def __init__(self, make: Callable[[], Engine], *, thread: JobThread | None = None) -> None:
         """thread: where it runs, behind what runs there now; None: in a thread of its own, which ends with it."""
         self._make = make
         self._changed = threading.Condition()
@@ -86,7 +86,7 @@ class Worker:
         self._rehearsal: Iterator[None] | None = None  # while any of it is left
         self._noted_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
-        self._thread = thread or EngineThread()
+        self._thread = thread or JobThread()
         atexit.register(self._exit)
         self._ended = self._thread.run(self._run)
         self._owns_thread = thread is None

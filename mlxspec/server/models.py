@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.engine.prefix.disk import DiskStats
-from mlxspec.engine.thread import EngineThread
+from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.pooling import Pooling
@@ -73,7 +73,7 @@ class Models:
         self._users = 0
         self._name: str | None = None
         self._worker: Worker | None = None
-        self._thread = EngineThread()  # one for all loads
+        self._thread = JobThread()  # one for all loads
         self._loading: asyncio.Future[Engine] | None = None
         self._last_use = time.monotonic()
         self._is_stopping = False

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxspec.engine.kept_files import FileThread
 from mlxspec.engine.prefix.disk import PrefixDisk, open_files
 from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
+from mlxspec.engine.thread import JobThread
 from tests.engine.marked_texts import CUTTABLE, NAMES, covers, hiddens, keys, mark, put
 
 PLENTY = 1 << 24
@@ -17,7 +17,9 @@ ROOTS = {name: f"{i:064x}" for i, name in enumerate((TARGET, "mtp", "draft"))}
 
 
 def disk(folder: Path, limit: int = PLENTY, *, hearing=("mtp",), roots=ROOTS, **more) -> PrefixDisk:
-    return PrefixDisk(open_files(folder, limit), FileThread(), roots, model="test", hearing=hearing, **more)
+    return PrefixDisk(
+        open_files(folder, limit), JobThread("files"), roots, model="test", hearing=hearing, **more
+    )
 
 
 def settle(made: PrefixDisk) -> None:

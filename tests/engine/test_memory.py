@@ -154,7 +154,7 @@ def test_pieces_shrink_near_the_limit_and_change_nothing() -> None:
     tight.memory.budget = needed + tight.memory.activations(memory.SMALLEST_CHUNK, 158)
     tight.step()
     assert tight.memory.chunk == memory.SMALLEST_CHUNK
-    assert tight._prefills[0].num_done == memory.SMALLEST_CHUNK
+    assert next(iter(tight._prefills)).num_done == memory.SMALLEST_CHUNK
     while not tight.is_idle:
         tight.step()
     same(plain, Result.of(request), text, FEW, "in small pieces")

@@ -282,8 +282,8 @@ STEP = 0.010  # seconds that a step of the engine's thread may take
 
 @catches(
     "files are looked at in the caller's thread",
-    "mlxspec.engine.kept_files:FileThread.post",
-    lambda right: lambda self, work, *, is_urgent=False: work(),
+    "mlxspec.engine.thread:JobThread.run",
+    lambda right: lambda self, job, *, is_urgent=False: job(),
 )
 def test_no_call_waits_for_a_slow_disk(tmp_path: Path, monkeypatch) -> None:
     """Every call of the operating system that the files use takes SLOW seconds and holds the folder's lock; no call of the engine's thread

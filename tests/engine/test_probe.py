@@ -13,8 +13,7 @@ import pytest
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.probe import probe
-from mlxspec.engine.verdict import ProbeReport, WidthVerdict
+from mlxspec.engine.probe import ProbeReport, WidthVerdict, probe
 from mlxspec.models.base import Output
 from tests import tiny_models
 
@@ -125,7 +124,7 @@ def test_mlxs_own_blas_is_exact_and_another_says_what_it_changes(blas: str | Non
     code = (
         "from tests import tiny_models\n"
         "from mlxspec.platform import device\n"
-        "from mlxspec.engine.probe import probe\n"
+        "from mlxspec.engine.probe import ProbeReport, WidthVerdict, probe\n"
         "found = probe(tiny_models.target(), (2, 4, 8))\n"
         "print(device.report().blas_kind, found.is_exact, max(v.largest for v in found.widths))"
     )

@@ -17,8 +17,9 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.text_index import TextIndex
-from mlxspec.engine.kept_files import LOCK, FileThread, KeptFiles
+from mlxspec.engine.kept_files import LOCK, KeptFiles
 from mlxspec.engine.text_files import TextFiles, open_texts, text_files, texts_folder
+from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError
 from tests.engine import equality
 
@@ -34,8 +35,8 @@ def text(seed: int, length: int = 300) -> list[int]:
     return np.random.default_rng(seed).integers(0, 5000, length).tolist()
 
 
-def made(folder: Path, digest: str = "v", limit: int = 1 << 20) -> tuple[TextFiles, FileThread]:
-    thread = FileThread()
+def made(folder: Path, digest: str = "v", limit: int = 1 << 20) -> tuple[TextFiles, JobThread]:
+    thread = JobThread("files")
     return TextFiles(KeptFiles(folder, limit, "The store"), thread, digest), thread
 
 
@@ -43,7 +44,8 @@ def append(folder: Path, *texts: tuple[str, list[int]], limit: int = 1 << 20) ->
     files, thread = made(folder, limit=limit)
     for owner, tokens in texts:
         files.append(owner, tokens)
-    assert thread.close(60)
+    thread.close()
+    assert thread.join(60)
 
 
 def filled(folder: Path, digest: str = "v") -> TextIndex:
@@ -86,9 +88,10 @@ def test_only_a_text_that_was_damaged_is_lost(tmp_path: Path, how: str) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from mlxspec.engine.kept_files import FileThread, KeptFiles
+from mlxspec.engine.kept_files import KeptFiles
+from mlxspec.engine.thread import JobThread
 from mlxspec.engine.text_files import TextFiles
-thread = FileThread()
+thread = JobThread("files")
 files = TextFiles(KeptFiles(Path(sys.argv[1]), 1 << 30, "The store"), thread, "v")
 for i in range(1 << 30):
     files.append("a", [i, *range(1, 3000)])
@@ -115,7 +118,8 @@ def test_a_writer_that_is_killed_loses_the_last_text_at_most(tmp_path: Path) -> 
     firsts = sorted(int(files._read(name)[0]) for name in files._files.found)
     assert firsts == list(range(len(firsts)))
     assert len(firsts) > max(last, default=20)
-    assert thread.close(5)
+    thread.close()
+    assert thread.join(5)
 
 
 @catches(
@@ -157,7 +161,8 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_tried_again(
     files.append("b", text(4))
     settle()
     assert knows(filled(tmp_path / "texts"), "b", text(4))
-    assert thread.close(5)
+    thread.close()
+    assert thread.join(5)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot use the folder"):
         made(tmp_path / "file")
@@ -176,7 +181,8 @@ def test_another_process_that_keeps_the_lock_costs_nobody_an_answer(tmp_path: Pa
     assert not thread.is_idle
     assert not knows(filled(tmp_path), "a", text(1))
     os.close(descriptor)
-    assert thread.close(60)
+    thread.close()
+    assert thread.join(60)
     assert knows(filled(tmp_path), "a", text(1))
 
 
@@ -223,4 +229,4 @@ def test_nothing_is_written_unasked_and_ids_without_meaning_are_not_kept() -> No
     equality.engine().generate([1, 2, 3], SamplingParams(max_tokens=4), spec=SpecConfig(drafters=("suffix",)))
     assert not texts_folder().exists()
     with pytest.raises(ConfigError, match="past_texts_disk"):
-        open_texts(BUDGET, 1 << 20, None, FileThread())
+        open_texts(BUDGET, 1 << 20, None, JobThread("files"))

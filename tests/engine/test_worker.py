@@ -17,7 +17,7 @@ from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stream import Stream
-from mlxspec.engine.thread import EngineThread
+from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
@@ -283,7 +283,7 @@ def test_nobody_waits_for_ever() -> None:
 
 def test_a_process_that_used_one_ends_cleanly() -> None:
     code = """
-from mlxspec.engine.thread import EngineThread
+from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import Worker
 def make():
     from mlxspec.engine.load import load
@@ -303,7 +303,7 @@ if {stopped}:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_engines_one_after_the_other_leave_no_threads() -> None:
     """MLX keeps a CPU stream's thread for every thread that used it."""
-    shared, counts = EngineThread(), []
+    shared, counts = JobThread(), []
     for _ in range(4):
         with Worker(make, thread=shared) as worker:
             assert len(tokens_of(list(worker.submit(PROMPT, params())))) == 16
@@ -314,7 +314,7 @@ def test_engines_one_after_the_other_leave_no_threads() -> None:
 
 
 def test_a_worker_that_is_stopped_before_its_turn_makes_no_engine() -> None:
-    shared, busy, made = EngineThread(), threading.Event(), []
+    shared, busy, made = JobThread(), threading.Event(), []
     shared.run(lambda: bool(busy.wait(LONG)))  # type: ignore[arg-type, return-value]
     waiting = Worker(lambda: made.append(1) or make(), thread=shared)  # type: ignore[func-returns-value]
     assert not waiting.stop(0.01)

@@ -10,9 +10,9 @@ by names.
 Anchors of the tree are offered and written one behind the other. The least recently used file goes first (kept_files.py). A text that
 continues from an earlier state of its own supersedes it: that file goes before all others, unless it is the end of a system prompt.
 
-The engine's thread touches no file and waits for no lock. While rows decode it spends at most STEP_SECONDS a step on making the memory of a
-state's arrays visible to the `FileThread`, which writes from there without a copy, and turns at most SLICE bytes a step, or one tensor, of
-what was read into arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
+The engine's thread touches no file and waits for no lock. While rows decode it spends at most STEP_SECONDS a step on making the memory of
+a state's arrays visible to the thread for files, which writes from there without a copy, and turns at most SLICE bytes a step, or one
+tensor, of what was read into arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
-from mlxspec.engine.kept_files import FileThread, KeptFiles, Stored
+from mlxspec.engine.kept_files import KeptFiles, Stored
 from mlxspec.engine.prefix.signature import of_drafter, of_states, of_target
 from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
+from mlxspec.engine.thread import JobThread
 from mlxspec.models.base import Model
 from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import host
@@ -192,7 +193,7 @@ class PrefixDisk:
     def __init__(
         self,
         files: KeptFiles,
-        thread: FileThread,
+        thread: JobThread,
         roots: Mapping[str, str],
         *,
         model: str,
@@ -210,7 +211,7 @@ class PrefixDisk:
         self._seen: Mapping[str, Any] | None = None
         self._lengths: list[int] = []
         self._has_said: set[str] = set()
-        thread.post(partial(_try, files.tidy))
+        thread.run(partial(_try, files.tidy))
 
     @property
     def nbytes(self) -> int:
@@ -221,13 +222,13 @@ class PrefixDisk:
 
     def fetch(self, text: KeyedText, known: int, room: int) -> Fetch | None:
         """Begin to read the longest beginning of `text` that has more than `known` tokens. room: bytes that there are for it."""
-        self._thread.post(partial(_try, self.files.look))
+        self._thread.run(partial(_try, self.files.look))
         for length in reversed(self._own_lengths()):
             name = self._name(text, length) if known < length <= len(text) else None
             file = None if name is None else self.files.found.get(name)
             if name is not None and file is not None and file.size <= room:
                 found = Fetch(length, file.size, self._roots)
-                self._thread.post(partial(self._read, found, name, text.key(length)), is_urgent=True)
+                self._thread.run(partial(self._read, found, name, text.key(length)), is_urgent=True)
                 return found
         return None
 
@@ -264,7 +265,7 @@ class PrefixDisk:
         supersedes: states before it are of no use to this text any more."""
         name = self._name(text, length)
         if name is not None:
-            self._thread.post(partial(self.files.use, name))
+            self._thread.run(partial(self.files.use, name))
             return
         older: list[str] = []
         if supersedes:
@@ -369,7 +370,7 @@ class PrefixDisk:
             if time.perf_counter() > until:
                 return
         state.is_posted = True
-        self._thread.post(partial(self._write, state))
+        self._thread.run(partial(self._write, state))
 
     def _header(self, state: _State, parts: Mapping[str, Snapshot]) -> dict[str, str]:
         told = [
@@ -458,7 +459,7 @@ def open_disk(
     drafters: Collection[Drafter],
     config: EngineConfig,
     name: str,
-    thread: FileThread,
+    thread: JobThread,
     tower: VisionTower | None = None,
 ) -> PrefixDisk | None:
     """An engine's prefix store on disk; None where the options ask for none, and where the states of a drafter or of a tower cannot be told

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlxspec.engine.ending import Ending
 from mlxspec.engine.ranks.line import ORDERS, Line
 from mlxspec.engine.ranks.orders import Clocked, Orders, Submission, Work
+from mlxspec.engine.request import Ending
 from mlxspec.errors import RankError
 
 

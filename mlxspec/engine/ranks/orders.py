@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.ending import Ending
+from mlxspec.engine.request import Ending
 from mlxspec.errors import ConfigError, RankError
 
 Work = Literal["step", "rehearse", "end"]

@@ -12,14 +12,13 @@ from dataclasses import replace
 from zlib import crc32
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.engine.ending import Ending
 from mlxspec.engine.group import Decided, GroupEngine, ProcessGroup
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.ranks.lead import Leader
 from mlxspec.engine.ranks.orders import Clocked, Orders, Submission
 from mlxspec.engine.ranks.peers import Peers
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.errors import CacheError, ConfigError, MlxspecError, RankError
 from mlxspec.models.base import Model
