@@ -337,8 +337,6 @@ def _snapshot(drafter: Drafter, row: int, length: int, start: int) -> Snapshot |
 
 
 def _limit(drafter: Drafter, spec: SpecConfig) -> int:
-    if isinstance(drafter, Forced):
-        return drafter.longest
     if drafter.max_draft is not None:
         asked = spec.n_max if isinstance(drafter, ModelDrafter) else None  # of what runs a model
         return drafter.max_draft if asked is None else min(drafter.max_draft, asked)

@@ -16,12 +16,12 @@ class Forced(Drafter):
     """Asked before all others for rows that have constraints."""
 
     name = "forced"
-    longest = 63  # tokens: with the row's own a width that compiles
+    max_draft = 63  # tokens: with the row's own a width that compiles
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
     def _draft(self, ask: Ask) -> Draft:
         constraints = ask.sampler.constraints
-        tokens = [] if constraints is None else constraints.forced()[: min(ask.limit, self.longest)]
+        tokens = [] if constraints is None else constraints.forced()[: ask.limit]
         return Draft(len(tokens), tokens) if tokens else NO_DRAFT

@@ -178,13 +178,11 @@ class TextSegment(IndexedText):
 
 
 class Continuation(NamedTuple):
-    """What may follow a text. confidences: of each token, estimated. length: tokens before it that agree, CONTEXT at most. steps: links
-    that were followed."""
+    """What may follow a text. confidences: of each token, estimated. length: tokens before it that agree, CONTEXT at most."""
 
     tokens: list[int]
     confidences: list[float]
     length: int
-    steps: int
 
 
 class TextIndex:
@@ -240,7 +238,7 @@ class TextIndex:
         segments = self._owners.get(owner)
         if not segments or min(text[-min(ANCHORS) :], default=_BORDER) < 0:
             return None
-        tail, steps = tail_of(text), 0
+        tail = tail_of(text)
         for which, n in enumerate(ANCHORS):
             if len(text) < n:
                 continue
@@ -249,7 +247,6 @@ class TextIndex:
             for segment, place in (
                 (s, at) for s in reversed(segments) for at in islice(s.places(which, key), STEPS)
             ):
-                steps += 1
                 agreeing = segment.agreeing(place, tail)
                 if agreeing >= n:
                     places.append((agreeing, segment, place))
@@ -258,7 +255,7 @@ class TextIndex:
             if places:
                 length = max(p[0] for p in places)
                 said = [s.following(place, limit) for agreeing, s, place in places if agreeing == length]
-                return Continuation(*vote(said, floor=_FLOOR, more=length / _EVIDENCE), length, steps)
+                return Continuation(*vote(said, floor=_FLOOR, more=length / _EVIDENCE), length)
         return None
 
 

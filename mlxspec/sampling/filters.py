@@ -1,5 +1,6 @@
-"""Filters that make tokens impossible by the shape of a position's distribution, beside top-k, top-p and min-p. Pure functions of scores
-(N, V) float32, with -inf for what is impossible already. Each position by itself; equal scores stay or go together; one token always stays.
+"""Penalties, and filters that make tokens impossible by the shape of a position's distribution, beside top-k, top-p and min-p. Pure
+functions of scores (N, V) float32, with -inf for what is impossible already. Each position by itself; equal scores stay or go together; one
+token always stays.
 
 Top-n-sigma: Tang et al. 2024, "Top-nσ: Not All Logits Are You Need". Typical-p: Meister et al. 2023, "Locally Typical Sampling". XTC
 ("exclude top choices"): as llama.cpp has it. Sums are in float32, so a token at the very edge of typical-p may stay on one device and go on
@@ -9,6 +10,20 @@ another.
 from __future__ import annotations
 
 import mlx.core as mx
+
+
+def penalized(
+    logits: mx.array,
+    seen: mx.array,
+    counts: mx.array,
+    repetition: mx.array | float,
+    presence: mx.array | float,
+    frequency: mx.array | float,
+) -> mx.array:
+    """Logits (N, V) with penalties: repetition of tokens `seen` (bool), presence and frequency of those in `counts`. (N or 1, V) and (N or
+    1, 1)."""
+    logits = mx.where(seen, mx.where(logits > 0, logits / repetition, logits * repetition), logits)
+    return logits - presence * (counts > 0) - frequency * counts
 
 
 def top_n_sigma(logits: mx.array, sigmas: mx.array) -> mx.array:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
 from mlxspec.platform.host import numbers
+from mlxspec.sampling.filters import penalized
 from mlxspec.sampling.processors import LogitsProcessor
 
 LONGEST_MATCH = 64  # tokens: what is longer loses no more
@@ -75,7 +76,5 @@ def _penalized(
     vocab = logits.shape[1]
     seen = mx.array(np.bincount(text[start:], minlength=vocab)[:vocab] > 0)[None]
     counts = np.bincount(text[max(start, num_prompt) :], minlength=vocab)[:vocab].astype(np.float32)
-    counted = mx.array(counts)[None]
-    penalized = mx.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
-    logits = mx.where(seen, penalized, logits)
-    return logits - params.presence_penalty * (counted > 0) - params.frequency_penalty * counted
+    rates = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return penalized(logits, seen, mx.array(counts)[None], *rates)

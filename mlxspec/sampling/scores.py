@@ -175,13 +175,14 @@ def _penalize(
         counts = used.table(lambda r: zero if r.counts is None else of_ids(r.counts))
         counts = counts if drafts is None else drafts.added_to(counts, logits.shape[0])
         seen = used.table(lambda r: nothing if r.prompt_seen is None else of_ids(r.prompt_seen))
-        seen = seen | (counts > 0)
-        repetition = used.column(lambda r: 1.0 if r.counts is None else float(r.params.repetition_penalty))
-        penalized = mx.where(logits > 0, logits / repetition, logits * repetition)
-        logits = mx.where(seen, penalized, logits)
-        presence = used.column(lambda r: 0.0 if r.counts is None else float(r.params.presence_penalty))
-        frequency = used.column(lambda r: 0.0 if r.counts is None else float(r.params.frequency_penalty))
-        logits = logits - presence * (counts > 0) - frequency * counts
+        logits = filters.penalized(
+            logits,
+            seen | (counts > 0),
+            counts,
+            used.column(lambda r: 1.0 if r.counts is None else float(r.params.repetition_penalty)),
+            used.column(lambda r: 0.0 if r.counts is None else float(r.params.presence_penalty)),
+            used.column(lambda r: 0.0 if r.counts is None else float(r.params.frequency_penalty)),
+        )
     if any(r.bias is not None for r in used.rows):
         none = mx.zeros((vocab,))
         logits = logits + used.table(lambda r: none if r.bias is None else of_ids(r.bias))
