@@ -344,7 +344,7 @@ class SpecConfig:
     n_max: int | None = None
     n_min: int = 0
     p_min: float = 0.0
-    ngram_n: int = 3  # with ngram_m 16 the best of those tried on held-out edits: docs/demo.md
+    ngram_n: int = 3  # with ngram_m 16 the best of those tried on held-out edits: docs/tried.md
     ngram_m: int = 16
     ngram_min_hits: int = 1
     predicted: str | tuple[int, ...] = ()

@@ -1,7 +1,6 @@
 """What README and docs show: every command parses, commands that need no network run on the demo model, and every Python block runs.
 
-Also held: links and their anchors, the length of pages, and the scripts that pages name. Pages in docs/log are history: only their links
-are checked.
+Also held: links and their anchors, the length of pages, the scripts that pages name, and that no paragraph stands twice.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ from mlxspec.models import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-LOG = sorted((ROOT / "docs" / "log").glob("*.md"))
-PROBLEMS = (
-    ROOT / "docs" / "log" / "2026-11-26-known-problems-of-apple-gpus.md"
-)  # names the tests that hold each
 # what a user reads to use mlxspec: at most so many lines each
 USE = (
     "README",
@@ -199,7 +194,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LOG], ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_and_pictures_are_there(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
         if "://" in target:
@@ -223,12 +218,24 @@ def test_files_that_pages_name_are_there(page: Path) -> None:
 
 def test_tests_that_pages_name_are_there() -> None:
     """The name of a test stands behind its file: `tests/room/test_file.py`, `test_name`."""
-    text = "\n".join(page.read_text(encoding="utf-8") for page in [*PAGES, PROBLEMS])
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = re.findall(r"`(tests/[\w/]+\.py)`, `(test_\w+)`", text)
     assert len(named) >= 12
     assert len(named) == len(re.findall(r"`test_\w+`", text)), "a test is named without its file"
     for path, name in named:
         assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
+
+
+def test_no_paragraph_stands_twice() -> None:
+    """Paragraphs and list items of at least twelve words, over all pages."""
+    seen: dict[str, str] = {}
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for part in re.split(r"\n\s*\n|\n(?=[*|\d-])", text):
+            told = " ".join(part.split())
+            if len(told.split()) >= 12:
+                assert told not in seen, f"{name_of(page)} and {seen[told]} both say: {told[:80]}"
+                seen[told] = name_of(page)
 
 
 def test_every_page_is_listed() -> None:

@@ -59,6 +59,7 @@ COMMANDS = {
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
+    "flags": "list flags and fields of other programs, and what becomes of them here",
     "completion": "print a script that completes commands and options in a shell",
 }
 _MOVED = {

@@ -1,6 +1,6 @@
 """Where the demo family lies: paths of its targets, its drafters, its recorded workloads, its pictures and its measured figures.
 
-Knows paths only; nothing is loaded here. How the family was trained: `docs/demo.md`.
+Knows paths only; nothing is loaded here. How the family was trained: `docs/contributing.md`.
 """
 
 from __future__ import annotations

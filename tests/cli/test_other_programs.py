@@ -1,15 +1,15 @@
 """Flags of llama-server, Ollama, vLLM and mlx-lm: each is honoured under our name, accepted as needless with a sentence, or refused with
-what to use; the table in the docs is the table in the package."""
+what to use; `mlxspec flags` shows the table of the package."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_runs import Run, refused
-from flags_page import PAGE, with_tables
 from planting import catches
 
 from mlxspec.cli import options, other_programs
@@ -131,9 +131,21 @@ def test_a_repository_in_gguf_is_replaced_aloud() -> None:
     ]
 
 
-def test_the_page_shows_the_table() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "python tests/cli/flags_page.py writes it"
+def test_the_command_shows_every_other_name_and_field(run: Run) -> None:
+    said = json.loads(run("flags", "--json").out)
+    assert ["--temperature", "llama-server", "--temp"] in said["flags"]
+    assert ["--no-cache-prompt", "llama-server", "--prefix-budget 0"] in said["flags"]
+    shown = {flag for flags, _, _ in said["flags"] for flag in flags.split()}
+    same = {
+        flag for flag, means in other_programs.table().items() if any(meant.fate == "same" for meant in means)
+    }
+    assert shown == same
+    what = {name: here for names, here in said["fields"] for name in names.split()}
+    assert what["draft"] == "honoured"
+    assert what["user"].startswith("no effect: ")
+    out = run("flags").out
+    assert "--temperature" in out
+    assert "guided_json" in out
 
 
 def test_config_files_know_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
