@@ -121,7 +121,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
         if made.vision:
             save(draft / VISION_FILE, made.vision, step)
         written = ModelFolder(draft)
-        _check_written(written, draft, head_bytes, vision_bytes, is_drafter=is_drafter)
+        _check_written(written, head_bytes, vision_bytes, is_drafter=is_drafter)
     return Converted(
         folder=out,
         title=folder.title(),
@@ -173,14 +173,12 @@ def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Conve
     return Converted(folder=out, title=folder.title(), trunk_bytes=total, head_bytes=0, skipped=0)
 
 
-def _check_written(
-    written: ModelFolder, draft: Path, head_bytes: int, vision_bytes: int, *, is_drafter: bool
-) -> None:
+def _check_written(written: ModelFolder, head_bytes: int, vision_bytes: int, *, is_drafter: bool) -> None:
     """Read it again as for loading. Raises ModelError where something did not come through."""
     if is_drafter:
         assemble_alone(written.config(), written.read)
         return
-    again = assemble_lazily(written.config(), written.read, images=draft)
+    again = assemble_lazily(written.config(), written.read, images=written.image_settings)
     if head_bytes and again.unsupported_head is not None:
         raise ModelError(f"The MTP head cannot be loaded: {again.unsupported_head}; nothing was written.")
     for what, found, wanted in (
@@ -221,7 +219,9 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     if found.unread:
         raise ModelError(found.unread[0])
     # whatever is wrong with the source is found here
-    assembled = assemble_lazily(config, lambda: weights, images=folder.path if wish.vision else None)
+    assembled = assemble_lazily(
+        config, lambda: weights, images=folder.image_settings if wish.vision else None
+    )
     vision = {k: v for k, v in weights.items() if is_of_vision(k)} if assembled.vision is not None else {}
     skipped = sum(map(is_of_a_tower, weights)) - len(vision)
     parsed = assembled.config

@@ -103,7 +103,9 @@ def inspect(
 
         return inspect_adapted(name, folder, context=context, rows=rows, draft_model=draft_model)
     kind = architecture(config)
-    made = assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.path)
+    made = assemble_lazily(
+        config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.image_settings
+    )
     context = _context(context, made)
     check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
     plain = kind.build(made.config)

@@ -90,9 +90,9 @@ class DrafterBuilder:
         self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
         vision = _draft_vision(small, self.target, self.notices)
         self.modules.extend(towers_of(small) if vision is not None else [])
-        check_vocabularies(
-            self.tokenizer, read_tokenizer(beside.path, small), vocab_size, small.model.vocab_size
-        )
+        own = Tokenizer.from_folder(beside.path)
+        check_rows(own, small)
+        check_vocabularies(self.tokenizer, own, vocab_size, small.model.vocab_size)
         self.modules.append(small.model)
         return DraftModel(
             small.model,
@@ -227,13 +227,11 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
     return small.vision
 
 
-def read_tokenizer(folder: Path, target: Assembled, chat_template: Path | None = None) -> Tokenizer:
-    """chat_template: a file that counts instead of the folder's. Raises ModelError where ordinary text would be cut into ids for which the
-    model has no row. Added tokens may lie beyond the rows, as Gemma 3's `<image_soft_token>` does in its text models: they are refused
-    where they would be used."""
-    tokenizer, rows = Tokenizer.from_folder(folder, chat_template=chat_template), target.model.vocab_size
+def check_rows(tokenizer: Tokenizer, made: Assembled) -> None:
+    """Raises ModelError where ordinary text would be cut into ids for which a model has no row. Added tokens may lie beyond the rows, as
+    Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
+    rows = made.model.vocab_size
     if tokenizer.num_ordinary > rows:
         raise ModelError(
-            f"The tokenizer in {folder} has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."
+            f"The tokenizer beside the model has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."
         )
-    return tokenizer

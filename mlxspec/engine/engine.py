@@ -151,7 +151,9 @@ class Engine(EngineApi):
         held += self.texts.budget if "suffix" in self.spec.drafters else 0
         tower = None if vision is None else vision.tower
         self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, held, tower)
-        disk = open_disk(model, self.chain.drafters.values(), self.config, name, self._file_thread, tower)
+        disk = None
+        if self.config.prefix_disk:
+            disk = open_disk(model, self.chain.drafters.values(), self.config, name, self._file_thread, tower)
         self.group.agree(self, model, widest)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)

@@ -20,7 +20,7 @@ from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine.drafter_building import DrafterBuilder, read_tokenizer, towers_of
+from mlxspec.engine.drafter_building import DrafterBuilder, check_rows, towers_of
 from mlxspec.engine.drafter_choice import (
     asked_drafters,
     drafters_that_draft,
@@ -44,7 +44,13 @@ from mlxspec.loading.pooling import Pooling, pooling_of
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models import tune
 from mlxspec.models.adapters import ADAPTER_FILES
-from mlxspec.models.assemble import Assembled, assemble_folder, runs_by_mlx_lm, widest_share
+from mlxspec.models.assemble import (
+    Assembled,
+    assemble_by_mlx_lm,
+    assemble_lazily,
+    runs_by_mlx_lm,
+    widest_share,
+)
 from mlxspec.models.assemble import Engine as ModelEngine
 from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
@@ -120,12 +126,17 @@ def load(
     if draft_model is None and model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
     folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
+    described, files = folder.config(), folder.files()
+    by_mlx_lm = runs_by_mlx_lm(described, engine)
     beside: ModelFolder | None = None
     pair_notices: list[str] = []
     if draft_model is not None and asked != ():
         beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
-    elif asked is None and not runs_by_mlx_lm(folder.config(), engine):
-        beside, pair_notices = _paired(folder, peers)
+    elif asked is None and not by_mlx_lm:
+        pair, pair_notices = paired(folder.path)
+        beside = None if pair is None else ModelFolder(pair)
+        if beside is not None and peers is not None and beside.kind() == "assistant":
+            beside, pair_notices = None, [NO_ASSISTANT]
     started = time.perf_counter()  # whatever had to be downloaded is here
     together = LoadTogether(peers)
     together.compare_files([f.path for f in (folder, beside) if f is not None])
@@ -134,26 +145,38 @@ def load(
     with device.private_kernels():
         races.prepare()
         together.use_the_same_kernels()
-        target = assemble_folder(
-            folder,
-            weights_dtype,
-            engine=engine,
-            adapter=adapter,
-            draft_bits=spec.draft_bits,
-            images=images and peers is None,
-            ranks=together.ranks,
-        )
+        file = None if chat_template is None else Path(chat_template).expanduser()
+        tokenizer = Tokenizer.from_folder(folder.path, chat_template=file)
+        if by_mlx_lm:
+            target = assemble_by_mlx_lm(folder, weights_dtype, adapter=adapter, ranks=together.ranks)
+        else:
+            target = assemble_lazily(
+                described,
+                folder.read,
+                weights_dtype,
+                adapter=adapter,
+                draft_bits=spec.draft_bits,
+                images=folder.image_settings if images and peers is None else None,
+                ranks=together.ranks,
+            )
         if target.made_by and config.exact:
             raise ConfigError(
                 "Models that run by mlx-lm's code give no exact results: verifies may round otherwise than plain steps. Leave exact out."
             )
         check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
-        file = None if chat_template is None else Path(chat_template).expanduser()
-        tokenizer = read_tokenizer(folder.path, target, file)
+        check_rows(tokenizer, target)
         if tokenizer.template is not None:
             tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
-        adapted = _adapted(folder, beside, names) if head == "adapted" and peers is None else {}
+        adapted: dict[str, AdaptedHead] = {}
+        if head == "adapted" and peers is None:
+            kind = None if beside is None else beside.kind()
+            places = [
+                ("mtp", None),
+                *([(DRAFTS_AS[kind], beside)] if kind in ("eagle3", "dflash", "model") else []),
+            ]
+            found = {name: find_adapted(folder, place) for name, place in places if name in names}
+            adapted = {name: made for name, made in found.items() if made is not None}
         builder = DrafterBuilder(
             spec=spec,
             target=target,
@@ -177,8 +200,7 @@ def load(
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
-        files = [
-            *folder.files(),
+        files += [
             *(beside.files() if beside is not None else ()),
             *(found.path for found in adapted.values()),
         ]
@@ -207,11 +229,12 @@ def load(
         if peers is None
         else "A model that is divided among ranks reads no images.",
         peers=peers,
-        widest=None if peers is None else widest_share(folder.config(), peers.ranks.size, target.model),
+        widest=None if peers is None else widest_share(described, peers.ranks.size, target.model),
     )
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
-    loaded.pooling = pooling_of(folder.path)
+    if (folder.path / "modules.json").is_file():
+        loaded.pooling = pooling_of(folder.path)
     if isinstance(loaded.pooling, Pooling):
         loaded.memory.hold(loaded.pooling.nbytes)
     if isinstance(adapter, Mapping):
@@ -226,15 +249,6 @@ def load(
     return loaded
 
 
-def _adapted(folder: ModelFolder, beside: ModelFolder | None, names: Sequence[str]) -> dict[str, AdaptedHead]:
-    """By name, what was adapted of the drafters that draft: of the model's own head, and of the one in a folder of its own."""
-    places: dict[str, ModelFolder | None] = {"mtp": None}
-    if beside is not None and (kind := beside.kind()) in ("eagle3", "dflash", "model"):
-        places[DRAFTS_AS[kind]] = beside
-    found = {name: find_adapted(folder, where) for name, where in places.items() if name in names}
-    return {name: adapted for name, adapted in found.items() if adapted is not None}
-
-
 def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:
     """Of models that run by mlx-lm's code, which are no modules of ours: whether their caches go back to accepted tokens is tried."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]
@@ -243,15 +257,6 @@ def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:
     from mlxspec.models.adapted.check import check_rollback  # slow to import
 
     return [notice for notice in map(check_rollback, adapted) if notice is not None]
-
-
-def _paired(folder: ModelFolder, peers: Peers | None) -> tuple[ModelFolder | None, list[str]]:
-    """The drafter that was paired with a model when it was fetched, None where none can draft, and notices."""
-    found, notices = paired(folder.path)
-    beside = None if found is None else ModelFolder(found)
-    if beside is not None and peers is not None and beside.kind() == "assistant":
-        return None, [NO_ASSISTANT]
-    return beside, notices
 
 
 def _without_useless_head(

@@ -73,16 +73,18 @@ class ChatTemplate:
             raise ConfigError(f"The chat template {path} is no readable text.") from error
 
     @classmethod
-    def from_folder(cls, folder: Path, given: Any, special: Mapping[str, str]) -> ChatTemplate | None:
-        """Of a model's folder: chat_template.jinja and additional_chat_templates, else what its settings call `chat_template`: a text, or
-        texts by name. None where there is none. Raises TokenizerError."""
-        paths = {p.stem: p for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        if (folder / "chat_template.jinja").is_file():
-            paths[_DEFAULT] = folder / "chat_template.jinja"
+    def from_files(
+        cls, default: Path, others: Sequence[Path], given: Any, special: Mapping[str, str]
+    ) -> ChatTemplate | None:
+        """The template in the file `default` and the named ones in others, as far as they are there, else what a model's settings call
+        `chat_template`: a text, or texts by name. None where there is none. Raises TokenizerError."""
+        paths = {path.stem: path for path in others}
+        if default.is_file():
+            paths[_DEFAULT] = default
         try:
             found = {name: _text(path) for name, path in paths.items()} or given
         except (OSError, ValueError) as error:
-            raise TokenizerError(f"A chat template in {folder} is no readable text.") from error
+            raise TokenizerError(f"A chat template in {default.parent} is no readable text.") from error
         if isinstance(found, list):
             found = {str(t.get("name")): t.get("template") for t in found if isinstance(t, dict)}
         if isinstance(found, str):

@@ -90,14 +90,16 @@ class Tokenizer:
         inner.no_padding()
         settings = read_json(folder / "tokenizer_config.json")
         special = special_tokens(settings, read_json(folder / "special_tokens_map.json"))
+        ends = _eos_ids(folder, inner, settings)
         if chat_template is not None:
             template: ChatTemplate | None = ChatTemplate.from_file(chat_template, special)
         else:
             given = settings.get("chat_template") or read_json(folder / "chat_template.json").get(
                 "chat_template"
             )
-            template = ChatTemplate.from_folder(folder, given, special)
-        return cls(inner, _eos_ids(folder, inner, settings) | _turn_ends(inner, template), template, special)
+            others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+            template = ChatTemplate.from_files(folder / "chat_template.jinja", others, given, special)
+        return cls(inner, ends | _turn_ends(inner, template), template, special)
 
     def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say), unless the text begins with it;

@@ -118,13 +118,14 @@ def parts_read(weights: Weights, cut_of: CutOf) -> Weights:
     return found
 
 
-def read_folder(folder: Path) -> FolderWeights:
-    """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies.
+def read_folder(folder: Path, found: tuple[list[Path], list[Path]] | None = None) -> FolderWeights:
+    """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies. found: what `tensor_files` says of it, where
+    that is known.
 
     Raises ModelError when a shard is missing, truncated or malformed, or a tensor is there twice. Files beside the shards that are so are
     passed over, see `FolderWeights.unread`.
     """
-    shards, heads = tensor_files(folder)
+    shards, heads = tensor_files(folder) if found is None else found
     stale = f"{INDEX} names shards that are not here; it is stale, and the {len(shards)} shards that are here were read."
     weights = FolderWeights([stale] if (folder / INDEX).is_file() and stale_index(folder) else ())
     for path in shards or heads:

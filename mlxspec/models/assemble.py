@@ -37,7 +37,6 @@ from mlxspec.models.registry import ARCHITECTURES, Config, Head, Trunk, architec
 from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
-from mlxspec.models.vision.settings import image_settings
 from mlxspec.platform import device
 
 Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there is some, or mlx-lm's
@@ -107,31 +106,42 @@ def assemble_folder(
     """As `assemble_lazily`, by whose code `runs_by_mlx_lm` says. Raises ModelError."""
     config = folder.config()
     if runs_by_mlx_lm(config, engine):
-        from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
-
-        if ranks.size > 1:
-            raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
-        if isinstance(adapter, Mapping):
-            raise ModelError("A model that runs by mlx-lm's code takes one adapter, with --adapter.")
-        model: Any = load_adapted(folder, dtype, adapter)
-        notice = f"{MADE_BY} runs this model: drafts come from n-gram drafters or a draft model, and images are not read."
-        return Assembled(
-            model=model,
-            config=model.config,
-            mtp=None,
-            notices=(notice,),
-            unsupported_head="mlx-lm's code runs this model, and leaves such heads out",
-            no_images="Models that run by mlx-lm's code read no images.",
-            made_by=MADE_BY,
-        )
+        return assemble_by_mlx_lm(folder, dtype, adapter=adapter, ranks=ranks)
     return assemble_lazily(
         config,
         folder.read,
         dtype,
         adapter=adapter,
         draft_bits=draft_bits,
-        images=folder.path if images else None,
+        images=folder.image_settings if images else None,
         ranks=ranks,
+    )
+
+
+def assemble_by_mlx_lm(
+    folder: ModelFolder,
+    dtype: mx.Dtype | None = None,
+    *,
+    adapter: str | Path | Mapping[str, str] | None = None,
+    ranks: Ranks = ALONE,
+) -> Assembled:
+    """A model that runs by mlx-lm's code. Raises ModelError."""
+    from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
+
+    if ranks.size > 1:
+        raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
+    if isinstance(adapter, Mapping):
+        raise ModelError("A model that runs by mlx-lm's code takes one adapter, with --adapter.")
+    model: Any = load_adapted(folder, dtype, adapter)
+    notice = f"{MADE_BY} runs this model: drafts come from n-gram drafters or a draft model, and images are not read."
+    return Assembled(
+        model=model,
+        config=model.config,
+        mtp=None,
+        notices=(notice,),
+        unsupported_head="mlx-lm's code runs this model, and leaves such heads out",
+        no_images="Models that run by mlx-lm's code read no images.",
+        made_by=MADE_BY,
     )
 
 
@@ -142,13 +152,13 @@ def assemble_lazily(
     *,
     adapter: str | Path | Mapping[str, str] | None = None,
     draft_bits: int = 16,
-    images: Path | None = None,
+    images: Callable[[], Mapping[str, Any]] | None = None,
     ranks: Ranks = ALONE,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. adapter: a folder
     with LoRA layers for this model, or several by name, of which each row of a cache has its own. draft_bits: as SpecConfig
-    has it. images: the folder with the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
+    has it. images: reads the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
     it the images. ranks: those that run the model together, of which this process gets its share; the MTP head is whole on each."""
     kind = architecture(config)
     parsed = kind.parse(config)
@@ -248,12 +258,14 @@ def widest_share(config: Mapping[str, Any], size: int, model: Trunk) -> Trunk:
     return max(found, key=lambda f: f[0])[1]
 
 
-def _vision(config: Mapping[str, Any], folder: Path, weights: Weights, model: Trunk) -> Vision:
+def _vision(
+    config: Mapping[str, Any], settings: Callable[[], Mapping[str, Any]], weights: Weights, model: Trunk
+) -> Vision:
     """Raises ModelError where the model reads no images."""
     if not any(map(is_of_vision, weights)):
         dropped = ", which conversions by mlx-lm drop" if may_see(config) else ""
         raise ModelError(f"This model reads no images: its folder holds no vision tower{dropped}.")
-    plan = blueprint(config, image_settings(folder), model.hidden_size)
+    plan = blueprint(config, settings(), model.hidden_size)
     tower: Any = plan.tower
     num = sum(v.size for _, v in tree_flatten(tower.parameters()))
     fill(tower, plan.sanitize(weights), model.dtype, "The vision tower", foreign_format(config), whole=True)

@@ -13,6 +13,7 @@ from mlxspec.loading.weights import FolderWeights, read_folder
 from mlxspec.models.dflash_config import is_block_drafter, kind_of
 from mlxspec.models.eagle3 import is_eagle3
 from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
+from mlxspec.models.vision.settings import image_settings
 
 Kind = Literal["head", "assistant", "eagle3", "dflash", "model"]
 # As which drafter each of them drafts.
@@ -61,6 +62,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         check_links(path)
         self.path = path
+        self._found: tuple[list[Path], list[Path]] | None = None
 
     def config(self) -> dict[str, Any]:
         path = self.path / "config.json"
@@ -70,12 +72,18 @@ class ModelFolder:
 
     def files(self) -> list[Path]:
         """Those that hold tensors."""
-        shards, beside = tensor_files(self.path)
+        if self._found is None:
+            self._found = tensor_files(self.path)
+        shards, beside = self._found
         return [*shards, *beside]
 
     def read(self) -> FolderWeights:
         """All tensors, lazily."""
-        return read_folder(self.path)
+        return read_folder(self.path, self._found)
+
+    def image_settings(self) -> Mapping[str, Any]:
+        """How images are prepared for it."""
+        return image_settings(self.path)
 
     def kind(self) -> Kind:
         """What it can be to a target. A folder of nothing but a head needs no config."""

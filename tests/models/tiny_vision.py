@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,7 @@ def load(folder: Path, dtype: mx.Dtype | None = None) -> Any:
     """The `Assembled` model of a folder, with its vision."""
     from mlxspec.loading.weights import read_folder
     from mlxspec.models.assemble import assemble_lazily
+    from mlxspec.models.vision.settings import image_settings
 
     config = json.loads((folder / "config.json").read_text())
-    return assemble_lazily(config, lambda: read_folder(folder), dtype, images=folder)
+    return assemble_lazily(config, lambda: read_folder(folder), dtype, images=partial(image_settings, folder))

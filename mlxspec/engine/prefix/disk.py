@@ -462,10 +462,8 @@ def open_disk(
     thread: JobThread,
     tower: VisionTower | None = None,
 ) -> PrefixDisk | None:
-    """An engine's prefix store on disk; None where the options ask for none, and where the states of a drafter or of a tower cannot be told
-    apart. tower: reads the images of prompts. Raises ConfigError for a folder that cannot be used."""
-    if not config.prefix_disk:
-        return None
+    """The prefix store on disk that an engine's options ask for; None where the states of a drafter or of a tower cannot be told apart.
+    tower: reads the images of prompts. Raises ConfigError for a folder that cannot be used."""
     hearing = [d for d in drafters if d.needs.every_hidden]
     strange = [d.name for d in hearing if d.modules is None]
     why = f"the drafter {strange[0]} does not say by which `modules` its states are made" if strange else None
