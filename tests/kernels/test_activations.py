@@ -7,6 +7,7 @@ import pytest
 
 from mlxspec.config import MAX_DRAFT
 from mlxspec.kernels import activations
+from mlxspec.kernels.cpu import sigmoid
 from mlxspec.platform import device
 
 import mlx.core as mx  # isort: skip
@@ -20,7 +21,7 @@ def exact(x: np.ndarray) -> np.ndarray:
 
 def test_rational_sigmoid_is_close_everywhere():
     x = np.concatenate([np.linspace(-40, 40, 40001), [-1e30, -88.8, 0.0, 88.8, 1e30]]).astype(np.float32)
-    found = np.asarray(activations.times_sigmoid(mx.ones(len(x)), mx.array(x)))
+    found = np.asarray(sigmoid.times_sigmoid(mx.ones(len(x)), mx.array(x)))
     assert np.abs(found - exact(x)).max() < 2e-7
     assert ((found >= 0) & (found <= 1 + 1e-7)).all()
 
