@@ -101,18 +101,20 @@ class AttentionLayerCache:
                 views.append(self.view(r, 0))
                 continue
             self._reserve(r, length, end)
+            begin = self._place(r, length)
             for buffers, new in zip(self.parts, stored, strict=True):
                 new = new if rows.num_rows == 1 else new[:, rows.starts[r] : rows.starts[r + 1]]
                 new = new.reshape(1, -1, 1, new.shape[3]) if width == 1 else new.swapaxes(1, 2)
                 if places.starts is None:
-                    buffers[r][:, :, length:end] = new
+                    buffers[r][:, :, begin : begin + width] = new
                 else:
                     buffers[r] = mx.slice_update(buffers[r], new, places.starts[r], axes=(2,))
-            views.append(self.view(r, end))
+            views.append(self.view(r, end, length))
         return views
 
-    def view(self, row: int, length: int) -> tuple[Stored, Stored]:
-        """Keys and values of the first `length` tokens, (1, Hkv, length, D) each. Drop them before the next append."""
+    def view(self, row: int, length: int, least: int | None = None) -> tuple[Stored, Stored]:
+        """Keys and values of the first `length` tokens that tokens from number `least` on see, here (1, Hkv, length, D) each. Drop them
+        before the next append."""
         return self._view([buffers[row] for buffers in self.parts], length)
 
     def _append_to_tails(self, tails: dict[int, _Tail], stored: KV, places: Places) -> list[View]:
@@ -189,7 +191,12 @@ class AttentionLayerCache:
         per_token = self.shape[0] * sum(form.size * form.dtype.size for form in self._forms)
         return -(-capacity // _STEP) * _STEP * per_token
 
+    def _place(self, row: int, length: int) -> int:
+        """Where in a row's buffers token number `length` lies."""
+        return length
+
     def _reserve(self, row: int, length: int, end: int) -> None:
+        """Make room for the tokens from number `length` to `end`."""
         capacity = self.keys[row].shape[2]
         if end <= capacity:
             return

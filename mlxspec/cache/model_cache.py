@@ -135,7 +135,13 @@ class ModelCache:
         if self._unread is not None:
             raise CacheError("The last commit was unread and has not been settled.")
         if isinstance(num_committed, mx.array):
-            self._commit_unread(rows, num_committed)
+            if self.pending_certain or self.exact is not None:
+                raise CacheError(
+                    "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
+                )
+            self._unread = rows, self.lengths
+            self.exact = mx.array(self.lengths, mx.int32) + num_committed
+            self._close(Committed.of(rows, num_committed), rows.widths)
             return
         num_committed = checked(rows.widths if num_committed is None else num_committed, rows)
         if self.pending_certain and num_committed != list(rows.widths):
@@ -143,15 +149,6 @@ class ModelCache:
         self._close(None if self.pending_certain else Committed.of(rows, num_committed), num_committed)
         if self.exact is not None:
             self.exact = self.exact + mx.array(num_committed, mx.int32)
-
-    def _commit_unread(self, rows: FlatRows, num_committed: mx.array) -> None:
-        if self.pending_certain or self.exact is not None:
-            raise CacheError(
-                "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
-            )
-        self._unread = rows, self.lengths
-        self.exact = mx.array(self.lengths, mx.int32) + num_committed
-        self._close(Committed.of(rows, num_committed), rows.widths)
 
     def _close(self, committed: Committed | None, most: Sequence[int]) -> None:
         for layer in self.layers:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxspec.cache.attention import AttentionLayerCache, copied
+from mlxspec.cache.attention import AttentionLayerCache, View, copied
 from mlxspec.cache.places import Places
 
 # Views begin at multiples of this. A key then has the same place among a kernel's lanes whatever the width of the forward, so that sums
@@ -43,35 +43,22 @@ class WindowedLayerCache(AttentionLayerCache):
         """Position at which the view of a forward after `length` committed tokens begins."""
         return max(0, length - self.window + 1) // ALIGNMENT * ALIGNMENT
 
-    def append(self, keys: mx.array, values: mx.array, places: Places) -> list[tuple[mx.array, mx.array]]:
-        """Write keys, values (N, Hkv, D) behind each row's lengths, which must be exact; return per row views (1, Hkv, n, D) that end with
-        what was written and begin at or up to ALIGNMENT - 1 tokens before the first token's window; they mean nothing for a row of
-        width 0."""
-        rows = places.rows
-        keys, values = (x if x.ndim == 4 else x[None] for x in (keys, values))
+    def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
+        """As AttentionLayerCache's; lengths must be exact. Views end with what was written and begin at most ALIGNMENT - 1 tokens before
+        the first token's window."""
         if self._is_fork and self._floors is None:
             self._floors = list(places.lengths)
-        views = []
-        for r, (length, width) in enumerate(zip(places.lengths, rows.widths, strict=True)):
-            if width == 0:
-                views.append((self.keys[r], self.values[r]))
-                continue
-            self._make_room(r, length, length + width)
-            begin, end = length - self.starts[r], length + width - self.starts[r]
-            for buffers, new in ((self.keys, keys), (self.values, values)):
-                new = new if rows.num_rows == 1 else new[:, rows.starts[r] : rows.starts[r + 1]]
-                new = new.reshape(1, -1, 1, new.shape[3]) if width == 1 else new.swapaxes(1, 2)
-                buffers[r][:, :, begin:end] = new
-            first = self.first_seen(length) - self.starts[r]
-            views.append((self.keys[r][:, :, first:end], self.values[r][:, :, first:end]))
-        return views
+        return super().append(keys, values, places)
 
     def view(self, row: int, length: int, least: int | None = None) -> tuple[mx.array, mx.array]:
-        """Keys and values that a token after `length` committed ones sees, and up to ALIGNMENT - 1 tokens before them. least: what
-        length is at least, where it is a bound; the view begins where a token after so many would see first."""
+        """Keys and values of the first `length` tokens that a token after `least` of them sees, and up to ALIGNMENT - 1 tokens before
+        these. least None: after all of them."""
         first = self.first_seen(length if least is None else least) - self.starts[row]
         end = length - self.starts[row]
         return self.keys[row][:, :, first:end], self.values[row][:, :, first:end]
+
+    def _place(self, row: int, length: int) -> int:
+        return length - self.starts[row]
 
     def can_truncate(self, row: int, length: int) -> bool:
         """Whether all tokens that a token after `length` tokens sees are still here."""
@@ -112,7 +99,7 @@ class WindowedLayerCache(AttentionLayerCache):
         """Upper bound of the bytes of a snapshot of a row that is longer than the window."""
         return (self.window + ALIGNMENT) * super().snapshot_bytes
 
-    def _make_room(self, row: int, length: int, end: int) -> None:
+    def _reserve(self, row: int, length: int, end: int) -> None:
         start = self.starts[row]
         if end - start <= self.keys[row].shape[2]:
             return
