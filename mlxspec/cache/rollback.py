@@ -40,24 +40,27 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Committed:
-    """How much of the last forward is committed, the same for all layers: the first num_committed (B,) int32 tokens of each of its rows."""
+    """How much of the last forward is committed, the same for all layers: the first num_committed (B,) int32 tokens of each of its rows.
+    same: that number where rows of one width have one, and the host knows it; else None."""
 
     rows: RowLayout
     num_committed: mx.array
+    same: int | None = None
 
     @classmethod
     def of(cls, rows: FlatRows, num_committed: Sequence[int] | mx.array) -> Committed:
         """num_committed: an array where only the device knows the numbers."""
-        if not isinstance(num_committed, mx.array):
-            num_committed = mx.array(np.asarray(num_committed, np.int32))
-        return cls(RowLayout.of(rows), num_committed)
+        if isinstance(num_committed, mx.array):
+            return cls(RowLayout.of(rows), num_committed)
+        same = num_committed[0] if rows.is_uniform and len(set(num_committed)) == 1 else None
+        return cls(RowLayout.of(rows), mx.array(np.asarray(num_committed, np.int32)), same)
 
 
 def last_replay(past: RecurrentState, committed: Committed | None) -> Replay | None:
     """The accepted tokens that `past` has deferred; None where nothing is. committed: None exactly there."""
     if committed is None or past.tape is None:
         return None
-    return Replay(past.tape, committed.rows, committed.num_committed)
+    return Replay(past.tape, committed.rows, committed.num_committed, committed.same)
 
 
 def advance(

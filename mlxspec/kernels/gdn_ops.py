@@ -55,17 +55,27 @@ def replay(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIn
     return _looped(_replay, log_g.shape[1])(state, k, delta, log_g, num_committed)  # type: ignore[no-any-return]
 
 
+def replay_first(state: mx.array, tape: Tape, num: int) -> mx.array:
+    """`replay` of the first `num` entries of every row, where rows are of one width. Nothing has to be masked."""
+    if num == 0:
+        return state
+    k, delta, log_g = (x.reshape(state.shape[0], -1, *x.shape[1:])[:, :num] for x in tape)
+    return _looped(_replay, num)(state, k, delta, log_g)  # type: ignore[no-any-return]
+
+
 def _replay(
-    state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, num_committed: mx.array
+    state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, num_committed: mx.array | None = None
 ) -> mx.array:
-    """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each."""
+    """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each. num_committed None: all entries."""
     num_rows, num_heads, v_dim, k_dim = state.shape
     k = per_value_head(k.astype(mx.float32), num_heads)
     width = log_g.shape[1]
-    places = mx.array(np.arange(width, dtype=np.int32).reshape(1, width, 1, 1, 1))
-    keep = places < num_committed.reshape(num_rows, 1, 1, 1, 1)
-    decay = mx.where(keep, mx.exp(log_g).reshape(num_rows, width, num_heads, 1, 1), 1.0)
-    delta = mx.where(keep, delta.reshape(num_rows, width, num_heads, v_dim, 1), 0.0)
+    decay = mx.exp(log_g).reshape(num_rows, width, num_heads, 1, 1)
+    delta = delta.reshape(num_rows, width, num_heads, v_dim, 1)
+    if num_committed is not None:
+        places = mx.array(np.arange(width, dtype=np.int32).reshape(1, width, 1, 1, 1))
+        keep = places < num_committed.reshape(num_rows, 1, 1, 1, 1)
+        decay, delta = mx.where(keep, decay, 1.0), mx.where(keep, delta, 0.0)
     k = k.reshape(num_rows, width, num_heads, 1, k_dim)
     s = state[:, None]
     for decay_t, delta_t, k_t in zip(*(_each_step(x, width, 1) for x in (decay, delta, k)), strict=True):
@@ -152,9 +162,11 @@ _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
 
 def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
     """A loop over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
-    if not 1 < width <= COMPILE_AT_MOST or not device.compile_enabled():
+    if width > COMPILE_AT_MOST or not device.compile_enabled():
         return run
-    return _compiled_replay if run is _replay else _compiled_steps
+    if run is _replay:
+        return _compiled_replay
+    return run if width == 1 else _compiled_steps
 
 
 def chunks(

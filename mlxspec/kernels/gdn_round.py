@@ -20,7 +20,7 @@ from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.cpu import gdn_at_once
 from mlxspec.kernels.flat import FlatRows, RaggedIndex
-from mlxspec.kernels.gdn_ops import Tape, replay, steps
+from mlxspec.kernels.gdn_ops import Tape, replay, replay_first, steps
 
 _kernel = launch.MetalKernel(
     "gdn_round",
@@ -56,14 +56,18 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Replay:
-    """The committed part of the last forward: its tape, its rows, and how many entries of each row, num_committed (B,) int32."""
+    """The committed part of the last forward: its tape, its rows, and how many entries of each row, num_committed (B,) int32. same: as in
+    cache/rollback.py."""
 
     tape: Tape
     rows: RowLayout
     num_committed: mx.array
+    same: int | None = None
 
     def onto(self, state: mx.array) -> mx.array:
         """The state after these entries, in plain mx."""
+        if self.same is not None:
+            return replay_first(state, self.tape, self.same)
         return replay(state, self.tape, self.num_committed, self.rows.index)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, replay, steps
+from mlxspec.kernels.gdn_ops import CHUNK, Tape, chunks, replay, replay_first, steps
 from tests.rounding import of_sum
 
 HK, HV, DK, DV = 2, 4, 32, 16
@@ -158,6 +158,13 @@ def test_replaying_everything_and_nothing() -> None:
     ran = steps(*tokens.arrays(), state, rows.index)
     assert same(replay(state, ran.tape, mx.array([4, 4]), None), ran.after)
     assert same(replay(state, ran.tape, mx.array([0, 0]), None), state)
+
+
+@pytest.mark.parametrize("num", range(5))
+def test_the_first_entries_of_every_row_are_replayed_without_a_mask(num: int) -> None:
+    tokens, state = draw(8, kind="correlated eager"), mx.array(state_of(2))
+    tape = steps(*tokens.arrays(), state).tape
+    assert same(replay_first(state, tape, num), replay(state, tape, mx.array([num, num]), None))
 
 
 def test_replay_never_looks_at_what_is_not_kept() -> None:
