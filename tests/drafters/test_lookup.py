@@ -81,6 +81,7 @@ def test_map_k4v_drafts_a_value_that_is_preferred() -> None:
     "min_hits is not looked at",
     "mlxspec.drafters.lookup:GrowingText.earlier",
     lambda right: lambda self, most: right(self, most) * 9,
+    case="3-expected2",
 )
 @pytest.mark.parametrize(("min_hits", "expected"), [(1, A), (2, A), (3, []), (500, [])])
 @pytest.mark.parametrize("name", ["ngram-map-k", "ngram-map-k4v"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import product, takewhile
 
 import numpy as np
 import pytest
@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.drafters import text_index
-from mlxspec.drafters.text_index import ANCHORS, CONTEXT, PLACES, STEPS, TextIndex, TextSegment
+from mlxspec.drafters.text_index import (
+    ANCHORS,
+    CONTEXT,
+    PLACES,
+    SMALLEST,
+    STEPS,
+    TextIndex,
+    TextSegment,
+    hash_of,
+)
 
 PLENTY = 8 << 20  # bytes
 LONG, SHORT = ANCHORS
@@ -183,22 +192,18 @@ def test_nothing_is_kept_where_there_is_no_room(budget: int) -> None:
     lambda right: 1 << 30,
 )
 def test_steps_of_a_lookup_do_not_grow_with_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worst text: few different tokens, so that every chain of links is as long as the index."""
-    most, compared, agreeing = [], [], TextSegment.agreeing
+    """The worst text: an n-gram stands once, and another one that has the same slot very often behind it."""
+    often, num_bits = [1, 2, 3, 4], SMALLEST.bit_length() - 1
+    slot = hash_of(often) >> (64 - num_bits)
+    once = next(g for g in product(range(10, 40), repeat=4) if hash_of(g) >> (64 - num_bits) == slot)
+    compared, agreeing = [], TextSegment.agreeing
     monkeypatch.setattr(
         TextSegment, "agreeing", lambda self, *args: compared.append(args) or agreeing(self, *args)
     )
-    for num in (20_000, 100_000, 400_000):
-        index, text = TextIndex(64 << 20), np.random.default_rng(num).integers(0, 3, num).tolist()
-        for begin in range(0, num, 10_000):
-            index.add("", text[begin : begin + 10_000])
-        tails = [np.random.default_rng(i).integers(0, 3, 70).tolist() for i in range(50)]
-        steps = []
-        for tail in tails:
-            compared.clear()
-            if index.find("", tail, 20) is not None:
-                steps.append(len(compared))
-        assert len(steps) > 40
-        most.append(max(steps) / index.num_segments(""))
-    assert max(most) <= 2 * STEPS
-    assert index.num_segments("") <= 8
+    for num in (1, 100, 10_000):
+        index = TextIndex(64 << 20)
+        index.add("", [*once, 5, *[*often, 6] * num])
+        compared.clear()
+        found = index.find("", [9, *once], 20)
+        assert (found is not None) == (num < STEPS)
+        assert len(compared) == min(num + 1, STEPS)

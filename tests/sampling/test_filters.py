@@ -125,7 +125,7 @@ LOGITS = [2.0, 1.4, 0.9, 0.2, -0.5, -1.3, -3.0, -6.0]
 )
 @catches(
     "XTC always happens",
-    "mlxspec.sampling.scores:uniform",
+    "mlxspec.sampling.scores:xtc_coins",
     lambda right: lambda *a: mx.zeros(len(a[1])),
     case="0.4",
 )
