@@ -88,25 +88,32 @@ class BatchSampler:
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
         """`sample` in one block: its plain twin."""
-        if self._is_greedy(owners):
-            return mx.argmax(processed(self.rows, logits, owners, drafts, masks), axis=-1).astype(mx.int32)
-        given = processed(self.rows, logits, owners, drafts, masks)
-        vocab = logits.shape[1]
-        of_all = [not survivors.has_survivors(self.rows[o].params, vocab) for o in owners]
-        if not any(of_all):
-            return self._drawn_of_survivors(given, owners, positions)
-        if all(of_all):
-            return self._drawn_of_all(given, owners, positions)
-        parts, order = [], list[int]()  # each position is drawn the way that it would be drawn alone
-        for draw, wanted in ((self._drawn_of_survivors, False), (self._drawn_of_all, True)):
-            places = [i for i, found in enumerate(of_all) if found == wanted]
-            own = [owners[i] for i in places]
-            parts.append(draw(given[mx.array(places)], own, positions_at(positions, places)))
-            order += places
-        return mx.concatenate(parts)[mx.array(sorted(range(len(order)), key=order.__getitem__))]
+        return self._drawn(processed(self.rows, logits, owners, drafts, masks), owners, positions)
 
-    def _drawn_of_all(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
-        return self.choose(truncated(self.rows, logits, owners, positions), owners, positions)
+    def _drawn(
+        self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
+    ) -> mx.array:
+        """Tokens (N,) drawn from `processed` logits: each position by top-k's survivors, or from all tokens, as it would be drawn alone."""
+        if all(self.rows[o].is_greedy for o in set(owners)):
+            return _likeliest(logits, ids)
+        params, parts, order = [self.rows[o].params for o in owners], list[mx.array](), list[int]()
+        has_survivors = [survivors.has_survivors(p, logits.shape[1]) for p in params]
+        for kind in dict.fromkeys(has_survivors):
+            places = [i for i, found in enumerate(has_survivors) if found == kind]
+            is_all = len(places) == len(owners)
+            some = logits if is_all else logits[mx.array(places)]
+            own = owners if is_all else [owners[i] for i in places]
+            at = positions if is_all else positions_at(positions, places)
+            if kind:
+                keys, noisy = self._noise(own, at)
+                asked = survivors.cuts([params[i] for i in places], logits.shape[1])
+                parts.append(survivors.draw(some, asked, keys, noisy, self.vocab_size, ids))
+            else:
+                parts.append(self.choose(truncated(self.rows, some, own, at), own, at, ids))
+            order += places
+        if len(parts) == 1:
+            return parts[0]
+        return mx.concatenate(parts)[mx.array(sorted(range(len(order)), key=order.__getitem__))]
 
     def scores(
         self,
@@ -147,23 +154,7 @@ class BatchSampler:
         noise, the penalties and the bias that it has among all V: so this is what `spread` logits give.
         """
         given = processed(self.rows, logits, owners, ids=ids)
-        if self._is_greedy(owners):
-            return Drawn(_likeliest(given, ids), confidence(given))
-        if all(survivors.has_survivors(self.rows[o].params, logits.shape[1]) for o in owners):
-            keys, noisy = self._noise(owners, positions)
-            return Drawn(
-                *survivors.draft(given, self._cuts(owners, given), keys, noisy, self.vocab_size, ids)
-            )
-        tokens = self.choose(truncated(self.rows, given, owners, positions), owners, positions, ids)
-        return Drawn(tokens, confidence(given))
-
-    def _drawn_of_survivors(self, logits: mx.array, owners: Sequence[int], positions: Positions) -> mx.array:
-        """Tokens (N,): what `choose` draws from `truncated` logits."""
-        keys, noisy = self._noise(owners, positions)
-        return survivors.draw(logits, self._cuts(owners, logits), keys, noisy, self.vocab_size)
-
-    def _cuts(self, owners: Sequence[int], logits: mx.array) -> survivors.Cuts:
-        return survivors.cuts([self.rows[o].params for o in owners], logits.shape[1])
+        return Drawn(self._drawn(given, owners, positions, ids), confidence(given))
 
     def _noise(self, owners: Sequence[int], positions: Positions) -> tuple[mx.array, mx.array | None]:
         """Keys (N, 2) of the positions' noise, and which positions have any, (N, 1) bool; None: all."""
@@ -175,9 +166,6 @@ class BatchSampler:
     def needs_drafts(self) -> bool:
         """Whether `sample` needs the drafted tokens before a position."""
         return any(r.counts is not None for r in self.rows)
-
-    def _is_greedy(self, owners: Sequence[int]) -> bool:
-        return all(self.rows[o].is_greedy for o in set(owners))
 
 
 def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:

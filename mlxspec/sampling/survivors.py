@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from mlxspec.config import SamplingParams
-from mlxspec.sampling.truncate import ONE, confidence_of, highest, ranked_floor, room, share_of, weights
+from mlxspec.sampling.truncate import ONE, highest, ranked_floor, room, share_of, weights
 
 COLDEST = 1e-6  # a temperature as good as greedy; float32 logits over much less would be infinite
 
@@ -121,26 +121,14 @@ def draw(
     keys: mx.array,
     is_noisy: mx.array | None,
     vocab_size: int,
+    ids: mx.array | None = None,
 ) -> mx.array:
     """Tokens (N,) int32 for logits (N, V), as the argmax of the survivors' scores and noise.
 
     keys (N, 2) uint32: of each position's noise. is_noisy (N or 1, 1) bool: where it is drawn; elsewhere the likeliest token is taken; None
-    for drawn everywhere.
+    for drawn everywhere. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole vocabulary in any case.
     """
-    return _compiled_draw(logits, keys, is_noisy, None, vocab_size, *asked)
-
-
-def draft(
-    logits: mx.array,
-    asked: Cuts,
-    keys: mx.array,
-    is_noisy: mx.array | None,
-    vocab_size: int,
-    ids: mx.array | None,
-) -> tuple[mx.array, mx.array]:
-    """`draw`, and the confidence (N,) of the logits. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole
-    vocabulary in any case."""
-    return _compiled_draft(logits, keys, is_noisy, ids, vocab_size, *asked)
+    return _compiled_draw(logits, keys, is_noisy, ids, vocab_size, *asked)
 
 
 def _draw(
@@ -164,8 +152,4 @@ def _draw(
     return mx.take_along_axis(ids, best, axis=1)[:, 0]
 
 
-def _draft(logits: mx.array, *given: Any) -> tuple[mx.array, mx.array]:
-    return _draw(logits, *given), confidence_of(logits)
-
-
-_compiled_find, _compiled_draw, _compiled_draft = mx.compile(_find), mx.compile(_draw), mx.compile(_draft)
+_compiled_find, _compiled_draw = mx.compile(_find), mx.compile(_draw)

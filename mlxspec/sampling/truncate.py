@@ -129,16 +129,12 @@ def shares_of(p: Sequence[float]) -> mx.array:
     return mx.array(np.asarray([[share_of(one)] for one in p], np.int64))
 
 
+@mx.compile
 def confidence(logits: mx.array) -> mx.array:
     """(N, V) of any float dtype -> (N,) float32: the probability of the most likely token.
 
     The difference is taken in float32: logits of 16 bits are spaced up to 6 % apart near 10.
     """
-    return _compiled_confidence(logits)
-
-
-def confidence_of(logits: mx.array) -> mx.array:
-    """`confidence` within a compiled function."""
     logits = logits.astype(mx.float32)
     return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
 
@@ -232,4 +228,4 @@ def _limit(total: mx.array, share: mx.array) -> mx.array:
     return mx.where(share > ONE, total + 1, high * share + ((low * share + ONE - 1) >> _SHARE))
 
 
-_compiled_top_p, _compiled_confidence = mx.compile(_top_p), mx.compile(confidence_of)
+_compiled_top_p = mx.compile(_top_p)

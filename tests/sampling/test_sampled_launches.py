@@ -35,8 +35,8 @@ def check_kernels(
 
 @catches(
     "survivors are found step by step, not in a compiled function",
-    "mlxspec.sampling.survivors:_compiled_draft",
-    lambda right: survivors._draft,
+    "mlxspec.sampling.survivors:_compiled_draw",
+    lambda right: survivors._draw,
 )
 @pytest.mark.parametrize(
     "asked",
