@@ -27,9 +27,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from published_shapes import CONFIGS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.checkpoints.mlx_config import mlx_config
 from mlxspec.checkpoints.quantize import Format, described, quantize
 from mlxspec.checkpoints.writing import whole_folder, write_json

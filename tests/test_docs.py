@@ -14,8 +14,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from published_shapes import known
 
-from mlxspec.checkpoints.known import known
 from mlxspec.cli import options
 from mlxspec.cli.main import main
 from mlxspec.kernels import launch
@@ -42,7 +42,6 @@ ELSEWHERE = (
     "launch",
     "run",
     "pull",
-    "search",
     "rm",
     "convert",
 )  # need a network, a repository, or never end
@@ -80,7 +79,8 @@ def is_local(command: str) -> bool:
     """Whether it can run here: no model but the demo, and nothing that never ends."""
     given = words(command)
     is_plain = not any(re.fullmatch(r"[\w.-]+/[\w.-]+|https?:.*|[~/<|>].*", w.split("=")[-1]) for w in given)
-    return bool(given) and given[0] not in ELSEWHERE and is_plain
+    searches = given[:1] == ["models"] and any(not word.startswith("-") for word in given[1:])
+    return bool(given) and given[0] not in ELSEWHERE and is_plain and not searches
 
 
 def takes_long(command: str) -> bool:
@@ -183,7 +183,7 @@ def test_the_extraction_finds_what_there_is() -> None:
         "tune",
         "doctor",
         "inspect",
-        "list",
+        "models",
     }
 
 
@@ -285,7 +285,7 @@ def test_measurements_are_what_their_script_makes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("column", "context"), [(2, 1 << 15), (3, 1 << 17)])
 def test_memory_of_models_for_agents(column: int, context: int) -> None:
-    """The table of docs/agents.md is what `mlxspec models` computes."""
+    """The table of docs/agents.md is what shapes give."""
     text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `mlx-community/(\S+)-([48])bit` \| ([\d.]+) GB \| ([\d.]+) GB \|", text)
     assert len(rows) == 6

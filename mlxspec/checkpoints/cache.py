@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxspec.checkpoints import adapted_head
+from mlxspec.checkpoints.memory import expected
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
@@ -22,7 +23,8 @@ from mlxspec.models.registry import ARCHITECTURES
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One revision of one repository. size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head among them,
-    None where that is not known; problem: why it cannot be used, else empty."""
+    None where that is not known; problem: why it cannot be used, else empty. memory: bytes that running it
+    takes, None for a drafter and for what cannot be used."""
 
     name: str
     revision: str
@@ -34,6 +36,7 @@ class Entry:
     has_head: bool | None
     is_complete: bool
     problem: str
+    memory: int | None = None
 
     def data(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,13 +51,13 @@ class Listing:
     num_others: int
 
 
-def listing() -> Listing:
-    """All of the cache. An absent cache is an empty one."""
+def listing(context: int | None = None) -> Listing:
+    """All of the cache. An absent cache is an empty one. context: tokens of a row that memory is reckoned for."""
     info, found, others = _scan(), [], 0
     for repo in sorted(info.repos, key=lambda r: r.repo_id) if info else ():
         runnable = []
         if repo.repo_type == "model":
-            runnable = [_entry(repo.repo_id, r) for r in repo.revisions]
+            runnable = [_entry(repo.repo_id, r, context) for r in repo.revisions]
         entries = [e for e in runnable if e is not None]
         found += sorted(entries, key=lambda e: (not e.refs, e.revision))
         others += not entries
@@ -86,7 +89,7 @@ def removal(name: str, revision: str | None = None) -> Removal:
     info = _scan()
     repos = [r for r in info.repos if r.repo_type == "model" and r.repo_id == name] if info else []
     if not repos:
-        raise ModelError(f"{name} is not in the cache; `mlxspec list` shows what is.")
+        raise ModelError(f"{name} is not in the cache; `mlxspec models` shows what is.")
     repo = repos[0]
     chosen = [
         r.commit_hash
@@ -96,10 +99,12 @@ def removal(name: str, revision: str | None = None) -> Removal:
         or (len(revision) >= 6 and r.commit_hash.startswith(revision))
     ]
     if not chosen and repo.revisions:
-        raise ModelError(f"{name} is here, but not its revision {revision}; `mlxspec list` shows which are.")
+        raise ModelError(
+            f"{name} is here, but not its revision {revision}; `mlxspec models` shows which are."
+        )
     # what a broken download left belongs to no revision: it goes with the last one
     parts = (
-        list((repo.repo_path / "blobs").glob("*.mlxspec-part")) if len(chosen) == len(repo.revisions) else []
+        list((repo.repo_path / "blobs").glob("*.incomplete")) if len(chosen) == len(repo.revisions) else []
     )
     parts += [
         path for r in repo.revisions if r.commit_hash in chosen for path in _adapted(Path(r.snapshot_path))
@@ -126,7 +131,7 @@ def _scan() -> Any:
         return None
 
 
-def _entry(name: str, revision: Any) -> Entry | None:
+def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
     """None for what mlxspec does not run."""
     folder = Path(revision.snapshot_path)
     try:
@@ -137,6 +142,7 @@ def _entry(name: str, revision: Any) -> Entry | None:
     if kind not in ARCHITECTURES and drafter is None:
         return None
     complete, has_head, problem, quantization = False, None, "", _quantization(config)
+    memory = None
     try:
         check_links(folder)
         complete = hub.is_complete(folder)
@@ -147,7 +153,11 @@ def _entry(name: str, revision: Any) -> Entry | None:
             lies_beside = any(path.name != VISION_FILE for path in beside)
             has_head = lies_beside or any(".mtp." in f".{n}" for n in names)
         modelopt = read_json(folder / MODELOPT_FILE)
-        quantization = storage(config, modelopt, names=names) or quantization
+        form = storage(config, modelopt, names=names)
+        quantization = form or quantization
+        if complete and drafter is None:
+            files = sum(path.stat().st_size for path in (*shards, *beside))
+            memory = expected(config, files, context, unpacked=bool(form)).total
     except ModelError as error:
         complete, problem = False, str(error)
     if not complete and not problem:
@@ -163,6 +173,7 @@ def _entry(name: str, revision: Any) -> Entry | None:
         has_head=has_head,
         is_complete=complete,
         problem=problem,
+        memory=memory,
     )
 
 

@@ -91,7 +91,7 @@ def find(plan: Plan, original: str | None = None) -> HeadOffer:
     a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another model's."""
     if not may_have_head(plan):
         raise ConfigError(
-            f"{plan.repo} is of a kind that has no MTP head here; leave --with-mtp out (`mlxspec models` lists what drafts for it)."
+            f"{plan.repo} is of a kind that has no MTP head here; leave --with-mtp out (see `mlxspec models --drafters`)."
         )
     seen, named = [plan.repo], plan.base_models if original is None else (original,)
     while True:

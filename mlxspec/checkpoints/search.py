@@ -35,7 +35,7 @@ def search(words: str, *, limit: int = 20, all_kinds: bool = False) -> list[Foun
     from huggingface_hub import HfApi
 
     if not words.strip():
-        raise ConfigError("No word was given to search for; try `mlxspec search qwen3.5 4bit`.")
+        raise ConfigError("No word was given to search for; try `mlxspec models qwen3.5 4bit`.")
     expand = ["config", "downloads", "gated", "cardData", "safetensors"]
     with download.explained("the list of models", None):
         infos = list(

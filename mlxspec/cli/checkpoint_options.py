@@ -11,9 +11,7 @@ from mlxspec.cli.parser import declare
 
 COMMANDS = {
     "pull": "fetch a model from Hugging Face",
-    "search": "find models on Hugging Face that run here",
-    "models": "list the models that are known to run, with their memory and drafters",
-    "list": "show the models in the local cache",
+    "models": "list the models that are here, or search Hugging Face for words; published drafters",
     "rm": "remove a model from the local cache",
     "cache": "show what the prefix store on disk holds, or clear it",
     "convert": "write a copy of a model, quantized if asked, with its MTP head",
@@ -44,18 +42,14 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
          "fetch a published drafter too: auto for the best one that fits, a repository, or none to leave it out (a terminal is asked)"),
         ("--json", bool, "", "the outcome as one JSON object"),
     ),
-    "search": (
-        ("--limit", int, "N", "show at most N (default 20)", 20),
-        ("--all", bool, "", "also models that mlxspec does not run"),
-        _JSON,
-    ),
     "models": (
         _CONTEXT,
         ("--fits", bool, "", "only what fits into this machine's memory"),
+        ("--limit", int, "N", "with words: show at most N (default 20)", 20),
+        ("--all", bool, "", "with words: also models that mlxspec does not run"),
         ("--drafters", bool, "", "the drafters that were published for models"),
         _JSON,
     ),
-    "list": (_JSON,),
     "rm": (_REPO, ("--revision", str, "R", "commit, branch or tag (default: all of them)"), _YES),
     "cache": (
         ("--prefix-dir", str, "DIR", "the store's folder (default: prefix in the cache folder)"),
@@ -89,8 +83,9 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
 
 
 def _add(command: str, parser: argparse.ArgumentParser) -> None:
-    if command == "search":
-        parser.add_argument("words", nargs="+", metavar="WORD", help="a part of the id, like qwen3.5 or 4bit")
+    if command == "models":
+        about = "search Hugging Face for a part of the id, like qwen3.5 or 4bit (default: the models that are here)"
+        parser.add_argument("words", nargs="*", metavar="WORD", help=about)
     if command == "convert":
         output = "a folder that is absent or empty"
         parser.add_argument("-o", "--output", required=True, metavar="DIR", help=output)

@@ -221,7 +221,7 @@ def _caches() -> Iterator[Finding]:
         name="free disk",
         found=size(free),
         status="note" if low else "ok",
-        advice="Most models need more; `mlxspec list` shows what can go." if low else "",
+        advice="Most models need more; `mlxspec models` shows what can go." if low else "",
     )
 
 

@@ -1,5 +1,5 @@
-"""`mlxspec models`: what is known to run and what it takes, and which drafters were published. Knows options and output; counting is
-checkpoints/known.py's."""
+"""`mlxspec models`: the models that are here, or those of Hugging Face whose ids hold the given words, and whether each fits into this
+machine's memory; or the drafters that were published for models. Knows options and output."""
 
 from __future__ import annotations
 
@@ -10,35 +10,99 @@ from dataclasses import asdict
 from mlxspec.cli import terminal
 from mlxspec.cli.table import print_table
 from mlxspec.config import check_number
+from mlxspec.errors import ConfigError
+
+_SAID = {True: "yes", False: "no", None: "?"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """One line a shape, or one JSON object. Asks no network."""
-    from mlxspec.checkpoints.known import BITS, known
+    """One line a model, or one JSON object. Returns 0."""
+    if args.drafters:
+        if args.words:
+            raise ConfigError("--drafters lists all of them; leave the words out.")
+        return _drafters(json_wanted=args.json)
+    check_number("--limit", args.limit, 1, 100, integer=True)
+    if args.context is not None:
+        check_number("--context", args.context, 1, 1 << 24, integer=True)
+    return _search(args) if args.words else _here(args)
+
+
+def _here(args: argparse.Namespace) -> int:
+    """The models in the local cache."""
+    from mlxspec.checkpoints.cache import listing
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
 
-    if args.drafters:
-        return _drafters(json_wanted=args.json)
-    if args.context is not None:
-        check_number("--context", args.context, 1, 1 << 24, integer=True)
-    found = [m for m in known(args.context) if m.fits or not args.fits]
+    found, machine = listing(args.context), machine_memory()
+    fits = {id(e): None if e.memory is None else e.memory <= machine for e in found.entries}
+    entries = [e for e in found.entries if fits[id(e)] or not args.fits]
     if args.json:
-        terminal.say(json.dumps({"machine": machine_memory(), "models": [asdict(m) for m in found]}) + "\n")
+        data = {"cache": str(found.folder), "machine": machine, "models": [e.data() for e in entries]}
+        terminal.say(json.dumps(data | {"others": found.num_others}) + "\n")
         return 0
-    rows = []
-    for m in found:
-        total = [amount(m.weights[form] + m.state + m.head_bytes) for form in BITS]
-        head = amount(m.head_bytes) if m.head_bytes else "none"
-        rows.append((", ".join(m.names), *total, ", ".join(m.fits) or "no", head, m.drafter or "lookup only"))
-    headings = ("model", *BITS, "fits here", "head, 4 bits", "drafts beside lookup")
-    print_table(headings, rows, right=(1, 2, 3, 5))
-    contexts = sorted({m.context for m in found})
-    terminal.note(
-        f"Memory in all on a GPU, for one row of {' or '.join(map(str, contexts))} tokens; this machine gives {amount(machine_memory())}. "
-        "`mlxspec search` finds conversions of a model. Those of mlx-lm lack the MTP head; `mlxspec pull MODEL --with-mtp` fetches it. "
-        "`mlxspec models --drafters` lists the drafters that were published for models."
-    )
+    if entries:
+        rows = [
+            (
+                e.name,
+                e.revision[:12] + (f" ({', '.join(e.refs)})" if e.refs else ""),
+                amount(e.size),
+                e.model_type,
+                e.quantization,
+                _SAID[e.has_head],
+                "" if e.memory is None else amount(e.memory),
+                "" if e.memory is None else _SAID[fits[id(e)]],
+            )
+            for e in entries
+        ]
+        headings = ("model", "revision", "size", "type", "weights", "MTP head", "memory", "fits")
+        print_table(headings, rows, right=(2, 6))
+    else:
+        terminal.say(
+            f"There is no model that mlxspec runs in {found.folder}; `mlxspec models WORD` searches Hugging Face, and "
+            "`mlxspec pull owner/name` fetches one.\n"
+        )
+    for e in entries:
+        if e.problem:
+            terminal.note(f"{e.name} {e.revision[:12]}: {e.problem}.")
+    if found.num_others:
+        terminal.note(f"Of the cache's other repositories, {found.num_others}, mlxspec runs none.")
+    return 0
+
+
+def _search(args: argparse.Namespace) -> int:
+    """Models of the hub, the most downloaded first. What fits is told by the weights alone."""
+    from mlxspec.checkpoints.search import search
+    from mlxspec.loading.progress import amount
+    from mlxspec.platform.memory import machine_memory
+
+    machine = machine_memory()
+    found = search(" ".join(args.words), limit=args.limit, all_kinds=args.all)
+    found = [m for m in found if not args.fits or 0 < m.size <= machine]
+    if args.json:
+        terminal.say(json.dumps({"machine": machine, "models": [asdict(m) for m in found]}) + "\n")
+        return 0
+    if not found:
+        fitting = " and fits here" if args.fits else ""
+        terminal.say(
+            f"Hugging Face has no model that mlxspec runs, whose id holds {' '.join(args.words)!r}{fitting}.\n"
+        )
+        return 0
+    rows = [
+        (
+            m.name,
+            m.model_type or "?",
+            m.quantization or "",
+            amount(m.size) if m.size else "?",
+            _SAID[m.size <= machine if m.size else None],
+            f"{m.downloads:,}",
+            ", ".join(m.base_models),
+            "gated" if m.gated else "",
+        )
+        for m in found
+    ]
+    headings = ("model", "type", "weights", "size", "fits", "downloads", "made from", "")
+    print_table(headings, rows, right=(3, 5))
+    terminal.note("`mlxspec pull MODEL --with-mtp` fetches one with its MTP head.")
     return 0
 
 

@@ -63,7 +63,9 @@ COMMANDS = {
     "completion": "print a script that completes commands and options in a shell",
 }
 _MOVED = {
-    "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same."
+    "list": "`mlxspec models` lists the models that are here.",
+    "search": "`mlxspec models WORD` searches Hugging Face.",
+    "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same.",
 }
 DEMO = "demo"
 DEMO_VISION = "demo-vision"

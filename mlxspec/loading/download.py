@@ -184,7 +184,7 @@ def explained(repo: str, revision: str | None) -> Iterator[None]:
     except (hf.LocalEntryNotFoundError, hf.OfflineModeIsEnabled) as error:
         if _is_offline():
             raise ModelError(
-                f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched; unset it, or take what `mlxspec list` shows."
+                f"HF_HUB_OFFLINE is set, so {repo} cannot be fetched; unset it, or take what `mlxspec models` shows."
             ) from error
         raise ModelError(f"{repo} is not in the local cache and Hugging Face cannot be reached.") from error
     except hf.EntryNotFoundError as error:

@@ -89,7 +89,7 @@ def test_a_model_is_fetched_to_be_converted(machine: Machine, original: Path, tm
     ran = machine.run("convert", "owner/original", "-o", str(tmp_path / "out"), "-q", "--group-size", "32")
     assert ran.code == 0, ran
     assert "left out: 1." in ran.err
-    listed = json.loads(machine.run("list", "--json").out)["models"][0]
+    listed = json.loads(machine.run("models", "--json").out)["models"][0]
     assert listed["name"] == "owner/original"
     assert listed["has_head"]
 

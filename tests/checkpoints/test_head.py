@@ -103,7 +103,7 @@ def test_the_head_of_the_original_comes_along_and_drafts(hub: Machine, folders: 
     assert hub.hub.served["model-00001-of-00002.safetensors"] == 0
     assert left_behind(hub) == ["mtp.safetensors"]
     assert not list((hub.home / "hub").glob("models--owner--original"))  # no half of a repository
-    entry = json.loads(hub.run("list", "--json").out)["models"]
+    entry = json.loads(hub.run("models", "--json").out)["models"]
     assert [(e["name"], e["has_head"], e["is_complete"]) for e in entry] == [("owner/demo-4bit", True, True)]
     seen = len(hub.hub.requests)
     prompt = ("-p", "what does os.path.join do?", "--max-tokens", "32", "--json")
@@ -211,7 +211,7 @@ def test_the_model_is_fetched_without_the_head(hub: Machine, folders: dict[str, 
     assert all(line.rstrip().endswith(("[Y/n]", keys.strip("\r"))) for line in lines if "[Y/n]" in line), (
         screen
     )
-    models = json.loads(hub.run("list", "--json").out)["models"]
+    models = json.loads(hub.run("models", "--json").out)["models"]
     assert [(e["name"], e["has_head"], e["is_complete"]) for e in models] == [
         ("owner/demo-4bit", False, True)
     ]
@@ -227,7 +227,7 @@ def test_ctrl_c_at_the_question_fetches_nothing(hub: Machine) -> None:
     assert hub.hub.served["model.safetensors"] == 0
     assert left_behind(hub) == []
     assert not list((hub.home / "hub").rglob("*.safetensors"))
-    assert [e["is_complete"] for e in json.loads(hub.run("list", "--json").out)["models"]] == [False]
+    assert [e["is_complete"] for e in json.loads(hub.run("models", "--json").out)["models"]] == [False]
 
 
 def _card(hub: Machine, **card: object) -> None:
@@ -315,7 +315,7 @@ def test_an_interrupted_fetch_leaves_no_head(hub: Machine, folders: dict[str, Pa
     hub.hub.break_after[SHARD] = head_bytes(original) // 2
     broken = hub.run("pull", "owner/demo-4bit", "--with-mtp")
     refused(broken, "owner/original could not be downloaded", "pull it again")
-    listed = json.loads(hub.run("list", "--json").out)["models"][0]
+    listed = json.loads(hub.run("models", "--json").out)["models"][0]
     assert (listed["is_complete"], listed["has_head"]) == (True, False)
     assert left_behind(hub) == []
     hub.hub.break_after.clear()
@@ -327,32 +327,21 @@ def test_an_interrupted_fetch_leaves_no_head(hub: Machine, folders: dict[str, Pa
 
 
 def test_search(hub: Machine) -> None:
-    listed = json.loads(hub.run("search", "DEMO", "--json").out)["models"]
+    listed = json.loads(hub.run("models", "DEMO", "--json").out)["models"]
     assert [m["name"] for m in listed] == ["owner/demo", "owner/demo-4bit"]
     assert listed[1]["base_models"] == ["owner/original"]
     assert listed[1]["size"] == sum(v.nbytes for v in read_folder(hub.hub.repos["owner/demo-4bit"]).values())
-    table = hub.run("search", "4bit").out
+    table = hub.run("models", "4bit").out
     assert "owner/demo-4bit" in table
     assert "made from" in table
-    everything = json.loads(hub.run("search", "owner", "--all", "--json").out)["models"]
-    runs = json.loads(hub.run("search", "owner", "--json").out)["models"]
+    everything = json.loads(hub.run("models", "owner", "--all", "--json").out)["models"]
+    runs = json.loads(hub.run("models", "owner", "--json").out)["models"]
     assert {m["name"] for m in everything} - {m["name"] for m in runs} == {"owner/other"}
     assert next(m for m in runs if m["name"] == "owner/gated")["gated"]
-    assert "no model that mlxspec runs" in hub.run("search", "nothing-of-this").out
-    refused(hub.run("search"), "WORD")
-    refused(hub.run("search", "x", "--limit", "0"), "--limit")
-
-
-def test_models_are_listed_without_a_network(machine: Machine) -> None:
-    ran = machine.run("models", "--json")
-    assert ran.code == 0, ran
-    assert not machine.hub.requests
-    found = {m["names"][0]: m for m in json.loads(ran.out)["models"]}
-    assert found["Qwen/Qwen3.5-4B"]["drafter"] == "its MTP head"
-    table = machine.run("models", "--fits", "--context", "4096")
-    assert "Qwen/Qwen3.5-0.8B" in table.out
-    assert "Qwen/Qwen3.5-397B-A17B" not in table.out
-    assert "4096 tokens" in table.err
+    assert "no model that mlxspec runs" in hub.run("models", "nothing-of-this").out
+    fitting = json.loads(hub.run("models", "demo", "--fits", "--json").out)["models"]
+    assert [m["name"] for m in fitting] == [m["name"] for m in listed]
+    refused(hub.run("models", "x", "--limit", "0"), "--limit")
 
 
 @pytest.mark.slow

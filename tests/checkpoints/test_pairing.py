@@ -17,10 +17,10 @@ import mlx.core as mx
 import pytest
 from hub_machine import Machine, Ran
 from hub_server import COMMIT
+from published_shapes import CONFIGS
 
 from mlxspec.checkpoints import pairing
 from mlxspec.checkpoints.catalogue import KINDS, PublishedDrafter, catalogue, drafters_for
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.platform.resources import demo_folder
 

@@ -43,7 +43,7 @@ def test_pull_list_use_remove(machine: Machine) -> None:
     assert json.loads(again.out)["fetched"] == 0
     assert json.loads(again.out)["revision"] == COMMIT
     assert machine.hub.served["model.safetensors"] == WEIGHTS.stat().st_size  # and not twice
-    entry = json.loads(run("list", "--json").out)["models"][0]
+    entry = json.loads(run("models", "--json").out)["models"][0]
     expected = {"name": "owner/demo", "revision": COMMIT, "refs": ["main"], "model_type": "qwen3_5"}
     assert entry | expected | {"has_head": True, "is_complete": True, "quantization": "bfloat16"} == entry
     assert json.loads(run("inspect", "owner/demo", "--json").out)["revision"] == COMMIT
@@ -55,7 +55,7 @@ def test_pull_list_use_remove(machine: Machine) -> None:
     assert removed.code == 0
     assert "8.93 MB freed" in removed.out
     assert not list((machine.home / "hub").glob("models--*"))
-    assert "no model" in run("list").out
+    assert "no model" in run("models").out
     refused(run("rm", "owner/demo", "--yes"), "owner/demo is not in the cache")
 
 
@@ -69,7 +69,7 @@ def test_an_interrupted_pull_keeps_whole_files(machine: Machine) -> None:
     first.communicate()
     machine.hub.released.set()
     machine.hub.served.clear()
-    assert "incomplete" in machine.run("list").err
+    assert "incomplete" in machine.run("models").err
     second = machine.run("pull", "owner/large")
     assert second.code == 0, second
     assert machine.hub.served["model.safetensors"] == len(whole)
@@ -176,7 +176,7 @@ def test_a_head_in_a_folder_comes_along_and_nothing_else_does(machine: Machine, 
     assert deep == {"mtp/head.safetensors", "mtp/config.json"}
     report = json.loads(machine.run("inspect", "owner/split", "--json").out)
     assert report["head"]["present"]
-    assert json.loads(machine.run("list", "--json").out)["models"][0]["has_head"]
+    assert json.loads(machine.run("models", "--json").out)["models"][0]["has_head"]
     assert machine.hub.served["consolidated.safetensors"] == 0
 
 
@@ -196,7 +196,7 @@ def test_a_link_out_of_the_cache(machine: Machine, tmp_path: Path) -> None:
     os.symlink(secret, file)
     refused(machine.run("inspect", "owner/demo"), "tokenizer_config.json", "out of")
     refused(machine.run("generate", "--model", "owner/demo", "-p", "x"), "out of")
-    assert "out of" in machine.run("list").err
+    assert "out of" in machine.run("models").err
 
 
 def test_rm_asks_first(machine: Machine) -> None:
@@ -230,7 +230,7 @@ def test_rm_does_what_is_answered(
     (home / "refs" / "main").write_text(COMMIT)
     (home / "blobs" / "abc").write_text("{}" * 500)
     (folder / "config.json").symlink_to(home / "blobs" / "abc")
-    (home / "blobs" / "abc.mlxspec-part").write_bytes(bytes(500))
+    (home / "blobs" / "abc.incomplete").write_bytes(bytes(500))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("mlxspec.cli.terminal.is_terminal", lambda _: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
@@ -279,7 +279,7 @@ def test_formats_of_others_cost_no_download(
     assert machine.hub.served["model.safetensors"] == 0
     assert not list((machine.home / "hub").rglob("*.mlxspec-part"))
     assert machine.hub.served["tokenizer.json"] == 0
-    found = json.loads(machine.run("search", "quantized", "--json").out)["models"]
+    found = json.loads(machine.run("models", "quantized", "--json").out)["models"]
     assert [m["name"] for m in found] == ([repo] if method == "integers" else [])
 
 
@@ -301,7 +301,7 @@ def test_a_description_that_was_left_behind(machine: Machine, tmp_path: Path) ->
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert machine.run("pull", repo).code == 0
-    entry = json.loads(machine.run("list", "--json").out)["models"][0]
+    entry = json.loads(machine.run("models", "--json").out)["models"][0]
     assert entry["is_complete"]
     assert entry["problem"] == ""
     assert machine.run("generate", "--model", repo, "-p", "hi", "--max-tokens", "2").code == 0
@@ -321,7 +321,7 @@ def test_a_cached_model_of_another_format_is_listed_as_unusable(machine: Machine
     mx.eval(tensors)
     path.unlink()
     mx.save_safetensors(str(path), tensors | {"model.layers.0.mlp.up_proj.qweight": mx.zeros((1, 1))})
-    entry = json.loads(machine.run("list", "--json").out)["models"][0]
+    entry = json.loads(machine.run("models", "--json").out)["models"][0]
     assert not entry["is_complete"]
     assert "GPTQ or AWQ" in entry["problem"]
     refused(machine.run("inspect", repo), "GPTQ or AWQ")

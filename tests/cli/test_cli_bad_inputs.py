@@ -17,7 +17,7 @@ BAD = [
     ("Serve", "did you mean serve?"),
     ("benhc", "did you mean bench?"),
     ("docter", "did you mean doctor?"),
-    ("ls", "did you mean list?"),
+    ("list", "`mlxspec models` lists"),
     ("frobnicate", "there are: generate, chat"),
     ("'what is a list?'", 'mlxspec generate "TEXT"'),
     ("--model demo", "The command comes before --model"),
@@ -116,7 +116,7 @@ BAD = [
     ("inspect /no/such/model", "/no/such/model"),
     ("convert demo", "-o"),
     ("convert demo -o ''", "--output must name a folder"),
-    ("completion fihs", "did you mean fish?"),
+    ("completion fihs", "SHELL must be one of bash, zsh, tcsh"),
     ("completion", "SHELL"),
 ]
 

@@ -25,7 +25,6 @@ RIGHT: dict[str, list[str]] = {
     "bench": ["--model", NOWHERE],
     "tune": ["--model", NOWHERE],
     "pull": [REPO],
-    "search": ["x"],
     "rm": [REPO],
     "inspect": [NOWHERE],
     "convert": [NOWHERE, "-o", "/there-is-no-folder-here/out"],
@@ -156,7 +155,7 @@ def test_words_nobody_knows(run: Run, command: str) -> None:
     refused(run(command, *right(command), "--jsom"), "--jsom")
     refused(run(command, *right(command), "-z"), "-z")
     refused(run(command, *right(command), "--debug=yes"), "--debug")
-    if command != "search":  # takes any number
+    if command != "models":  # takes any number
         refused(run(command, *right(command), "one", "word", "too", "many"))
 
 
@@ -187,11 +186,11 @@ def test_aliases_are_the_flags_they_stand_for() -> None:
         if own in options.flags(generate) and not any(own in a.option_strings for _, a in SWITCHES):
             found = options.in_own_words("generate", generate, [alias, "3", f"{alias}=3"])
             assert found.words == [f"{own}=3"] * 2, alias
-    assert options.in_own_words("list", parsers()["list"], ["-n"]).words == ["-n"]
+    assert options.in_own_words("models", parsers()["models"], ["-n"]).words == ["-n"]
     with pytest.raises(ConfigError, match="--max-tokens must be"):
         options.parse(["generate", "-n", "many"])
     with pytest.raises(ConfigError, match="no option -n"):
-        options.parse(["list", "-n", "3"])
+        options.parse(["models", "-n", "3"])
     assert Path(NOWHERE).is_absolute()
 
 
@@ -207,3 +206,5 @@ def test_what_is_wrong_is_said_before_a_port_is_taken(run: Run) -> None:
 
 def test_a_command_that_moved_says_where_it_is(run: Run) -> None:
     refused(run("adapt", "demo", "--texts", "notes"), "`scripts/adapt` in a checkout")
+    refused(run("list"), "`mlxspec models` lists")
+    refused(run("search", "qwen"), "`mlxspec models WORD` searches")

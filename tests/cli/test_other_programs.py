@@ -115,7 +115,7 @@ def test_what_values_become() -> None:
         ("serve -hfx", "There is no option -hfx."),
         ("serve --mirostat 1", "There is no option --mirostat; this server has no such sampler."),
         ("generate x -np 4", "-np is --max-rows, which `mlxspec generate` does not have."),
-        ("list -ngl 3", "There is no option -ngl;"),
+        ("models -ngl 3", "There is no option -ngl;"),
     ],
 )  # fmt: skip
 def test_what_is_refused(run: Run, line: str, said: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from published_shapes import CONFIGS
 
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import QUEUE_AT_MOST
 from mlxspec.drafters.mtp import Mtp

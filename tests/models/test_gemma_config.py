@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from published_shapes import CONFIGS
 
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.errors import ModelError
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.registry import architecture

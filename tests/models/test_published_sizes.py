@@ -16,8 +16,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from published_shapes import CONFIGS, known
 
-from mlxspec.checkpoints.known import CONFIGS, known
 from mlxspec.checkpoints.memory import state_bytes, token_bytes
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.registry import architecture
@@ -87,11 +87,6 @@ def test_memory_of_known_models() -> None:
     assert four.weights["4 bits"] == round(four.parameters * 4.5 / 8)
     assert 8 * 2 * 4 * 256 * 2 * 8192 < four.state < 0.6e9
     assert 0 < four.head_bytes < 0.1e9
-    assert found["google/gemma-4-E2B-it"].drafter == "google/gemma-4-E2B-it-assistant"
-    assert not found["google/gemma-3-1b-it"].drafter
-    assert found["Qwen/Qwen3-30B-A3B"].drafter == "Qwen/Qwen3-0.6B"
-    assert not found["Qwen/Qwen3-0.6B"].drafter
-    assert found["Qwen/Qwen3-Next-80B-A3B-Instruct"].drafter == "its MTP head"
     assert known(1 << 20)[0].context == 262144  # no more than the model has
 
 

@@ -15,10 +15,10 @@ from mlxspec.platform import device
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+from published_shapes import CONFIGS
 
 import mlxspec
 from mlxspec.checkpoints.convert import Wish, convert
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.checkpoints.quantize import Format
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask

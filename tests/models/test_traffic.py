@@ -16,11 +16,11 @@ import mlx.core as mx
 import pytest
 import rank_side
 import traffic_side
+from published_shapes import CONFIGS
 from rank_side import CountedRanks
 from test_ranks import ON_FOUR, ON_TWO, free_ports
 
 import mlxspec.demo
-from mlxspec.checkpoints.known import CONFIGS
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine

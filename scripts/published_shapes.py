@@ -1,4 +1,4 @@
-"""The published models that mlxspec is known to run: their shapes, the memory they take, and what drafts for them.
+"""Shapes of published models, and the memory they take, for tests and for scripts/write_checkpoint.
 
 A shape here is a config.json as the hub has it. Tests hold each against the number of parameters of the published checkpoint, so the
 memory is computed and not copied from anywhere. Knows shapes and names; asks nobody.
@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, state_bytes
 from mlxspec.models.registry import architecture
-from mlxspec.platform.memory import machine_memory
 
 BITS = {"4 bits": 4.5, "8 bits": 8.5, "bfloat16": 16.0}  # a weight takes with its share of a scale and a bias
 
@@ -192,8 +191,7 @@ CONFIGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @dataclass(frozen=True, kw_only=True)
 class Known:
     """One shape. names: repositories that have it. parameters: of the text model, without head; weights: its bytes by format; state: of one
-    row of `context` tokens in bfloat16. head_bytes: of the MTP head at 4 bits, 0 where there is none. drafter: what drafts for it beside
-    n-gram lookup, "" for nothing. fits: the formats in which it fits into this machine's memory."""
+    row of `context` tokens in bfloat16. head_bytes: of the MTP head at 4 bits, 0 where there is none."""
 
     names: tuple[str, ...]
     parameters: int
@@ -201,8 +199,6 @@ class Known:
     state: int
     context: int
     head_bytes: int
-    drafter: str
-    fits: tuple[str, ...]
 
 
 def known(context: int | None = None) -> list[Known]:
@@ -221,7 +217,6 @@ def _known(names: tuple[str, ...], config: dict[str, Any], context: int) -> Know
     state = state_bytes(model, context, 1)
     weights = {name: round(parameters * bits / 8) for name, bits in BITS.items()}
     head_bytes = round(head * BITS["4 bits"] / 8)
-    machine = machine_memory()
     return Known(
         names=names,
         parameters=parameters,
@@ -229,17 +224,7 @@ def _known(names: tuple[str, ...], config: dict[str, Any], context: int) -> Know
         state=state,
         context=context,
         head_bytes=head_bytes,
-        drafter="its MTP head" if head else _drafter(names[0], config["model_type"]),
-        fits=tuple(name for name, size in weights.items() if size + state + head_bytes <= machine),
     )
-
-
-def _drafter(name: str, model_type: str) -> str:
-    """The repository of a model that drafts for one without an MTP head, "" where there is none."""
-    if model_type == "gemma4":
-        return f"{name}-assistant"
-    smallest = CONFIGS["Qwen3-0.6B"][0][0]
-    return smallest if model_type.startswith("qwen3") and name != smallest else ""
 
 
 def _count(module: Any) -> int:
