@@ -23,7 +23,6 @@ KV_BITS = (4, 8, 16)  # of keys and values; 16 stands for whatever they are comp
 MAX_TOP_LOGPROBS = 20
 Policy = Literal["fixed", "auto"]
 LoopBreaker = Literal["off", "thinking", "all"]
-PrefixStates = Literal["float32", "half"]
 DRAFTER_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a request's drafts as well
     "ngram_n",
@@ -413,8 +412,7 @@ class EngineConfig:
     bytes the engine may take in all,
     weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
     earlier texts; 0 keeps nothing, None takes a share. `prefix_disk`: bytes of files that keep it beyond the end of the process, in the
-    folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files. `prefix_states`: how recurrent states are written:
-    "float32" as they are, or "half" in half of the bytes, behind which a text may continue otherwise than it would have.
+    folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files.
 
     `past_texts`: bytes of memory, within the budget, for texts that the drafter suffix has heard; 0 keeps none.
     `past_texts_disk`: bytes of files that keep them beyond the end of the process, in `texts` in the cache folder; None or 0: no files.
@@ -434,7 +432,6 @@ class EngineConfig:
     prefix_budget: int | None = None
     prefix_disk: int | None = None
     prefix_dir: str | Path | None = None
-    prefix_states: PrefixStates = "float32"
     past_texts: int = 64 << 20
     past_texts_disk: int | None = None
     max_context: int | None = None
@@ -461,7 +458,6 @@ class EngineConfig:
             check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
 
     def _check_disk(self) -> None:
-        _check_choice("prefix_states", self.prefix_states, get_args(PrefixStates))
         path = self.prefix_dir
         if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
             raise ConfigError(f"prefix_dir must be a folder's path, not {shown(path)}.")

@@ -37,7 +37,6 @@ from mlxspec.config import (
     EngineConfig,
     LoopBreaker,
     Policy,
-    PrefixStates,
     SamplingParams,
     SpecConfig,
     shown,
@@ -98,7 +97,7 @@ SAMPLING = _flags_of(
 )
 _SPEC = _flags_of("n_max n_min p_min ngram_n ngram_m ngram_min_hits draft_vocab draft_bits draft_kv_bits")
 _ENGINE = _flags_of(
-    "max_context kv_bits max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir prefix_states "
+    "max_context kv_bits max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir "
     "past_texts_disk"
 )
 _SERVER = _flags_of("host port idle_unload")
@@ -276,7 +275,6 @@ def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
         parser,
         ("--prefix-disk", size, "SIZE", _PREFIX_DISK),
         ("--prefix-dir", str, "DIR", "a private folder for these files (default: prefix in the cache folder)"),
-        ("--prefix-states", get_args(PrefixStates), "FORM", _PREFIX_STATES),
         ("--past-texts-disk", size, "SIZE", "keep texts in files of at most SIZE bytes, for the drafter suffix"),
     )  # fmt: skip
 
@@ -290,9 +288,6 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 _PREFIX_DISK = "keep computed states in files of at most SIZE bytes, for later runs (default: none)"
-_PREFIX_STATES = (
-    "float32 (the default) writes states unchanged; half takes half the space, and texts may change"
-)
 _FIXED = f"policy fixed {FIXED_DEPTH}"
 _DRAFT_VOCAB = (
     "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"

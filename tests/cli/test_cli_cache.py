@@ -62,7 +62,6 @@ def test_a_folder_of_other_things_is_refused(run: Run, tmp_path: Path) -> None:
     [
         (["--prefix-dir", "x"], "--prefix-dir needs --prefix-disk"),
         (["--prefix-disk", "lots"], "--prefix-disk must be bytes"),
-        (["--prefix-states", "quarter"], "--prefix-states must be one of"),
     ],
 )
 def test_options_that_make_no_sense(run: Run, options: list[str], words: str) -> None:

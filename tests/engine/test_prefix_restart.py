@@ -21,13 +21,10 @@ from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import Lookup, NgramRow, ngram_lookup
 from mlxspec.engine.engine import Engine, Result
-from mlxspec.engine.kept_files import Stored
-from mlxspec.engine.prefix import disk as disk_module
 from mlxspec.engine.prefix.signature import fingerprint, of_target
 from mlxspec.engine.prefix.tree import TARGET
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError
-from mlxspec.platform import host
 from tests import tiny_models
 from tests.engine import equality, images
 from tests.engine.equality import ALL, spec
@@ -272,50 +269,6 @@ def test_a_tower_without_known_weights_has_no_prefix_store_on_disk(tmp_path: Pat
     assert "There is no prefix store on disk" in caplog.text
 
 
-def test_half_of_a_state_is_nearly_the_state(tmp_path: Path) -> None:
-    """16-bit integers with a scale a row: an error of a 65,534th of the row's largest number, and about half of the bytes."""
-    x = mx.random.normal((1, 4, 32, 32)) * mx.exp(mx.random.normal((1, 4, 32, 1)) * 3)
-    x[0, 0, 0] = 0.0
-    mx.eval(x)
-
-    def kept(x: mx.array) -> dict[str, Stored]:
-        tensors = {"0.p.0.0": Stored("F32", tuple(x.shape), [host.memory(x)])}
-        disk_module._halve(tensors, "0.p.0.0")
-        return tensors
-
-    half = kept(x)
-    fetch = disk_module.Fetch(1, 1, {})
-    for name, tensor in half.items():
-        fetch.put(name, Stored(tensor.dtype, tensor.shape, [tensor.data]))
-    fetch.take(1 << 30)
-    (back,) = fetch._numbered("0.p.0")
-    most = mx.max(mx.abs(x), axis=-1, keepdims=True)
-    assert mx.all(mx.abs(back - x) <= most / 65534 * 1.01).item()
-    assert sum(t.nbytes for t in half.values()) < 0.6 * x.nbytes
-    x[0, 1, 2, 3] = float("nan")
-    mx.eval(x)
-    assert list(kept(x)) == ["0.p.0.0"]
-
-
-@pytest.mark.slow
-def test_half_states_are_for_those_who_ask_for_them(tmp_path: Path) -> None:
-    text, sizes = words(300, 1), {}
-    for form in ("float32", "half", "float32"):
-        made = engine(tmp_path / form, prefix_states=form)
-        ask(made, text, GREEDY, spec("mtp"))
-        sizes[form] = made.prefix.disk.nbytes
-        made.close()
-    assert sizes["half"] < 0.95 * sizes["float32"]
-    plain = engine(tmp_path / "half")
-    assert ask(plain, text, GREEDY, spec("mtp")).stats.num_cached == 0
-    plain.close()
-    half = engine(tmp_path / "half", prefix_states="half")
-    got = ask(half, text, GREEDY, spec("mtp"))
-    assert got.stats.num_cached == 300
-    assert got.stats.notices == []
-    half.close()
-
-
 class _Held:
     """Reading waits until it is let go, for a minute at most, so that a test that fails ends."""
 
@@ -452,5 +405,3 @@ def test_options_that_contradict_each_other() -> None:
         EngineConfig(prefix_disk=1, prefix_budget=0)
     with pytest.raises(ConfigError, match="prefix_dir needs prefix_disk"):
         EngineConfig(prefix_dir="x")
-    with pytest.raises(ConfigError, match="prefix_states"):
-        EngineConfig(prefix_states="quarter")

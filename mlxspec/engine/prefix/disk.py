@@ -31,9 +31,8 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.kept_files import KeptFiles, Stored
@@ -49,7 +48,6 @@ SLICE = 16 << 20  # bytes that become arrays at once
 READ_AHEAD = 64 << 20  # bytes that may wait for the engine's thread
 STEP_SECONDS = 0.002
 STATES_AT_MOST = 64  # that wait to be written
-_HALF, _SCALE = ".half", ".scale"
 _NAMES: dict[mx.Dtype, str] = {
     mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16", mx.float16: "F16", mx.bfloat16: "BF16",
     mx.uint32: "U32", mx.int32: "I32", mx.float32: "F32", mx.uint64: "U64", mx.int64: "I64",
@@ -161,8 +159,8 @@ class Fetch:
     def _numbered(self, stem: str) -> Iterator[mx.array]:
         """STEM.0, STEM.1, ... as far as they go. Raises KeyError where there is none."""
         num = 0
-        while (name := f"{stem}.{num}") in self._arrays or name + _HALF in self._arrays:
-            yield self._arrays[name] if name in self._arrays else _whole(self._arrays, name)
+        while (name := f"{stem}.{num}") in self._arrays:
+            yield self._arrays[name]
             num += 1
         if not num:
             raise KeyError(stem)
@@ -198,14 +196,12 @@ class PrefixDisk:
         *,
         model: str,
         hearing: Sequence[str] = (),
-        halves: Sequence[bool] = (),
     ) -> None:
         """roots: by part, the signature of what computed it; the target's says of all files whether they may be used. model: for people.
-        hearing: drafters that need the hiddens of every token. halves: by state of the target, whether its first array is kept in half of
-        its bytes."""
+        hearing: drafters that need the hiddens of every token."""
         self.files, self.stats = files, DiskStats()
         self._thread, self._roots, self._model = thread, dict(roots), model
-        self._hearing, self._halves = tuple(hearing), tuple(halves)
+        self._hearing = tuple(hearing)
         self._waiting: dict[bytes, _State] = {}
         self._writing: _State | None = None
         self._seen: Mapping[str, Any] | None = None
@@ -395,9 +391,6 @@ class PrefixDisk:
     def _write(self, state: _State) -> None:
         """In the file thread."""
         try:
-            for i, is_half in enumerate(self._halves):
-                if is_half:
-                    _halve(state.tensors, f"0.p.{i}.0")
             nbytes = sum(tensor.nbytes for tensor in state.tensors.values())
             if self.files.write(
                 state.name, state.tensors, state.metadata, is_wanted=lambda: not state.is_cancelled
@@ -478,10 +471,8 @@ def open_disk(
     target = of_target(model, config, layers, tower)
     found = {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}
     # a state that lacks the part of a drafter which needs every hidden can be of no use
-    roots = {TARGET: of_states(target, [found[d.name] for d in hearing], config.prefix_states), **found}
-    is_half = config.prefix_states == "half"
-    halves = states_of(model.make_cache(0, kv_bits=config.kv_bits)) if is_half else ()
-    return PrefixDisk(files, thread, roots, model=name, hearing=[d.name for d in hearing], halves=halves)
+    roots = {TARGET: of_states(target, [found[d.name] for d in hearing]), **found}
+    return PrefixDisk(files, thread, roots, model=name, hearing=[d.name for d in hearing])
 
 
 def stored_models(files: KeptFiles) -> list[StoredModel]:
@@ -501,11 +492,6 @@ def stored_models(files: KeptFiles) -> list[StoredModel]:
     return sorted(found, key=lambda m: -m.used)
 
 
-def states_of(cache: ModelCache) -> list[bool]:
-    """By state of a snapshot, whether it is a recurrent one. `cache` needs no rows."""
-    return [layer.is_recurrent for layer in cache.layers if not layer.is_per_token]
-
-
 def _arrays(
     parts: Mapping[str, Snapshot], hidden: mx.array, sources: mx.array | None
 ) -> Iterator[tuple[str, Sequence[mx.array]]]:
@@ -520,24 +506,6 @@ def _arrays(
     yield "hidden", [hidden]
     if sources is not None:
         yield "sources", [sources]
-
-
-def _halve(tensors: dict[str, Stored], name: str) -> None:
-    """Make a float32 state 16-bit integers with a scale for each row; not where a number in it is not finite."""
-    _, shape, (piece,) = tensors[name]
-    x = np.ascontiguousarray(piece).view(np.float32)
-    most = np.max(np.abs(x), axis=-1, keepdims=True)
-    if not np.all(np.isfinite(most)):
-        return
-    scale = np.where(most > 0, most / np.float32(32767), np.float32(1)).astype(np.float32)
-    half = np.rint(x / scale).astype(np.int16)
-    del tensors[name]
-    tensors[name + _HALF] = Stored("I16", shape, [half.view(np.uint8)])
-    tensors[name + _SCALE] = Stored("F32", scale.shape, [scale.view(np.uint8)])
-
-
-def _whole(arrays: Mapping[str, mx.array], name: str) -> mx.array:
-    return arrays[name + _HALF].astype(mx.float32) * arrays[name + _SCALE]
 
 
 def _try(work: Callable[[], None]) -> None:

@@ -69,9 +69,9 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
     return _digest(target, drafter.name, type(drafter).__qualname__, [fingerprint(m) for m in modules], *kept)
 
 
-def of_states(target: str, drafters: Sequence[str], form: str) -> str:
-    """The same for whole states: by the target's, those of drafters without which a state is of no use, and the form of written states."""
-    return _digest(target, sorted(drafters), form)
+def of_states(target: str, drafters: Sequence[str]) -> str:
+    """The same for whole states: by the target's, and those of drafters without which a state is of no use."""
+    return _digest(target, sorted(drafters))
 
 
 def fingerprint(module: Any) -> str:
