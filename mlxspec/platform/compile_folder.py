@@ -34,6 +34,7 @@ class KernelFolder:
         self._mutex = threading.Lock()
         self._depth = self._pid = self._seen = 0
         self._store = Path()
+        self._filled: list[Path] = []  # where MLX puts libraries, once it has compiled or found any
         self._asked = False
 
     @property
@@ -78,7 +79,8 @@ class KernelFolder:
             _sweep(self._store)
             self.path, self._pid = Path(tempfile.mkdtemp(prefix="run-", dir=self._store)), os.getpid()
             _link(self._store.glob("mlx/*/cpu/*.so"), self._store, self.path)
-            self._seen = len(self._libraries())
+            self._filled = []
+            self._seen = self._changes()
             atexit.register(self._close, self._pid, self.path)
         os.utime(self.path)
         return self.path
@@ -86,13 +88,19 @@ class KernelFolder:
     def _libraries(self, kind: str = "so") -> list[Path]:
         return list(self.path.glob(f"mlx/*/cpu/*.{kind}")) if self.path and self._pid == os.getpid() else []
 
+    def _changes(self) -> int:
+        """A number that changes when a library is added, found without listing them."""
+        if not self._filled and self.path is not None:
+            self._filled = list(self.path.glob("mlx/*/cpu"))
+        return sum(os.stat(folder).st_mtime_ns for folder in self._filled)
+
     def _hand_on(self) -> None:
         """Keep for later runs what was compiled since the last time and is mapped by this process, so is known to be whole."""
-        found = self._libraries()
-        if self.path is not None and len(found) != self._seen:
-            maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
-            _link((p for p in found if str(p) in maps), self.path, self._store)
-            self._seen = len(found)
+        with contextlib.suppress(OSError):
+            if self.path is not None and self._pid == os.getpid() and self._changes() != self._seen:
+                maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+                _link((p for p in self._libraries() if str(p) in maps), self.path, self._store)
+                self._seen = self._changes()
 
     def _close(self, pid: int, run: Path) -> None:
         import shutil
