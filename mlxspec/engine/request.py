@@ -45,15 +45,15 @@ class Ending:
 class Request:
     """A row's owner.
 
-    history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None
-    while running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked.
-    marks: places in the prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part
-    of the answer. client: whose it is, for the order of requests. failure: the exception behind `error`, where there was one. tail:
-    hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what its tokens were
-    sampled from, None where nobody will need that. keyed: its text, as the prefix store knows it. shows_layers: whether forwards over it
-    give the residual streams that drafters of the engine need, beside the final hidden: H is then the width of `Streams`. seen: the images
-    of the prompt, None where there are none; their tokens are keys in prompt and history (models/image_rows.py). scales: of the engine's
-    adapters, as ModelCache has them.
+    history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None while
+    running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked. marks: places in the
+    prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part of the answer.
+    newest: tokens that its last round added to the text. client: whose it is, for the order of requests. failure: the exception behind
+    `error`, where there was one. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what
+    its tokens were sampled from, None where nobody will need that. keyed: its text, as the prefix store knows it. shows_layers: whether
+    forwards over it give the residual streams that drafters of the engine need, beside the final hidden: H is then the width of `Streams`.
+    seen: the images of the prompt, None where there are none; their tokens are keys in prompt and history (models/image_rows.py). scales:
+    of the engine's adapters, as ModelCache has them.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Request:
         self.has_expired = False  # what ended it is its deadline
         self.since = 0  # the engine's step in which it last got a place
         self.end_token: int | None = None
+        self.newest: list[int] = []
         self.tail: tuple[mx.array, int] | None = None
         self.keyed = KeyedText(self.history, spec.owner, scales)
         self.hiddens: Hiddens | None = None
@@ -235,7 +236,7 @@ class Request:
 
         Tokens after the end are dropped, so the text ends where plain decoding would have ended it.
         """
-        taken: list[int] = []
+        taken = self.newest = []
         text, drafted = "", 0
         for token in tokens:
             if token in self._eos:
@@ -325,7 +326,8 @@ class Request:
             work.num_judged, work.num_right = (found.judged, found.right) if found.judged else verified
 
     def count(self, drafter: str | None, num_drafted: int, num_accepted: int) -> None:
-        """One round's statistics."""
+        """Begin a round's tokens, and count the round."""
+        self.newest = []
         self.stats.num_rounds += 1
         if drafter is not None:
             self.stats.drafters.setdefault(drafter, DrafterStats()).add(num_drafted, num_accepted)

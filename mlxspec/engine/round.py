@@ -234,29 +234,26 @@ def read(
         raise
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
-    num_committed = []
+    accepted = []  # drafted tokens, by row
     wanted = drafting.chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
     hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
         num_accepted = match(given[start + 1 : end], chosen[start:end])
         if request.finish_reason is None:
-            before = len(request.history)
             try:
-                new = chosen[start : start + num_accepted + 1]
-                events += _take(request, round_, place, new, drafting, hiddens)
+                events += _take(request, round_, place, chosen[start:end], num_accepted, drafting, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
-            num_taken = len(request.history) - before
-            stats.num_emitted += num_taken + (request.end_token is not None)
-            num_accepted = min(num_accepted, num_taken)  # its answer may end within them
+            stats.num_emitted += len(request.newest) + (request.end_token is not None)
+            num_accepted = min(num_accepted, len(request.newest))  # its answer may end within them
             if round_.is_open:
                 request.tail = (round_.hidden, start + num_accepted)
-        num_committed.append(num_accepted + 1)
+        accepted.append(num_accepted)
     if cache.is_unread:
-        cache.settle(num_committed)
+        cache.settle([1 + num for num in accepted])
     elif round_.is_open:
-        cache.commit(num_committed)
+        cache.commit([1 + num for num in accepted])
         if not cache.defers:
             cache.flush()
             device.start(*cache.states)  # while the host is busy with what was read
@@ -280,25 +277,26 @@ def _take(
     round_: Round,
     place: int,
     chosen: list[int],
+    num_accepted: int,
     drafting: Drafting,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
-    """Give a row its tokens, and the drafters those that the row took. hiddens: each row's, if somebody needs them."""
-    proposal, start, before = round_.proposals[place], round_.rows.starts[place], len(request.history)
-    num_accepted = len(chosen) - 1
-    new, failure = round_.sampled.take(place, chosen)
+    """Give a row its accepted tokens and the one behind them, and the drafters those that the row took. chosen: by the target, at each of
+    the row's places. hiddens: each row's, if somebody needs them."""
+    proposal, start = round_.proposals[place], round_.rows.starts[place]
     request.count(proposal.drafter, proposal.draft.length, num_accepted)
-    logprobs = request.read_logprobs(round_.sampled.logprobs, new, start)
-    events = request.accept(new, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
+    tokens, failure = round_.sampled.take(place, chosen[: num_accepted + 1])
+    logprobs = request.read_logprobs(round_.sampled.logprobs, tokens, start)
+    events = request.accept(tokens, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
     if failure is not None:
         request.fail(failure)
-    heard = new[: len(request.history) - before + (request.end_token is not None)]
+    tokens = tokens[: len(request.newest) + (request.end_token is not None)]
     hidden = None if hiddens is None else hiddens[place]
-    if hidden is not None and len(heard) < hidden.shape[0]:
-        hidden = hidden[: len(heard)]
+    if hidden is not None and len(tokens) < hidden.shape[0]:
+        hidden = hidden[: len(tokens)]
     request.hear(hidden)
     if request.spec.drafters and request.error is None:
-        drafting.observe(request.number, heard, hidden)
+        drafting.observe(request.number, tokens, hidden)
     return events
 
 
