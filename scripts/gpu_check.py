@@ -126,9 +126,7 @@ def checked_cases() -> list[Case]:
     """Every width alone with everything kept, ragged rows with parts kept, every mode and dtype; products of 1 to 8 rows."""
     rounds = [Round((w,), (w,)) for w in WIDTHS]
     ragged = Round((3, 1, 0, 6), (2, 0, 0, 6), key_heads=2, value_heads=6, value_dim=64)
-    rounds += [
-        replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "certain", "states") for dtype in LIMITS
-    ]
+    rounds += [replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "certain") for dtype in LIMITS]
     rounds += [REPLAYED, replace(REPLAYED, mode="certain"), replace(REPLAYED, kept=(5,))]
     products = [replace(CHECKED_PRODUCT, num_rows=m) for m in WIDTHS]
     products += [

@@ -30,9 +30,7 @@ MB = 1e6
 def main() -> None:
     with device.private_kernels(), launch.using(emulator.metal_kernel):
         print("gdn_round, one layer, one row, everything kept, bfloat16\n")
-        print(
-            "| model | width | least, MB | tape: moved / least | 2 states: moved / least |\n|---|---|---|---|---|"
-        )
+        print("| model | width | least, MB | moved / least |\n|---|---|---|---|")
         for name, heads in HEADS.items():
             for width in WIDTHS:
                 print(round_line(name, heads, width))
