@@ -274,9 +274,13 @@ class Chain:
                 drafts = drafter.propose_behind(asks, sampler, own)
             if drafts is None and unread is not None:
                 return []
-            found, wrong = checked(drafts, asks, vocab_size, is_ours=is_ours(drafter))
-            for place, why in wrong.items():
-                self._fail(drafter, [states[place]], why)
+            found: list[Draft] = []
+            for state, draft in zip(
+                states, checked(drafts, asks, vocab_size, is_ours=is_ours(drafter)), strict=True
+            ):
+                if isinstance(draft, DrafterFailed):
+                    self._fail(drafter, [state], draft)
+                found.append(NO_DRAFT if isinstance(draft, DrafterFailed) else draft)
             if all(d is NO_DRAFT for d in found):
                 return [NO_DRAFT] * len(asks)
             return submit(found, states)

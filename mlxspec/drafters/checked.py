@@ -9,7 +9,7 @@ changing what it is given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -58,25 +58,20 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-class Checked(NamedTuple):
-    """drafts: one an ask, empty where it was wrong. wrong: index of an ask -> why its draft cannot be used."""
-
-    drafts: list[Draft]
-    wrong: dict[int, DrafterFailed]
-
-
-def checked(drafts: object, asks: Sequence[Ask], vocab_size: int, *, is_ours: bool) -> Checked:
-    """A drafter's drafts for `asks`. Raises DrafterFailed where that is not one draft an ask, so that nobody knows whose is whose."""
+def checked(
+    drafts: object, asks: Sequence[Ask], vocab_size: int, *, is_ours: bool
+) -> list[Draft | DrafterFailed]:
+    """A drafter's drafts for `asks`, in place of a wrong one why it cannot be used. Raises DrafterFailed where that is not one draft an
+    ask, so that nobody knows whose is whose."""
     if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
         raise DrafterFailed(f"it gave {shown(drafts)} where a list of {len(asks)} drafts was asked for")
-    found, wrong = [], {}
-    for place, (draft, ask) in enumerate(zip(drafts, asks, strict=True)):
+    found: list[Draft | DrafterFailed] = []
+    for draft, ask in zip(drafts, asks, strict=True):
         try:
             found.append(draft if draft is NO_DRAFT else _checked(draft, ask, vocab_size, is_ours))
         except Exception as error:  # evaluating a draft may fail in any way
-            wrong[place] = DrafterFailed(reason(error))
-            found.append(NO_DRAFT)
-    return Checked(found, wrong)
+            found.append(DrafterFailed(reason(error)))
+    return found
 
 
 def _checked(draft: Draft, ask: Ask, vocab_size: int, is_ours: bool) -> Draft:

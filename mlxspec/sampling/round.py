@@ -108,16 +108,16 @@ def sample(
     hooked = any(r.params.needs_text for r in rows)
     if hooked and ahead:
         raise ValueError("callables must know the tokens before them")
-    given = _Given(
-        logits=_processed(rows, layout, tokens, logits, failed) if hooked else logits,
-        owners=[i for i, width in enumerate(layout.widths) for _ in range(width)],
-        positions=_positions(rows, layout, ahead),
-        drafts=_drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
-        masks=_masks(rows, ahead, failed),
+    given = (
+        _processed(rows, layout, tokens, logits, failed) if hooked else logits,
+        [i for i, width in enumerate(layout.widths) for _ in range(width)],
+        _positions(rows, layout, ahead),
+        _drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
+        _masks(rows, ahead, failed),
     )
-    chosen = sampler.sample(given.logits, given.owners, given.positions, given.drafts, given.masks)
-    if hooked:
-        chosen = _by_own_samplers(rows, layout, sampler, given, chosen, failed)
+    chosen = sampler.sample(*given)
+    if any(r.params.sampler is not None for r in rows):
+        chosen = _by_own_samplers(rows, layout, sampler.scores(*given), chosen, failed)
     chosen = _marked(logits, chosen)
     return Sampled(
         tokens=chosen,
@@ -132,16 +132,6 @@ def sample(
 def _marked(logits: mx.array, chosen: mx.array) -> mx.array:
     """chosen (N,), with NO_NUMBER where logits (N, V) hold a NaN or no finite maximum. Read with the tokens, so it costs no wait."""
     return mx.where(mx.isfinite(logits.max(axis=-1)), chosen, NO_NUMBER)
-
-
-class _Given(NamedTuple):
-    """Of N positions, as `BatchSampler.sample` takes them."""
-
-    logits: mx.array
-    owners: list[int]
-    positions: Positions
-    drafts: DraftedBefore | None
-    masks: list[Bits | None] | None
 
 
 class _Layout(NamedTuple):
@@ -223,21 +213,16 @@ def _processed(
 def _by_own_samplers(
     rows: Sequence[RoundRow],
     layout: _Layout,
-    sampler: BatchSampler,
-    given: _Given,
+    scores: mx.array,
     chosen: mx.array,
     failed: dict[int, Failure],
 ) -> mx.array:
-    """`chosen` with what each row's own sampler draws in its place."""
-    drawing = [i for i, r in enumerate(rows) if r.params.sampler is not None]
-    if not drawing:
-        return chosen
-    scores = sampler.scores(given.logits, given.owners, given.drafts, given.masks, positions=given.positions)
-    for i in drawing:
-        start, end, hook = layout.starts[i], layout.starts[i + 1], rows[i].params.sampler
-        if hook is None:
+    """`chosen` (N,) with what rows' own samplers draw from scores (N, V) in its place."""
+    for i, row in enumerate(rows):
+        if row.params.sampler is None:
             continue
-        own, failure = draw(hook, scores[start:end])
+        start, end = layout.starts[i], layout.starts[i + 1]
+        own, failure = draw(row.params.sampler, scores[start:end])
         if failure is not None and (i not in failed or failure.place < failed[i].place):
             failed[i] = failure
         chosen = mx.concatenate([chosen[:start], own, chosen[end:]])

@@ -17,7 +17,7 @@ from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.blocks import FEW_COPIES, MOST_COPIES, block_size
 from mlxspec.sampling.noise import Positions, gumbel_of, keys_of, noisiest, positions_at
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.scores import DraftedBefore, processed, scored, truncated
+from mlxspec.sampling.scores import DraftedBefore, processed, truncated
 from mlxspec.sampling.truncate import confidence
 
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
@@ -119,14 +119,13 @@ class BatchSampler:
         self,
         logits: mx.array,
         owners: Sequence[int],
+        positions: Positions | None = None,
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
-        ids: mx.array | None = None,
-        positions: Positions | None = None,
     ) -> mx.array:
-        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1). ids (R,): logits and
-        scores are (N, R), of these tokens. positions: see `sample`; XTC needs them."""
-        return scored(self.rows, logits, owners, drafts, masks, ids, positions)
+        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1). positions: see `sample`;
+        XTC needs them."""
+        return truncated(self.rows, processed(self.rows, logits, owners, drafts, masks), owners, positions)
 
     def choose(
         self,

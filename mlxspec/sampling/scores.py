@@ -1,8 +1,8 @@
 """From logits to scores: the numerics of sampling as pure functions of many positions of many requests.
 
 Order: repetition, presence and frequency penalties, logit bias, forbidden tokens, top-n-sigma (`processed`), then temperature, top-k,
-top-p, min-p, typical-p and XTC (`scored`). A position's result depends on its own logits, request and history alone, never on what else is
-in the batch; parameters that a row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a
+top-p, min-p, typical-p and XTC (`truncated`). A position's result depends on its own logits, request and history alone, never on what else
+is in the batch; parameters that a row does not use are neutral for it, bit for bit. Of drafts it knows only which tokens come before a
 position.
 """
 
@@ -24,43 +24,20 @@ from mlxspec.sampling.survivors import COLDEST, cuts, survivors
 from mlxspec.sampling.truncate import top_p_floor
 
 
-def scored(
-    rows: Sequence[RowSampler],
-    logits: mx.array,
-    owners: Sequence[int],
-    drafts: DraftedBefore | None = None,
-    masks: Sequence[Bits | None] | None = None,
-    ids: mx.array | None = None,
-    positions: Positions | None = None,
-) -> mx.array:
-    """(N, V) float32: logits of what tokens are drawn from; a greedy row's are tempered by 1. Arguments: see `processed`; positions: where
-    in its row each token will stand, which XTC needs."""
-    return truncated(rows, processed(rows, logits, owners, drafts, masks, ids), owners, positions)
-
-
 def truncated(
     rows: Sequence[RowSampler], logits: mx.array, owners: Sequence[int], positions: Positions | None = None
 ) -> mx.array:
-    """`scored` of `processed` logits."""
+    """(N, V) float32: what tokens are drawn from, as logits, of `processed` logits; a greedy row's are tempered by 1. positions: where in
+    its row each token will stand, which XTC needs."""
     used, vocab = Positioned(rows, owners), logits.shape[1]
-    scores = _cut(logits, used, vocab)
-    return (
-        _filtered(scores, used, owners, rows, positions)
-        if any(p.has_filters for p in used.params)
-        else scores
-    )
-
-
-def _cut(logits: mx.array, used: Positioned, vocab: int) -> mx.array:
-    ranked = [i for i, p in enumerate(used.params) if p.temperature > 0.0 and 0 < p.top_k < vocab]
-    if len(ranked) == len(used.params):
-        found = survivors(logits, cuts(used.params, vocab))
-        return spread(found.scores, found.ids, vocab)
     scores = _truncate(logits, _temper(logits.astype(mx.float32), used), used)
-    if ranked:
+    ranked = [i for i, p in enumerate(used.params) if p.temperature > 0.0 and 0 < p.top_k < vocab]
+    if ranked:  # what stays by top-k is found as where tokens are drawn from it alone
         places = mx.array(ranked)
         found = survivors(logits[places], cuts([used.params[i] for i in ranked], vocab))
         scores[places] = spread(found.scores, found.ids, vocab)
+    if any(p.has_filters for p in used.params):
+        scores = _filtered(scores, used, owners, rows, positions)
     return scores
 
 

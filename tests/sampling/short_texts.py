@@ -131,7 +131,7 @@ class Simulation:
         positions = (here * STRIDE + self.length[here]).tolist()
         first = (here * STRIDE + start).tolist()
         coins = first if fault is Fault.ONE_COIN else positions
-        p = self.sampler.scores(self.target[mx.array(last)], zeros, counts, masks, positions=coins)
+        p = self.sampler.scores(self.target[mx.array(last)], zeros, coins, counts, masks)
         chosen = np.asarray(self.sampler.choose(p, zeros, first if fault is Fault.ONE_NOISE else positions))
         if fault is Fault.LIKELY:
             known, at = np.asarray(p), np.maximum(drafts, 0)
