@@ -238,6 +238,16 @@ def test_no_paragraph_stands_twice() -> None:
                 seen[told] = name_of(page)
 
 
+def test_ten_files_are_named_to_read_first() -> None:
+    """With 3,500 lines at most, and `submit` in the first of them."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    part = text.split("## Read these ten files first")[1].split("\n## ")[0]
+    files = [ROOT / "mlxspec" / name for name in re.findall(r"^\d+\. `([^`]+)`", part, re.MULTILINE)]
+    assert len(files) == 10
+    assert "def submit(" in files[0].read_text()
+    assert sum(len(file.read_text().splitlines()) for file in files) <= 3500
+
+
 def test_every_page_is_listed() -> None:
     """The index of docs/ leads to every page."""
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")

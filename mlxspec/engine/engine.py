@@ -1,10 +1,14 @@
 """The engine: requests come in, rounds run over all rows that decode, events come out.
 
     step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long    engine/group.py
-             _admit()     waiting requests get a place                                               engine/schedule.py
+             _admit()     waiting requests get a place                                               engine/places.py
              _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefill.py
              _round()     draft, one target forward over all rows, accept, commit, observe           engine/pipeline.py, engine/round.py
              _retire()    requests that ended leave
+
+A round: a row whose newest token is x drafts d[1] .. d[k]. One forward over x, d[1] .. d[k] of all rows gives the target's distribution
+behind each of them, and the sampler its tokens t[0] .. t[k]. The row accepts the first n drafts, as long as d[i + 1] = t[i], and goes on
+with t[0] .. t[n]: the tokens of plain decoding, for noise is keyed by seed and place. x and the n drafts are committed.
 
 So a row waits for one chunk of other prompts at most. One chat and eight rows take the same path. Rows join and leave between rounds and
 change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an engine. Other processes
@@ -15,7 +19,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +38,8 @@ from mlxspec.engine.image_prompt import NO_IMAGES
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.memory import EngineMemory, default_budget
 from mlxspec.engine.pipeline import Pipeline
-from mlxspec.engine.prefill import Prefill, Prefills
+from mlxspec.engine.places import RequestPlaces
+from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix.disk import open_disk
 from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
@@ -43,8 +47,6 @@ from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.ranks.rank_group import group_of
 from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
-from mlxspec.engine.rows import Rows
-from mlxspec.engine.schedule import Queue, Shares, makes_room
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.text_files import open_texts
 from mlxspec.engine.thread import JobThread
@@ -99,7 +101,6 @@ class Engine(EngineApi):
         most memory for a row, without weights; None: all ranks need as much. Raises RankError, on every rank, where ranks differ."""
         super().__init__()
         self.group = group_of(peers)
-        self._gone: list[Request] = []  # that have lost their place in the queue
         self._is_stepping = False
         device.keep_heap()
         self._model: Model | None = model
@@ -142,8 +143,12 @@ class Engine(EngineApi):
         self._pipeline = Pipeline(
             self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
-        self._queue, self._prefills, self._rows = Queue(self.config.max_waiting), Prefills(), Rows()
-        self._shares, self._num_steps = Shares(), 0
+        self._places = RequestPlaces(self.config.max_waiting)
+        self._queue, self._prefills, self._rows = (
+            self._places.queue,
+            self._places.prefills,
+            self._places.rows,
+        )
         self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
         self._resting: frozenset[int] = frozenset()  # likewise, as this step goes by
         verify = max(self.chain.longest_draft(self.spec) + 1, 16)
@@ -157,7 +162,6 @@ class Engine(EngineApi):
         self.group.agree(self, model, widest)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
-        self._awaits_read = False  # rows change once the round on its way has been read
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
 
     # --- for a scheduler
@@ -191,7 +195,7 @@ class Engine(EngineApi):
         self.group.submitted(request, deadline)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
-            self._gone.append(displaced)
+            self._places.gone.append(displaced)
             self._retire_soon(Ending(number=displaced.number, error=displaced.error))
         return request
 
@@ -212,9 +216,8 @@ class Engine(EngineApi):
     @property
     def is_resting(self) -> bool:
         """Whether steps do nothing but look at clocks: all requests that have begun rest, and what waits has no memory beside them."""
-        is_busy = bool(self._prefills or self._rows or self._gone)
-        parked = self._parked
-        return not is_busy and bool(parked) and all(r.number in self._unread for r in parked)
+        parked = self._places.parked
+        return not self._places.is_busy and bool(parked) and all(r.number in self._unread for r in parked)
 
     def _rest(self) -> None:
         if self.is_idle:
@@ -231,7 +234,7 @@ class Engine(EngineApi):
         self._check_outside("close")
         self.drain()
         self.dismiss()
-        for request in self._requests():
+        for request in self._places.requests:
             self.cancel(request.number)
         self._model, self.chain, self._rows.cache = None, Chain(()), None
         self.factory.features = self.features = None
@@ -293,12 +296,12 @@ class Engine(EngineApi):
     @property
     def is_idle(self) -> bool:
         """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
-        return not (self._queue or self._prefills or self._rows or self._parked or self._gone)
+        return not (self._places.is_busy or self._queue or self._places.parked)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no place, or none at the moment."""
-        return len(self._queue) + len(self._parked)
+        return len(self._queue) + len(self._places.parked)
 
     @property
     def num_running(self) -> int:
@@ -335,18 +338,18 @@ class Engine(EngineApi):
     def _expire(self) -> None:
         """Requests end that are out of time, and those that have ended leave."""
         endings, self._resting = self.group.decide(self._out_of_time, self._unread)
-        self._num_steps += 1
+        self._places.step += 1
         self.end(endings)
         self._retire()
 
     def _out_of_time(self) -> list[Ending]:
         """Requests that end now by this process's clock."""
-        return [ending for r in self._requests() if (ending := r.out_of_time) is not None]
+        return [ending for r in self._places.requests if (ending := r.out_of_time) is not None]
 
     def end(self, endings: Iterable[Ending]) -> None:
         """These requests end, unless they have. Their rows leave in the next step."""
         by_number = {ending.number: ending for ending in endings}
-        for request in self._requests() if by_number else ():
+        for request in self._places.requests if by_number else ():
             if request.number in by_number:
                 request.end(by_number[request.number])
 
@@ -362,61 +365,16 @@ class Engine(EngineApi):
                 self.group.chose(event.request, event.tokens)
             self._inboxes.get(event.request, self._outbox).append(event)
 
-    def _requests(self) -> list[Request]:
-        """All that have not left: waiting, being read, decoding."""
-        return [*self._queue, *self._parked, *self._running]
-
-    @property
-    def _parked(self) -> list[Request]:
-        """Requests that have begun and have no place."""
-        return [*self._rows.parked, *self._prefills.parked]
-
-    @property
-    def _running(self) -> list[Request]:
-        """Requests that have a place."""
-        return [*(p.request for p in self._prefills), *self._rows]
-
     def _admit(self) -> None:
-        """Give places to those whose turn it is (engine/schedule.py). Rows that rest leave theirs. While a request waits for memory, only
-        those that have begun go before it: they have theirs, and will leave it."""
-        is_on_way, has_memory = self._pipeline.next is not None, True
-        tired = [r for r in self._rows if r.number in self._resting]
-        self._awaits_read = is_on_way and bool(tired)
-        for row in () if is_on_way else tired:
-            self._rows.park(row)
+        """Give places to those whose turn it is."""
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
-        while self._queue or self._parked:
-            running = self._running
-            waiting = [
-                r
-                for r in (*self._parked, *(self._queue if has_memory else ()))
-                if r.number not in self._resting
-            ]
-            request = self._shares.next(waiting, Counter(r.client for r in running))
-            if request is None:
-                return
-            victim = makes_room(running, request.client, self._num_steps) if len(running) >= most else None
-            if victim is None and len(running) >= most:
-                return
-            if request in self._queue and not self.memory.has_room(request):
-                has_memory = False
-                continue
-            if is_on_way and (victim in self._rows.requests or request in self._rows.parked):
-                self._awaits_read = True
-                return
-            if victim is not None:
-                (self._rows if victim in self._rows.requests else self._prefills).park(victim)
-            self._give_place(request)
-
-    def _give_place(self, request: Request) -> None:
-        request.since = self._num_steps
-        self._shares.took(request.client)
-        if request in self._rows.parked:
-            self._rows.unpark(request, self.model.make_cache(1, kv_bits=self.config.kv_bits))
-        elif request in self._prefills.parked:
-            self._prefills.park(request, is_parked=False)
-        else:
-            self._queue.remove(request)
+        for request in self._places.admit(
+            most,
+            self._resting,
+            self.memory.has_room,
+            lambda: self.model.make_cache(1, kv_bits=self.config.kv_bits),
+            is_on_way=self._pipeline.next is not None,
+        ):
             self.memory.reserve(request)
             self._begin(request)
 
@@ -476,7 +434,7 @@ class Engine(EngineApi):
         self.factory.constraints.clock.begin(sum(r.params.has_grammar for r in rows))
         times = None
         try:
-            may_follow = not self._prefills and not self._awaits_read
+            may_follow = not self._prefills and not self._places.awaits_read
             events, times = self._pipeline.advance(rows, self.model, cache, may_follow=may_follow)
             self._tell(events)
         except BaseException as error:
@@ -504,7 +462,7 @@ class Engine(EngineApi):
     def cancel(self, number: int) -> bool:
         """End a request at any stage; False if it is not running. Its row leaves at once, or within a step at that step's end; its
         FinishEvent comes with the next step."""
-        for request in self._requests():
+        for request in self._places.requests:
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
                 self._retire_soon(Ending(number=number))
@@ -547,7 +505,7 @@ class Engine(EngineApi):
             raise ConfigError(
                 f"An engine with {which} keeps the kv_bits it was made with, {self.config.kv_bits}; give kv_bits with {which}."
             )
-        if any(True for _ in self._requests()):
+        if any(True for _ in self._places.requests):
             raise EngineBusyError(f"kv_bits cannot become {bits} while requests run; end them first.")
         self.prefix.tree.clear()
         self.config = self.memory.config = config
@@ -590,22 +548,8 @@ class Engine(EngineApi):
 
     def _retire(self) -> None:
         """Requests that have ended leave, wherever they are."""
-        gone, self._gone = self._gone, []
-        for request in gone:
+        for request in self._places.take_ended():
             self._leave(request)
-        for request in self._queue:
-            if request.finish_reason is not None:
-                self._queue.remove(request)
-                self._leave(request)
-        for request in [r for r in self._rows.parked if r.finish_reason is not None]:
-            del self._rows.parked[request]
-            self._leave(request)
-        for prefill in [p for p in self._prefills.every if p.request.finish_reason is not None]:
-            self._prefills.remove(prefill)
-            prefill.leave()
-            if prefill.request.error is None:
-                prefill.keep()
-            self._leave(prefill.request)
         leaving = [r for r in self._rows if r.finish_reason is not None]
         if not leaving:
             return

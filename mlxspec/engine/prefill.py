@@ -123,10 +123,12 @@ class Prefill:
             self._fetch.wait(seconds)
 
     def leave(self) -> None:
-        """The request has ended before its prompt was read."""
+        """The request has ended before its prompt was read. What has been read is kept, unless it failed."""
         if self._fetch is not None:
             self._prefix.end_fetch(self._fetch)
             self._fetch = None
+        if self.request.error is None:
+            self.keep()
 
     @property
     def is_done(self) -> bool:

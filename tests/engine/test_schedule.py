@@ -252,27 +252,3 @@ def test_what_fails_for_a_row_ends_that_row_only(place: str, at: int, drafters: 
         result = plain[number].__class__.of(request)
         same(plain[number], result, some[number], params[number], f"beside a failing {place}")
     assert engine.nbytes == 0
-
-
-def test_a_processor_that_fails_in_the_batch_ends_its_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Penalties of all rows are one graph: the row that breaks it is found by choosing for each apart."""
-    from mlxspec.sampling import scores
-
-    engine = equality.engine([])
-    some, params = prompts(3, 5), asked(1, 3)
-    plain = [engine.generate(p, s) for p, s in zip(some, params, strict=True)]
-    rows = [engine.submit(p, s) for p, s in zip(some, params, strict=True)]
-    doomed = engine.submit([1, 2, 3], SamplingParams(max_tokens=30, repetition_penalty=1.5, ignore_eos=True))
-    engine.step()
-    penalize = scores._penalize
-
-    def planted(logits, used, *rest):
-        if any(r.params.repetition_penalty == 1.5 for r in used.rows):
-            raise RuntimeError("planted")
-        return penalize(logits, used, *rest)
-
-    monkeypatch.setattr(scores, "_penalize", planted)
-    run(engine)
-    assert (doomed.finish_reason, doomed.error) == ("error", "RuntimeError: planted.")
-    for number, request in enumerate(rows):
-        same(plain[number], plain[number].of(request), some[number], params[number], "beside a failing row")

@@ -160,7 +160,7 @@ def test_a_row_keeps_its_adapter_wherever_it_goes() -> None:
 
 @catches(
     "a parked row comes back without its adapter",
-    "mlxspec.engine.rows:Rows.unpark",
+    "mlxspec.engine.places:Rows.unpark",
     lambda right: lambda self, request, cache: (right(self, request, cache), forget(self))[0],
 )
 def test_a_parked_row_goes_on_with_its_adapter(

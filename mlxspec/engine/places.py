@@ -1,0 +1,173 @@
+"""Where the requests of an engine are: in the queue, being read, decoding, or parked so that other clients have a turn.
+
+Invariants: `requests` of the rows are in the order of the cache's rows, and there is a cache exactly if there are requests. A parked
+request keeps a snapshot of its row, or its prompt as far as it is read, and goes on from there. Rows join, leave, and are parked only where
+no round is on its way that they are part of. Whose turn it is schedule.py says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+
+from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.engine.prefill import Prefills
+from mlxspec.engine.request import Request
+from mlxspec.engine.schedule import Queue, Shares, makes_room
+
+
+class Rows:
+    """One engine's. Iterating, indexing and `len` are over the decoding requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.cache: ModelCache | None = None
+        self.parked: dict[Request, Snapshot] = {}
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    def __getitem__(self, place: int) -> Request:
+        return self.requests[place]
+
+    def join(self, request: Request, cache: ModelCache) -> None:
+        """A row begins to decode. cache: its own, of one row; it must not be used again."""
+        if self.cache is None:
+            self.cache = cache
+        else:
+            self.cache.join(cache)
+        self.requests.append(request)
+
+    def leave(self, leaving: list[Request]) -> None:
+        """These rows go."""
+        staying = [i for i, r in enumerate(self.requests) if r not in leaving]
+        if not staying:
+            self.cache = None
+        elif self.cache is not None:
+            self.cache.select(staying)
+        self.requests = [self.requests[i] for i in staying]
+
+    def park(self, request: Request) -> None:
+        """Its row leaves; its state stays."""
+        if self.cache is None:
+            raise ValueError("no row can leave where there are none")
+        kept = self.parked[request] = self.cache.snapshot(self.requests.index(request))
+        mx.eval(kept.arrays)
+        self.leave([request])
+
+    def unpark(self, request: Request, cache: ModelCache) -> None:
+        """Its row goes on where it was. cache: a fresh one, of one row."""
+        kept = self.parked.pop(request)
+        cache.restore(kept)
+        cache.scales[0] = request.scales
+        if request.seen is not None:
+            cache.shift(0, request.seen.images.shift(kept.length))
+        self.join(request, cache)
+
+    def lose_all(self) -> list[Request]:
+        """A forward of all rows has failed, and nothing is known of their states. Returns their requests, which stay until they leave."""
+        self.cache = None
+        return self.requests
+
+    @property
+    def nbytes(self) -> int:
+        """Of the target's states, parked ones included."""
+        parked = sum(s.nbytes for s in self.parked.values())
+        return parked + (0 if self.cache is None else self.cache.nbytes)
+
+
+class RequestPlaces:
+    """One engine's. gone: requests that have lost their place in the queue to others'. step: number of the engine's step. awaits_read: rows
+    change once the round on its way has been read."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.queue, self.prefills, self.rows = Queue(max_waiting), Prefills(), Rows()
+        self.gone: list[Request] = []
+        self.step = 0
+        self.awaits_read = False
+        self._shares = Shares()
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that have not left: waiting, being read, decoding."""
+        return [*self.queue, *self.parked, *self.running]
+
+    @property
+    def parked(self) -> list[Request]:
+        """Requests that have begun and have no place."""
+        return [*self.rows.parked, *self.prefills.parked]
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that have a place."""
+        return [*(p.request for p in self.prefills), *self.rows]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request has a place, or is to be told that it has none."""
+        return bool(self.prefills or self.rows or self.gone)
+
+    def admit(
+        self,
+        most: int,
+        resting: frozenset[int],
+        has_room: Callable[[Request], bool],
+        make_cache: Callable[[], ModelCache],
+        *,
+        is_on_way: bool,
+    ) -> Iterator[Request]:
+        """Give places, `most` at most, to those whose turn it is. Yields those that begin; the caller takes their memory before it asks for
+        the next. Rows that rest leave their places. While a request waits for memory, only those that have begun go before it: they have
+        theirs, and will leave it. make_cache: of one row. is_on_way: whether a round is, so that no row may move."""
+        has_memory = True
+        tired = [r for r in self.rows if r.number in resting]
+        self.awaits_read = is_on_way and bool(tired)
+        for row in () if is_on_way else tired:
+            self.rows.park(row)
+        while self.queue or self.parked:
+            running = self.running
+            waiting = [
+                r for r in (*self.parked, *(self.queue if has_memory else ())) if r.number not in resting
+            ]
+            request = self._shares.next(waiting, Counter(r.client for r in running))
+            if request is None:
+                return
+            victim = makes_room(running, request.client, self.step) if len(running) >= most else None
+            if victim is None and len(running) >= most:
+                return
+            is_new = request in self.queue
+            if is_new and not has_room(request):
+                has_memory = False
+                continue
+            if is_on_way and (victim in self.rows.requests or request in self.rows.parked):
+                self.awaits_read = True
+                return
+            if victim is not None:
+                (self.rows if victim in self.rows.requests else self.prefills).park(victim)
+            request.since = self.step
+            self._shares.took(request.client)
+            if is_new:
+                self.queue.remove(request)
+                yield request
+            elif request in self.rows.parked:
+                self.rows.unpark(request, make_cache())
+            else:
+                self.prefills.park(request, is_parked=False)
+
+    def take_ended(self) -> list[Request]:
+        """Requests that have ended and do not decode: they have no place any more, and what was read of their prompts is kept."""
+        found, self.gone = self.gone, []
+        for request in [r for r in (*self.queue, *self.rows.parked) if r.finish_reason is not None]:
+            found.append(request)
+            if self.rows.parked.pop(request, None) is None:
+                self.queue.remove(request)
+        for prefill in [p for p in self.prefills.every if p.request.finish_reason is not None]:
+            self.prefills.remove(prefill)
+            prefill.leave()
+            found.append(prefill.request)
+        return found
