@@ -67,7 +67,7 @@ def encode(engine: Engine, text: str, *, is_chat: bool = True) -> list[int]:
 
 
 def built_in(model: str) -> list[str]:
-    """What the demo models know something about, for them; the ten tasks of `bench mtp` for all others."""
+    """What the demo models know something about, for them; the ten tasks of `bench --workloads mtp` for all others."""
     if model in DEMO_TARGETS:
         return [p.text for p in PROMPTS if p.is_chat and p.temperature == 0]
     return [t.prompt for t in TASKS]

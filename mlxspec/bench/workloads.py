@@ -1,4 +1,4 @@
-"""The recorded workloads of the demo family: prompts of one kind, as token ids of a loaded model.
+"""Workloads: prompts of one kind, as token ids of a loaded model; recorded ones of the demo family, and ten tasks, each one of its own.
 
 Knows the files' layout; knows no timing. Reference answers in the files are for whoever measures quality; nothing here reads them.
 """
@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxspec.bench.tasks import TASKS
 from mlxspec.demo import WORKLOADS, workload
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
+
+MTP = "mtp"  # the name that stands for the ten tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,20 @@ def read_workloads(
     engine: Engine, names: Sequence[str] = WORKLOADS, folder: Path | None = None
 ) -> list[Workload]:
     """Workloads of the demo family, or those of `folder`. Raises ConfigError for a name or a file that cannot be used."""
-    return [_read(engine, folder / f"{name}.json" if folder else workload(name)) for name in names]
+    found = []
+    for name in names:
+        if name == MTP:
+            found += [
+                Workload(
+                    name=t.name,
+                    what="",
+                    prompts=[engine.chat_prompt([{"role": "user", "content": t.prompt}])],
+                )
+                for t in TASKS
+            ]
+        else:
+            found.append(_read(engine, folder / f"{name}.json" if folder else workload(name)))
+    return found
 
 
 def _read(engine: Engine, path: Path) -> Workload:

@@ -22,22 +22,21 @@ if TYPE_CHECKING:
     from mlxspec.bench.bench import WorkloadOutcome
     from mlxspec.engine.engine import Engine
 
+_NAME_WIDTH = 16  # the longest of the ten tasks
 _WIDEST = 17  # tokens of a round, as far as a plot goes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "suite",
-        nargs="?",
-        metavar="mtp",
-        type=_suite,
-        help="the ten tasks of llama.cpp's MTP benchmark instead of recorded prompts",
-    )
     options.add_model(parser)
     options.add_drafting(parser)
     declare(
         parser,
-        ("--workloads", str, "LIST", "which recorded prompts, separated by commas (default: all)"),
+        (
+            "--workloads",
+            str,
+            "LIST",
+            "which recorded prompts, separated by commas (default: all); mtp: ten tasks like those of llama.cpp's MTP benchmark",
+        ),
         ("--items", int, "N", "at most N prompts of each (default 1000)", 1000),
         ("--rows", int, "N", "prompts answered together (default 1)", 1),
         ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
@@ -48,28 +47,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_debug(parser)
 
 
-def _suite(text: str) -> str:
-    if text != "mtp":
-        raise ConfigError(f"There is no benchmark {text!r}; there is `bench mtp`, and `bench` alone.")
-    return text
-
-
 def run(args: argparse.Namespace) -> int:
     """Returns 0 only if every text was the same, else 1."""
-    if args.suite == "mtp":
-        from mlxspec.cli import bench_mtp
-
-        return bench_mtp.run(args)
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)
     check_number("--items", args.items, 1, 1000, integer=True)
+    from mlxspec.bench.workloads import MTP
     from mlxspec.demo import WORKLOADS
 
+    known = (*WORKLOADS, MTP)
     names = args.workloads.split(",") if args.workloads is not None else list(WORKLOADS)
-    unknown = [n for n in names if n not in WORKLOADS]
+    unknown = [n for n in names if n not in known]
     if unknown:
-        tip = near(unknown[0], WORKLOADS) or f"there are: {', '.join(WORKLOADS)}."
+        tip = near(unknown[0], known) or f"there are: {', '.join(known)}."
         raise ConfigError(f"There is no workload {unknown[0]!r}; {tip}")
     if args.plot is not None:
         from mlxspec.bench import plots
@@ -137,8 +128,8 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
 
 
 def line(outcome: WorkloadOutcome) -> str:
-    """`edit       1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
-    begin = f"{outcome.workload:10s} "
+    """`edit             1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
+    begin = f"{outcome.workload:{_NAME_WIDTH}s} "
     if not outcome.is_same:
         return f"{begin}{outcome.num_different} texts differ from plain decoding: no speed-up to tell."
     if outcome.speedup is None:

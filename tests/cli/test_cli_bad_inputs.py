@@ -100,7 +100,7 @@ BAD = [
     # measuring
     ("demo --draft off", "--draft off leaves nothing to compare"),
     ("demo --repeat 0", "--repeat must be between"),
-    ("bench edits", "There is no benchmark 'edits'"),
+    ("bench edits", "'edits' belongs to no option"),
     ("bench --workloads edti", "did you mean edit?"),
     ("bench --workloads ''", "There is no workload ''; there are: edit"),
     ("bench --plot x.doc", "--plot"),
