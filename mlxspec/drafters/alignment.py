@@ -1,4 +1,4 @@
-"""Where an answer stands in a text that was given beforehand as what it will probably be, and how the text goes on there.
+"""An answer's place in a text that was given beforehand as its probable form, and how the text goes on there.
 
 While the answer agrees the place moves on. Where it does not, places at which the answer's latest tokens stand are compared: the longer and
 the rarer the tokens that agree, the more bits speak for a place, and the further a place lies from where the answer left the text, the

@@ -122,13 +122,13 @@ class Chain:
         return together
 
     def _given(self, drafter: Drafter, heard: Sequence[Heard]) -> Sequence[Heard]:
-        """The same tokens, with what this drafter is given of the target."""
+        """These tokens, with the hiddens that this drafter is given."""
         if not self.streams.layers:
             return heard
         return [(tokens, self._shown(drafter, hidden)) for tokens, hidden in heard]
 
     def _shown(self, drafter: Drafter, seen: mx.array | None) -> mx.array | None:
-        """What this drafter is given of what the target showed."""
+        """This drafter's columns of the hiddens that the target showed."""
         return self.streams.given(drafter.needs, seen) if self.streams.layers else seen
 
     def prime(self, state: ChainRow, may: Callable[[Drafter], bool]) -> None:
@@ -140,8 +140,8 @@ class Chain:
     def snapshot(
         self, state: ChainRow, length: int, starts: Mapping[str, int], may: Callable[[Drafter], bool]
     ) -> dict[str, Snapshot]:
-        """What drafters keep for the row's first `length` tokens, by name, of those that `may`. starts: from which token on each, all of
-        them if absent."""
+        """Snapshots of the row's first `length` tokens by those of its drafters that `may`, by name. starts: from which token on
+        each, all of them if absent."""
         found = {}
         for drafter in self.drafters_of(state):
             if not may(drafter):
@@ -185,7 +185,7 @@ class Chain:
                 drafter.attach(cache, order)
 
     def asked(self, row: int) -> Mapping[str, AskedDrafter]:
-        """By drafter: what the row had of it."""
+        """The row's record of each drafter, by name."""
         return self._rows[row].asked if row in self._rows else {}
 
     def close(self, row: int) -> None:
@@ -203,7 +203,7 @@ class Chain:
         return max((_limit(self.drafters[n], spec) for n in names), default=0)
 
     def settle(self) -> None:
-        """What `propose_behind` drafted behind has been observed."""
+        """The round that `propose_behind` drafted behind has been observed."""
         for drafter in self.drafters.values():
             self._finish(drafter, drafter.settle)
 
@@ -220,11 +220,11 @@ class Chain:
             self._fail(drafter, [s for s in self._rows.values() if drafter in self.drafters_of(s)], error)
 
     def state(self, row: int) -> ChainRow:
-        """What is known of an open row."""
+        """The state of an open row."""
         return self._rows[row]
 
     def lookups_of(self, state: ChainRow) -> Sequence[tuple[Drafter, int]]:
-        """Those of them that run no model, and how long a draft of each the row takes."""
+        """The row's drafters that run no model, and the longest draft of each that it takes."""
         self.drafters_of(state)
         return state.lookups
 

@@ -1,4 +1,4 @@
-"""What the chain of drafters keeps for one row: its options, who drafts for it, and what was not yet told to its drafters."""
+"""One row in the chain of drafters: its options, who drafts for it, and the tokens that its drafters have not heard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlxspec.sampling.row import RowSampler
 
 @dataclass
 class AskedDrafter:
-    """What a row had of one drafter. calls: how often it was asked; seconds: what that took, together with other rows asked at once.
+    """A row's record of one drafter. calls: how often it was asked; seconds: what that took, together with other rows asked at once.
     judged: drafts whose first token was compared with the text, verified or not; right: those whose first token was the text's."""
 
     calls: int = 0

@@ -79,7 +79,7 @@ class GemmaAssistant(ModelDrafter):
     def resume(
         self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
     ) -> None:
-        """What it reads of the prompt is the target's."""
+        """Does nothing: the assistant reads the prompt in the target's cache."""
 
     def close(self, row: int) -> None:
         self._newest.pop(row, None)

@@ -48,7 +48,7 @@ class LookupRow(ABC):
 
     @abstractmethod
     def draft(self, limit: int) -> Draft:
-        """What may follow the text: at most `limit` host tokens."""
+        """A draft behind the text: at most `limit` host tokens."""
 
     def may_draft(self) -> bool:
         """Whether `draft` would give anything."""

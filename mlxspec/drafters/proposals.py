@@ -1,5 +1,5 @@
-"""What a drafter proposes from where it reads only some rows of the language-model head: the rows of a list, which all texts share, and
-for each text the tokens that it holds itself. A text repeats its own rare tokens, and the list cannot know them.
+"""The tokens that a drafter proposes from if it reads only some rows of the language-model head: those of a list, which all texts share,
+and for each text the tokens that it holds itself. A text repeats its own rare tokens, and the list cannot know them.
 
 Invariants: what a text may be proposed depends on that text and the list alone, not on the texts drafted beside it; a text brings at most
 MOST_OWN tokens of its own, the latest ones. They are found in the row's history when it is drafted for, so it does not matter how they came

@@ -25,7 +25,7 @@ class Streams:
 
     @classmethod
     def of(cls, drafters: Iterable[Drafter], size: int) -> Streams:
-        """Those that any of these drafters asks for."""
+        """The layers that any of these drafters asks for."""
         return cls(size=size, layers=tuple(sorted({i for d in drafters for i in d.needs.layers})))
 
     @property
@@ -45,7 +45,7 @@ class Streams:
         return seen if seen.shape[1] == self.size else seen[:, : self.size]
 
     def given(self, needs: Needs, seen: mx.array | None) -> mx.array | None:
-        """What a drafter with these needs is given of (N, W): its columns, (N, needs.width * H). None where it asks for none, or where
+        """A drafter's columns of (N, W) by its needs: (N, needs.width * H). None where it asks for none, or where
         nothing, or not those layers, was shown."""
         if seen is None or not needs.wants_hidden:
             return None

@@ -178,7 +178,7 @@ class TextSegment(IndexedText):
 
 
 class Continuation(NamedTuple):
-    """What may follow a text. confidences: of each token, estimated. length: tokens before it that agree, CONTEXT at most."""
+    """Tokens that may follow a text. confidences: of each token, estimated. length: tokens before it that agree, CONTEXT at most."""
 
     tokens: list[int]
     confidences: list[float]
@@ -233,7 +233,7 @@ class TextIndex:
                 del self._owners[oldest]
 
     def find(self, owner: str, text: Sequence[int], limit: int) -> Continuation | None:
-        """What followed the longest suffix of `text` that one of the owner's texts holds, `limit` tokens at most. None where the last
+        """Up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
         segments = self._owners.get(owner)
         if not segments or min(text[-min(ANCHORS) :], default=_BORDER) < 0:

@@ -56,7 +56,7 @@ class BadWords:
         return state
 
     def mask(self, state: int) -> Bits:
-        """What may follow a text that has led to `state`."""
+        """The tokens that may follow a text that has led to `state`."""
         known = self._masks.get(state)
         if known is not None:
             self._masks.move_to_end(state)

@@ -100,7 +100,7 @@ class Constraints:
         return self._thinking is not None and self._thinking.reaches(self._state.thinking, width)
 
     def masks(self, draft: Sequence[int]) -> list[Bits | None]:
-        """What may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
+        """The tokens that may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
 
         Behind a token that may not come, or one that ends the answer, anything may: no token there is accepted.
         """
@@ -110,7 +110,7 @@ class Constraints:
         return self._looked[1][: len(draft) + 1]
 
     def _look(self, draft: list[int], *, may_cut: bool = False) -> tuple[list[Bits | None], int]:
-        """What `masks` gives, and how much of the draft has been looked along: with may_cut not all, where the grammar costs too much."""
+        """The sets of `masks`, and how many tokens of the draft have been looked at: with may_cut fewer, if the grammar costs too much."""
         found: list[Bits | None] = []
         state, consumed = self._state, 0
         for place, token in enumerate(draft):
@@ -169,7 +169,7 @@ class Constraints:
         return state.thinking.phase == "done"
 
     def _own_mask(self, state: _State) -> Bits | None:
-        """What forced tokens and forbidden words leave, and where a grammar waits for the end of thinking all but the end tokens."""
+        """Tokens that forced ones and forbidden words leave; while a grammar waits for the end of thinking, no end token."""
         forced = self._thinking.forced(state.thinking) if self._thinking else []
         if forced:
             return bitsets.only(forced[:1], self._size)
@@ -195,7 +195,7 @@ def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
 
 
 def _both(one: Bits | None, other: Bits | None) -> Bits | None:
-    """What both allow; None allows anything."""
+    """The tokens that both allow; None allows anything."""
     if one is None or other is None:
         return other if one is None else one
     return np.bitwise_and(one, other)
@@ -203,8 +203,8 @@ def _both(one: Bits | None, other: Bits | None) -> Bits | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What takes long to make of a request's parameters. Several rows may share it. breaks: tokens that hold one of DRY's breakers. nbytes:
-    no more than it takes, a row."""
+    """The part of a request's constraints that takes long to make. Several rows may share it. breaks: tokens with one of DRY's breakers.
+    nbytes: an upper bound of its share of a row."""
 
     words: BadWords | None = None
     grammar: Grammar | None = None
@@ -272,14 +272,14 @@ class ConstraintMaker:
         return loops if loops.is_on else None
 
     def unconstrained(self) -> Constraints:
-        """Of a row that is to have some later."""
+        """Constraints of a row that is to have some later."""
         return Constraints(
             thinking=None, words=None, grammar=None, prompt=(), vocabulary=self.vocabulary, ends=frozenset()
         )
 
     @cached_property
     def _thinking_tags(self) -> tuple[str, str] | None:
-        """Those of the chat template; None for a model that does not think."""
+        """Tags in the chat template; None for a model that does not think."""
         template = None if self._tokenizer is None else self._tokenizer.template
         return None if template is None else detect(template.source).thinking
 

@@ -96,7 +96,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """What llguidance wants to know of a vocabulary."""
+    """A vocabulary as llguidance wants to see it."""
 
     bos_token_id = None
 
@@ -146,8 +146,8 @@ class RoundClock:
 
 
 class LateClock(RoundClock):
-    """The same among ranks: a grammar that must end is only marked as overdue, and its row ends with rank 0's next orders. Ranks that ended
-    it by their own clocks would not end it alike."""
+    """A RoundClock among ranks: a grammar that must end is only marked as overdue, and its row ends with rank 0's next orders.
+    Ranks that ended it by their own clocks would not end it alike."""
 
     def charge(self, grammar: Grammar, seconds: float) -> None:
         super().charge(grammar, seconds)
@@ -188,7 +188,7 @@ class Grammar:
         return self._clock is not None and self._clock.is_costly(self)
 
     def mask(self) -> Bits:
-        """What may follow now."""
+        """The tokens that may follow now."""
         bits = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.uint32)
         return bits[: self._num_words]
 
@@ -224,13 +224,13 @@ class Grammar:
 
     @property
     def trouble(self) -> str:
-        """What the matcher says, without the text that it shows with it."""
+        """The matcher's message, without the text that it shows with it."""
         said = self._matcher.get_error().partition("<state>")[0]
         return _first_line(said) or "no text is of this language"
 
 
 def _source(params: SamplingParams) -> tuple[str, str]:
-    """What it is called, and llguidance's own form of it."""
+    """The kind of a request's grammar in words, and llguidance's own form of it."""
     from llguidance import LLMatcher
 
     if params.regex is not None:

@@ -25,7 +25,7 @@ _MOST = 1e4  # of a penalty: no logit is larger, and float32 has room for it
 def processors_of(
     params: SamplingParams, num_prompt: int, breaks: NDArray[np.bool_] | None
 ) -> tuple[LogitsProcessor, ...]:
-    """Of one request. num_prompt: tokens of its prompt. breaks (V,): tokens that no repeated sequence goes beyond."""
+    """The processors of one request. num_prompt: tokens of its prompt. breaks (V,): tokens that no repeated sequence goes beyond."""
     found: list[LogitsProcessor] = []
     if params.dry_multiplier > 0:
         found.append(lambda tokens, logits: _less(logits, dry_penalties(numbers(tokens), params, breaks)))
@@ -37,7 +37,7 @@ def processors_of(
 def dry_penalties(
     text: NDArray[np.int32], params: SamplingParams, breaks: NDArray[np.bool_] | None
 ) -> Mapping[int, float]:
-    """What each token loses behind `text` (n,). Work of about n for each token of the longest match."""
+    """Penalties by token behind `text` (n,). Takes about n operations for each token of the longest match."""
     window = params.dry_penalty_last_n
     text = text[max(0, len(text) - window) :] if window >= 0 else text
     if len(text) < 2 or (breaks is not None and breaks[text[-1]]):

@@ -77,7 +77,7 @@ class Sampled:
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
     def take(self, row: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
-        """What a row takes of tokens that a round gives it, and why no more: something of its own failed there."""
+        """The part of a round's tokens that a row takes, and why no more: something of its own failed there."""
         failed = self.failed.get(row)
         if failed is not None and failed.place < len(tokens):
             return tokens[: failed.place], failed.why
@@ -147,7 +147,7 @@ def _layout(rows: Sequence[RoundRow]) -> _Layout:
 
 
 def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) -> Positions:
-    """Where each choice will stand in its row."""
+    """The position of each choice in its row."""
     known = 0 if isinstance(ahead, Ahead) else ahead
     found = [r.length + known + i for r, width in zip(rows, layout.widths, strict=True) for i in range(width)]
     if not isinstance(ahead, Ahead):
@@ -159,7 +159,7 @@ def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) ->
 def _masks(
     rows: Sequence[RoundRow], ahead: int | Ahead, failed: dict[int, Failure]
 ) -> list[Bits | None] | None:
-    """What may come at each position, None where anything may everywhere. Notes the rows whose constraints fail."""
+    """The tokens that may come at each position, None if anything may everywhere. Notes the rows whose constraints fail."""
     found: list[Bits | None] = []
     most = ahead.most if isinstance(ahead, Ahead) else ahead
     for i, row in enumerate(rows):
@@ -230,6 +230,6 @@ def _by_own_samplers(
 
 
 def _logprobs(rows: Sequence[RoundRow], logits: mx.array, chosen: mx.array) -> Logprobs | None:
-    """Of the chosen tokens under the model's unchanged logits; None where no row asks."""
+    """Log-probabilities of the chosen tokens under the model's unchanged logits; None if no row asks."""
     tops = [r.params.top_logprobs for r in rows if r.params.wants_logprobs]
     return logprobs(logits, chosen, max(tops)) if tops else None

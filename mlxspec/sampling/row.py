@@ -1,4 +1,4 @@
-"""What sampling knows of one request: its parameters, seed, token counts and constraints."""
+"""One request as sampling knows it: its parameters, seed, token counts and constraints."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _filtered(
     rows: Sequence[RowSampler],
     positions: Positions | None,
 ) -> mx.array:
-    """Behind typical-p and XTC. Greedy rows have neither."""
+    """Scores after typical-p and XTC. Greedy rows have neither."""
 
     def column(read: Callable[[SamplingParams], float], off: float) -> mx.array:
         return used.column(lambda r: off if r.is_greedy else float(read(r.params)))
@@ -97,7 +97,7 @@ class DraftedBefore:
         self._places, self._tokens = np.asarray(places, np.int32), tokens
 
     def __getitem__(self, some: slice) -> DraftedBefore:
-        """Of some positions."""
+        """The drafted tokens before some positions."""
         (inside,) = np.nonzero((self._places >= some.start) & (self._places < some.stop))
         return DraftedBefore(
             self._places[inside] - some.start, self._tokens[mx.array(inside.astype(np.int32))]

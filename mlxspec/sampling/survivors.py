@@ -28,7 +28,7 @@ class Survivors(NamedTuple):
 
 
 class Cuts(NamedTuple):
-    """What positions ask for. Arrays (N, 1): k int32, temperature float32, share of top-p int64, least float32 (the logarithm of min-p).
+    """Parameters of N positions. Arrays (N, 1): k int32, temperature float32, share of top-p int64, least float32 (the logarithm of min-p).
 
     width: tokens that may stay at a position. shares, leasts: whether any position asks for top-p, for min-p.
     """
@@ -48,7 +48,7 @@ def has_survivors(params: SamplingParams, vocab_size: int) -> bool:
 
 
 def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:
-    """Of positions that all have survivors."""
+    """Parameters of positions that all have survivors."""
     if all(p is params[0] for p in params):
         params = params[:1]
     return _cuts(tuple((p.top_k, p.temperature, p.top_p, p.min_p) for p in params), vocab_size)
@@ -88,7 +88,7 @@ def _rounded(width: int) -> int:
 
 
 def survivors(logits: mx.array, asked: Cuts) -> Survivors:
-    """Of logits (N, V) of any float dtype."""
+    """The survivors among logits (N, V) of any float dtype."""
     return Survivors(*_compiled_find(logits, *asked))
 
 

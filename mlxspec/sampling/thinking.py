@@ -35,13 +35,13 @@ class Thinking:
             raise ConfigError(f"This model's vocabulary cannot write the closing tag {tags[1]!r}.")
 
     def start(self, prompt: Sequence[int]) -> ThinkingState:
-        """Behind a prompt. It has opened thinking if nothing but white space stands behind its last opening tag."""
+        """The state after a prompt. It has opened thinking if nothing but white space stands behind its last opening tag."""
         data = b"".join(map(self._spelled, prompt[-64:]))
         _, tag, after = data.rpartition(self._open)
         return self._opened(b"") if tag and not after.strip() else ThinkingState("waiting")
 
     def step(self, state: ThinkingState, token: int) -> ThinkingState:
-        """Behind one more token."""
+        """The state after one more token."""
         if state.phase == "done":
             return state
         if state.phase == "closing":

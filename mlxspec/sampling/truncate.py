@@ -38,7 +38,7 @@ def room(k: Any) -> Any:
 
 
 def numbers_held(vocab_size: int) -> int:
-    """Of one position, in an array of its scores, or of the masses of their digits where those are more."""
+    """Numbers of one position in an array of its scores, or of the masses of their digits if those are more."""
     return vocab_size if vocab_size <= _SORTED_AT_MOST else max(vocab_size, _DIGITS)
 
 
@@ -161,8 +161,8 @@ def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.ar
 
 
 def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
-    """The same, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit, for float32 two, of which the
-    second is looked at where the first is that of the floor."""
+    """`sorted_floor`, by adding up the masses of equal digits of the scores: for 16-bit types a score is one digit, for float32 two, of which
+    the second is looked at if the first is that of the floor."""
     need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
     if x.dtype.size == 2:
