@@ -161,8 +161,10 @@ def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.ar
 
 
 def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
-    """`sorted_floor`, by adding up the masses of equal digits of the scores. For 16-bit types a score is one digit, for float32 two, and the
-    second is looked at if the first is that of the floor."""
+    """`sorted_floor`, by adding up the masses of equal digits of the scores.
+
+    For 16-bit types a score is one digit, for float32 two, and the second is looked at if the first is that of the floor.
+    """
     need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
     if x.dtype.size == 2:
