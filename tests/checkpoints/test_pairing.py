@@ -81,11 +81,11 @@ def test_the_best_kind_comes_first() -> None:
     assert drafters_for(["owner/nothing"]) == []
 
 
-def test_the_docs_name_the_models_of_the_catalogue() -> None:
-    targets = dict.fromkeys(target for listed in catalogue() for target in listed.targets)
+def test_the_docs_count_the_catalogue() -> None:
+    targets = {target for listed in catalogue() for target in listed.targets}
     page = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
-    assert f"lists, for {', '.join(targets)}. It finds" in page.read_text(encoding="utf-8")
-    assert f"lists {len(catalogue())}" in (page.parent / "changelog.md").read_text(encoding="utf-8")
+    said = f"knows the {len(catalogue())} drafters that `mlxspec models --drafters` lists, for {len(targets)} models"
+    assert said in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
