@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,18 +20,17 @@ from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine.drafter_building import DrafterBuilder, check_rows, towers_of
-from mlxspec.engine.drafter_choice import (
-    asked_drafters,
-    drafters_that_draft,
-    missing_head_notice,
-    own_drafters,
-    unused_head_notice,
-    unused_kv_bits_notice,
-)
 from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.head_check import check_head
+from mlxspec.engine.load_drafters import (
+    DrafterBuilder,
+    asked_drafters,
+    check_rows,
+    drafters_that_draft,
+    own_drafters,
+    towers_of,
+)
 from mlxspec.engine.measure import allowance
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
@@ -45,6 +44,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models import tune
 from mlxspec.models.adapters import ADAPTER_FILES
 from mlxspec.models.assemble import (
+    HOW_TO_GET_A_HEAD,
     Assembled,
     assemble_by_mlx_lm,
     assemble_lazily,
@@ -218,11 +218,8 @@ def load(
         notices=[
             *builder.notices,
             *useless,
-            *missing_head_notice(asked, names, target),
-            *unused_head_notice(asked, names, target),
-            *_unreachable_ends_notice(tokenizer, target),
-            *_template_notice(tokenizer),
-            *unused_kv_bits_notice(spec, made),
+            *_unused(asked, names, target, spec, made),
+            *_limits(tokenizer, target),
         ],
         vision=target.vision,
         no_images=target.no_images
@@ -298,16 +295,31 @@ def _dtype(name: str | None) -> mx.Dtype | None:
     return _DTYPES.get(name or "")
 
 
-def _template_notice(tokenizer: Tokenizer) -> list[str]:
-    """A notice where the model can answer plain prompts only."""
-    fault = None if tokenizer.template is None else tokenizer.template.check()
-    return [f"There is no chat with this model. {fault}"] if fault else []
-
-
-def _unreachable_ends_notice(tokenizer: Tokenizer, target: Assembled) -> list[str]:
-    """A notice where the model has no row for any token that ends a text by its files."""
+def _limits(tokenizer: Tokenizer, target: Assembled) -> Iterator[str]:
+    """Notices on what the model cannot do with the tokenizer and the template of its folder."""
     rows = target.model.vocab_size
-    if not tokenizer.eos_ids or any(0 <= i < rows for i in tokenizer.eos_ids):
-        return []
-    named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
-    return [f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."]
+    if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
+        named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
+        yield f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."
+    fault = None if tokenizer.template is None else tokenizer.template.check()
+    if fault:
+        yield f"There is no chat with this model. {fault}"
+
+
+def _unused(
+    asked: tuple[str, ...] | None,
+    names: tuple[str, ...],
+    target: Assembled,
+    spec: SpecConfig,
+    drafters: Sequence[Drafter],
+) -> Iterator[str]:
+    """Notices on heads and options that are not used. asked: None where the choice of drafters was left to us."""
+    beside = next((name for name in ("draft-model", "eagle3", "dflash") if name in names), None)
+    if asked is None and "mtp" not in names:
+        if target.lacks_head:
+            yield f"There is no drafting with this model's MTP head, which its folder lacks: {HOW_TO_GET_A_HEAD}."
+        if beside is not None and target.mtp is not None:
+            yield f"The draft model that was named drafts, this model's MTP head does not: --draft mtp,{beside} uses both."
+    bits = spec.draft_kv_bits
+    if bits != SpecConfig.draft_kv_bits and all(getattr(d, "kv_bits", None) != bits for d in drafters):
+        yield f"--draft-kv-bits {bits} (draft_kv_bits) is not used: no drafter here keeps keys and values of its own."

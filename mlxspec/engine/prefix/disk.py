@@ -263,6 +263,9 @@ class PrefixDisk:
         if name is not None:
             self._thread.run(partial(self.files.use, name))
             return
+        key = text.key(length)
+        if key in self._waiting or (self._writing is not None and self._writing.key == key):
+            return
         older: list[str] = []
         if supersedes:
             names = (self._name(text, num) for num in self._own_lengths() if num < length)
@@ -271,7 +274,6 @@ class PrefixDisk:
                 if not state.is_shared and state.length < length and text.key(state.length) == state.key:
                     self._waiting.pop(state.key, None)
                     older.append(state.name)
-        key = text.key(length)
         name = f"{self._stem(length)}{'s' if is_shared else 't'}-{self._digest(key)}"
         self._waiting[key] = _State(
             key=key, length=length, name=name, owner=text.owner, is_shared=is_shared, older=older

@@ -1,8 +1,10 @@
-"""Builds the drafters that were chosen, without their weights, and collects the modules that must be evaluated before they run."""
+"""Decides which drafters draft, by what the caller asked for and what the folders of the model and of the draft model hold; builds them
+without their weights, and collects the modules that must be evaluated before they run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -11,8 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.checkpoints.adapted_head import AdaptedHead
-from mlxspec.config import SpecConfig
+from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig, shown
 from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.checked import check_description
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel, check_tokens, check_vocabularies
 from mlxspec.drafters.eagle3 import Eagle3
@@ -33,7 +36,7 @@ from mlxspec.models.assemble_drafter import (
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import unknown_dflash_keys
 from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
-from mlxspec.models.folder import ModelFolder
+from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
@@ -47,6 +50,98 @@ _TITLES = {
     "dflash": "block drafter",
     "draft-model": "draft model",
 }
+
+
+def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
+    """Drafters that were given as objects, by name. Raises ConfigError for what is none, or has no name of its own."""
+    found: dict[str, Drafter] = {}
+    for drafter in drafters:
+        if not isinstance(drafter, Drafter):
+            raise ConfigError(
+                f"drafters holds objects of classes that inherit from mlxspec.Drafter, not {shown(drafter)}."
+            )
+        name = getattr(drafter, "name", None)
+        if not isinstance(name, str) or not DRAFTER_NAME.fullmatch(name) or name in ("off", "auto"):
+            raise ConfigError(f"A drafter needs a `name` of letters, digits and dashes, not {shown(name)}.")
+        if name in (*DRAFTER_NAMES, *OTHER_NAMES, *found):
+            raise ConfigError(f"There is a drafter {name} already; give yours another name.")
+        check_description(drafter)
+        found[name] = drafter
+    return found
+
+
+def asked_drafters(
+    draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]
+) -> tuple[str, ...] | None:
+    """Drafter names, () for off, None for auto. own: names of drafters that were given as objects; all of them must be used."""
+    if draft == "auto" and not spec.drafters:
+        return None
+    if draft == "auto":
+        draft = spec.drafters
+    if draft == "off":
+        draft = ()
+    names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
+    if {"off", "auto"} & set(names):
+        raise ConfigError("`off` and `auto` stand alone in a list of drafters.")
+    names = SpecConfig(drafters=names).drafters
+    for name in names:
+        if name not in DRAFTER_NAMES and name not in own:
+            there = ", ".join((*DRAFTER_NAMES, *own))
+            raise ConfigError(f"There is no drafter {shown(name)}; there are: {there}.")
+    unused = [name for name in own if name not in names]
+    if unused:
+        raise ConfigError(f"The drafter {unused[0]} was given, but is not among those that are to draft.")
+    return names
+
+
+def drafters_that_draft(
+    asked: tuple[str, ...] | None,
+    target: Assembled,
+    beside: ModelFolder | None,
+    own: tuple[str, ...],
+    *,
+    is_named: bool,
+) -> tuple[str, ...]:
+    """Who drafts. is_named: `beside` was named by the caller, so it is used, in place of the model's own head, or refused. One that is
+    paired with the model drafts together with the head where both can. Raises ConfigError and ModelError."""
+    kind = None if beside is None else beside.kind()
+    if asked is None:
+        head = () if target.mtp is None or (is_named and kind is not None) else ("mtp",)
+        beside_head = (
+            () if kind is None or (head and DRAFTS_AS[kind] in ("mtp", "draft-model")) else (DRAFTS_AS[kind],)
+        )
+        return (*own, "suffix", "ngram-simple", *head, *beside_head)
+    if "mtp" in asked and target.unsupported_head is not None and beside is None:
+        raise ModelError(
+            f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
+        )
+    if "mtp" in asked and target.mtp is None and beside is None:
+        raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}, or leave `mtp` out.")
+    if "eagle3" in asked and kind != "eagle3":
+        raise ConfigError(
+            "Drafting with EAGLE-3 needs a drafter of that kind: name it with --draft-model (draft_model=...)."
+        )
+    if "dflash" in asked and kind != "dflash":
+        raise ConfigError(
+            "Drafting with a block drafter needs one: name it with --draft-model (draft_model=...)."
+        )
+    if "draft-model" in asked and beside is None:
+        raise ConfigError(
+            "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
+        )
+    if kind is None or beside is None:
+        return asked
+    if "draft-model" in asked and kind != "model":
+        raise ConfigError(
+            f"{beside.path} is no model of its own; its drafts are asked for as `{DRAFTS_AS[kind]}`."
+        )
+    lends_head = "mtp" in asked and kind == "model" and target.mtp is None
+    if is_named and DRAFTS_AS[kind] not in asked and not lends_head:
+        raise ConfigError(
+            f"The draft model {beside.path} would not be used: add {DRAFTS_AS[kind]} to the drafters, or leave --draft-model "
+            "(draft_model=...) out."
+        )
+    return asked
 
 
 @dataclass(frozen=True, kw_only=True)
