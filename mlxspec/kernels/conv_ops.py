@@ -15,7 +15,6 @@ import numpy as np
 
 from mlxspec.kernels.activations import silu
 from mlxspec.kernels.flat import RaggedIndex
-from mlxspec.platform import device
 
 _L2_EPS = 1e-6  # on the sum of squares, as in the reference
 
@@ -57,21 +56,18 @@ def conv_window(window: mx.array, inputs: mx.array, num_committed: mx.array, sta
     if num_rows == 1:
         # `num_committed` has the 4 bytes of which cache/places.py says why
         return mx.slice(joined_inputs(window, inputs, None), num_committed, (1,), (1, count, size))
-    find = _compiled_find if device.compile_enabled() else _find
     return _end_to_end(window, inputs)[
-        find(num_committed, starts, mx.array(np.arange(count, dtype=np.int32)))
+        _find(num_committed, starts, mx.array(np.arange(count, dtype=np.int32)))
     ]
 
 
+@mx.compile
 def _find(num_committed: mx.array, starts: mx.array, column: mx.array) -> mx.array:
     """(B, K - 1) int32: where what `conv_window` takes is `_end_to_end`. column (K - 1,) int32: its numbers."""
     num_rows, count = num_committed.shape[0], column.shape[0]
     place = num_committed[:, None] + column
     owner = mx.array(np.arange(num_rows, dtype=np.int32)[:, None])
     return _number(num_rows, count, owner, place, starts[:-1, None] + place - count)
-
-
-_compiled_find = mx.compile(_find)
 
 
 def joined_inputs(window: mx.array, inputs: mx.array, index: RaggedIndex | None) -> mx.array:

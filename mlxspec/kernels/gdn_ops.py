@@ -18,7 +18,6 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.kernels.flat import RaggedIndex
-from mlxspec.platform import device
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row
@@ -162,7 +161,7 @@ _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
 
 def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
     """A loop over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
-    if width > COMPILE_AT_MOST or not device.compile_enabled():
+    if width > COMPILE_AT_MOST:
         return run
     if run is _replay:
         return _compiled_replay

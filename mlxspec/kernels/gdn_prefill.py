@@ -7,17 +7,16 @@ no tape pending (`gdn_flush` applies one). Shapes as in `gdn_round`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 
 import mlx.core as mx
-import numpy as np
 
 from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_ops import chunks
-from mlxspec.kernels.gdn_round import supports
+from mlxspec.kernels.gdn_round import drawn, supports
 from mlxspec.platform import device
 
 _NAME = "gdn_prefill"
@@ -79,26 +78,11 @@ def mlx_agrees(shape: GdnShape, dtype: mx.Dtype) -> bool:
     """Whether MLX has the operation and it gives here what the twin does, for a row that fills no whole number of chunks. The first
     question costs a few launches."""
     try:
-        inputs, state, rows = _trial(shape, dtype, (75,))
+        inputs, state, rows = drawn(shape, dtype, (75,))
         got, wanted = gdn_prefill_mlx(inputs, state, rows), gdn_prefill_ops(inputs, state, rows)
         return launch.largest_error(got, wanted) <= (1e-4 if dtype == mx.float32 else launch.ROUNDED)
     except Exception:  # whatever it is, it must cost only this operation
         return False
-
-
-def _trial(shape: GdnShape, dtype: mx.Dtype, widths: Sequence[int]) -> tuple[GdnInputs, mx.array, FlatRows]:
-    """Random tokens and states."""
-    rng, rows = np.random.default_rng(0), FlatRows(tuple(widths))
-
-    def draw(*size: int) -> mx.array:
-        return mx.array(rng.standard_normal(size, np.float32))
-
-    n, heads = rows.num_tokens, shape.num_v_heads
-    keys = (draw(n, shape.num_k_heads, shape.k_dim) for _ in range(2))
-    q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in keys)
-    v = draw(n, heads, shape.v_dim).astype(dtype)
-    inputs = GdnInputs(q, k, v, -mx.abs(draw(n, heads)), mx.sigmoid(draw(n, heads)))
-    return inputs, draw(rows.num_rows, heads, shape.v_dim, shape.k_dim), rows
 
 
 def _form(inputs: GdnInputs) -> tuple[GdnShape, mx.Dtype]:
@@ -159,7 +143,7 @@ def _race_key(inputs: GdnInputs) -> str:
 @launch.self_check(_NAME, raced=True, unless_lost=True, of_models=True)
 def _self_check(shape: GdnShape = _EXAMPLE, dtype: mx.Dtype = mx.float32) -> launch.Check:
     """Ragged rows against the twin on the CPU, whose float32 products are never rounded to TF32."""
-    inputs, state, rows = _trial(shape, dtype, (19, 1, 40))
+    inputs, state, rows = drawn(shape, dtype, (19, 1, 40))
     got = gdn_prefill_metal(inputs, state, rows)
     with mx.stream(mx.cpu):
         wanted = gdn_prefill_ops(inputs, state, rows)

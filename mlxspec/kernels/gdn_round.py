@@ -10,6 +10,7 @@ h // (Hv / Hk). A row may have no tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -247,36 +248,17 @@ def _self_check(shape: GdnShape | None = None, dtype: mx.Dtype | None = None) ->
 
 def _check_wide(shape: GdnShape, dtype: mx.Dtype) -> float:
     """A device may have registers for small threadgroups of a kernel and none for large ones."""
-    rng = np.random.default_rng(1)
-    num, key_heads, heads = 18, shape.num_k_heads, shape.num_v_heads
-
-    def draw(*size: int) -> mx.array:
-        return mx.array(rng.standard_normal(size, np.float32) / shape.k_dim**0.5)
-
-    q, k = (draw(num, key_heads, shape.k_dim).astype(dtype) for _ in range(2))
-    v = draw(num, heads, shape.v_dim).astype(dtype)
-    inputs = GdnInputs(q, k, v, -mx.abs(draw(num, heads)), mx.sigmoid(draw(num, heads)))
-    rows, state = RowLayout.of(FlatRows((num,))), draw(1, heads, shape.v_dim, shape.k_dim)
-    last = Replay(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([num - 1], mx.int32))
+    inputs, state, widths = drawn(shape, dtype, (18,))
+    rows = RowLayout.of(widths)
+    last = Replay(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([17], mx.int32))
     ours, twin = gdn_round_metal(inputs, state, rows, last), gdn_round_ops(inputs, state, rows, last)
     return launch.largest_error([ours.y, ours.state, ours.tape.delta], [twin.y, twin.state, twin.tape.delta])
 
 
 def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
     """Both sides see the same inputs and compute in float32, so one limit serves every dtype."""
-    rng, heads = np.random.default_rng(0), shape.num_v_heads
-
-    def draw(*size: int) -> mx.array:
-        return mx.array(rng.standard_normal(size, np.float32))
-
-    def tokens(n: int) -> GdnInputs:
-        keys = (draw(n, shape.num_k_heads, shape.k_dim) for _ in range(2))
-        q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in keys)
-        v = draw(n, heads, shape.v_dim).astype(dtype)
-        return GdnInputs(q, k, v, -mx.abs(draw(n, heads)), mx.sigmoid(draw(n, heads)))
-
-    rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 5), (2, 4, 1))]
-    first, second, state = tokens(9), tokens(7), draw(3, heads, shape.v_dim, shape.k_dim)
+    (first, state, before), (second, _, after) = (drawn(shape, dtype, w) for w in ((3, 1, 5), (2, 4, 1)))
+    rows = RowLayout.of(before), RowLayout.of(after)
     last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
     found = []
     for run, certain, flush in (
@@ -286,3 +268,18 @@ def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
         y, base, tape = run(second, state, rows[1], last)
         found.append([y, base, tape.delta, *certain(second, state, rows[1], last), flush(state, last)])
     return launch.largest_error(*found)
+
+
+def drawn(shape: GdnShape, dtype: mx.Dtype, widths: Sequence[int]) -> tuple[GdnInputs, mx.array, FlatRows]:
+    """Random tokens and states of rows, the same for equal arguments: inputs for self-checks."""
+    rng, rows = np.random.default_rng(0), FlatRows(tuple(widths))
+
+    def draw(*size: int) -> mx.array:
+        return mx.array(rng.standard_normal(size, np.float32))
+
+    n, heads = rows.num_tokens, shape.num_v_heads
+    keys = (draw(n, shape.num_k_heads, shape.k_dim) for _ in range(2))
+    q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in keys)
+    v = draw(n, heads, shape.v_dim).astype(dtype)
+    inputs = GdnInputs(q, k, v, -mx.abs(draw(n, heads)), mx.sigmoid(draw(n, heads)))
+    return inputs, draw(rows.num_rows, heads, shape.v_dim, shape.k_dim), rows

@@ -13,6 +13,7 @@ from mlxspec.kernels import gdn_prefill as kernel
 from mlxspec.kernels import gdn_round, launch
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import drawn
 
 SMALL = Shape()
 
@@ -85,7 +86,7 @@ def test_unmeasured_means_the_twin():
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_mlx_own_operation_is_the_twin_to_a_rounding(dtype):
     shape = GdnShape(2, 4, 128, 64)
-    inputs, state, rows = kernel._trial(shape, dtype, (20, 0, 7))
+    inputs, state, rows = drawn(shape, dtype, (20, 0, 7))
     got, wanted = (f(inputs, state, rows) for f in (kernel.gdn_prefill_mlx, kernel.gdn_prefill_ops))
     assert kernel.mlx_agrees(shape, dtype)
     assert got[0].dtype == got[1].dtype == mx.float32
@@ -104,7 +105,7 @@ def missing(*_, **__):
 @pytest.mark.parametrize("operation", ["right", "wrong", "missing"])
 def test_the_better_one_is_used_on_metal(operation, monkeypatch):
     """Ours unless it has lost its race; then MLX's own, if it is there and gives what the twin does."""
-    inputs, state, rows = kernel._trial(GdnShape(2, 4, 128, 64), mx.float32, (20,))
+    inputs, state, rows = drawn(GdnShape(2, 4, 128, 64), mx.float32, (20,))
     right, used = mx.fast.gated_delta_update, []
     mlx, plain = kernel.gdn_prefill_mlx, kernel.gdn_prefill_ops
     monkeypatch.setattr(
