@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -100,6 +100,72 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}.")
 
 
+@dataclass(frozen=True)
+class Span:
+    """The numbers that an option may have, from low to high; above: without low itself."""
+
+    low: float
+    high: float
+    whole: bool = False
+    above: bool = False
+
+
+def _whole(low: int, high: int) -> Span:
+    return Span(low, high, whole=True)
+
+
+NUMBERS = {  # of the classes below, by field; forms of requests have them from here
+    # SamplingParams
+    "max_tokens": _whole(1, MAX_CONTEXT),
+    "temperature": Span(0, 100),
+    "top_p": Span(0, 1, above=True),
+    "top_k": _whole(0, 1 << 30),
+    "min_p": Span(0, 1),
+    "top_n_sigma": Span(0, 1000),
+    "typical_p": Span(0, 1),
+    "xtc_probability": Span(0, 1),
+    "xtc_threshold": Span(0, 1),
+    "repetition_penalty": Span(0.01, 100),
+    "presence_penalty": Span(-100, 100),
+    "frequency_penalty": Span(-100, 100),
+    "repeat_last_n": _whole(-1, MAX_CONTEXT),
+    "dry_multiplier": Span(0, 100),
+    "dry_base": Span(1, 100),
+    "dry_allowed_length": _whole(1, MAX_CONTEXT),
+    "dry_penalty_last_n": _whole(-1, MAX_CONTEXT),
+    "seed": _whole(0, 2**63 - 1),
+    "min_tokens": _whole(0, MAX_CONTEXT),
+    "top_logprobs": _whole(0, MAX_TOP_LOGPROBS),
+    "thinking_budget": _whole(0, MAX_CONTEXT),
+    # SpecConfig
+    "n_max": _whole(0, MAX_DRAFT),
+    "n_min": _whole(0, MAX_DRAFT),
+    "p_min": Span(0, 1),
+    "ngram_n": _whole(1, 64),
+    "ngram_m": _whole(1, MAX_DRAFT),
+    "ngram_min_hits": _whole(1, 1024),
+    "draft_vocab": _whole(0, MAX_CONTEXT),
+    # EngineConfig
+    "max_rows": _whole(1, MAX_ROWS),
+    "max_waiting": _whole(1, 1 << 20),
+    "memory_budget": _whole(1, MAX_BYTES),
+    "prefix_budget": _whole(0, MAX_BYTES),
+    "prefix_disk": _whole(0, MAX_BYTES),
+    "past_texts": _whole(0, MAX_BYTES),
+    "past_texts_disk": _whole(0, MAX_BYTES),
+    "prefill_chunk": _whole(16, 1 << 16),
+    "max_context": _whole(2, MAX_CONTEXT),
+}
+
+
+def _check_numbers(config: Any) -> None:
+    """Raise ConfigError for a field out of its span; None is allowed where it is the default."""
+    for option in fields(config):
+        span, value = NUMBERS.get(option.name), getattr(config, option.name)
+        if span is not None and not (value is None and option.default is None):
+            check_number(option.name, value, span.low, span.high, integer=span.whole)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen from the target's logits; one per request.
@@ -174,31 +240,13 @@ class SamplingParams:
     sampler: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_number("max_tokens", self.max_tokens, 1, MAX_CONTEXT, integer=True)
-        check_number("temperature", self.temperature, 0, 100)
-        check_number("top_p", self.top_p, 0, 1)
+        _check_numbers(self)
         if self.top_p == 0:
             raise ConfigError(
                 "top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token."
             )
-        check_number("top_k", self.top_k, 0, 1 << 30, integer=True)
-        check_number("min_p", self.min_p, 0, 1)
-        check_number("top_n_sigma", self.top_n_sigma, 0, 1000)
-        check_number("typical_p", self.typical_p, 0, 1)
-        check_number("xtc_probability", self.xtc_probability, 0, 1)
-        check_number("xtc_threshold", self.xtc_threshold, 0, 1)
-        check_number("repeat_last_n", self.repeat_last_n, -1, MAX_CONTEXT, integer=True)
-        check_number("dry_multiplier", self.dry_multiplier, 0, 100)
-        check_number("dry_base", self.dry_base, 1, 100)
-        check_number("dry_allowed_length", self.dry_allowed_length, 1, MAX_CONTEXT, integer=True)
-        check_number("dry_penalty_last_n", self.dry_penalty_last_n, -1, MAX_CONTEXT, integer=True)
         breakers = _strings("dry_sequence_breakers", self.dry_sequence_breakers)
         object.__setattr__(self, "dry_sequence_breakers", breakers)
-        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        check_number("presence_penalty", self.presence_penalty, -100, 100)
-        check_number("frequency_penalty", self.frequency_penalty, -100, 100)
-        if self.seed is not None:
-            check_number("seed", self.seed, 0, 2**63 - 1, integer=True)
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError("logit_bias must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
@@ -216,11 +264,8 @@ class SamplingParams:
         for name in ("keeps_stop", "ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, not {shown(getattr(self, name))}.")
-        check_number("top_logprobs", self.top_logprobs, 0, MAX_TOP_LOGPROBS, integer=True)
         object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         self._check_grammar()
-        if self.thinking_budget is not None:
-            check_number("thinking_budget", self.thinking_budget, 0, MAX_CONTEXT, integer=True)
         tags = _strings("thinking_tags", self.thinking_tags)
         if len(tags) != 2 or tags[0] == tags[1]:
             raise ConfigError(
@@ -366,15 +411,7 @@ class SpecConfig:
             raise ConfigError(f"owner must be a string, not {shown(self.owner)}.")
         if not isinstance(self.predicted, str):
             self._check_predicted()
-        if self.n_max is not None:
-            check_number("n_max", self.n_max, 0, MAX_DRAFT, integer=True)
-        check_number("n_min", self.n_min, 0, MAX_DRAFT, integer=True)
-        check_number("p_min", self.p_min, 0, 1)
-        check_number("ngram_n", self.ngram_n, 1, 64, integer=True)
-        check_number("ngram_m", self.ngram_m, 1, MAX_DRAFT, integer=True)
-        check_number("ngram_min_hits", self.ngram_min_hits, 1, 1024, integer=True)
-        if self.draft_vocab is not None:
-            check_number("draft_vocab", self.draft_vocab, 0, MAX_CONTEXT, integer=True)
+        _check_numbers(self)
         check_number("draft_bits", self.draft_bits, 4, 16, integer=True)
         if self.draft_bits not in DRAFT_BITS:
             raise ConfigError(f"draft_bits must be one of 4, 8, 16, not {self.draft_bits}.")
@@ -442,27 +479,13 @@ class EngineConfig:
         if not isinstance(self.exact, bool):
             raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
         check_kv_bits("kv_bits", self.kv_bits)
-        check_number("max_rows", self.max_rows, 1, MAX_ROWS, integer=True)
-        check_number("max_waiting", self.max_waiting, 1, 1 << 20, integer=True)
-        if self.memory_budget is not None:
-            check_number("memory_budget", self.memory_budget, 1, MAX_BYTES, integer=True)
-        if self.prefix_budget is not None:
-            check_number("prefix_budget", self.prefix_budget, 0, MAX_BYTES, integer=True)
+        _check_numbers(self)
         self._check_disk()
-        check_number("past_texts", self.past_texts, 0, MAX_BYTES, integer=True)
-        if self.past_texts_disk is not None:
-            check_number("past_texts_disk", self.past_texts_disk, 0, MAX_BYTES, integer=True)
-        if self.prefill_chunk is not None:
-            check_number("prefill_chunk", self.prefill_chunk, 16, 1 << 16, integer=True)
-        if self.max_context is not None:
-            check_number("max_context", self.max_context, 2, MAX_CONTEXT, integer=True)
 
     def _check_disk(self) -> None:
         path = self.prefix_dir
         if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
             raise ConfigError(f"prefix_dir must be a folder's path, not {shown(path)}.")
-        if self.prefix_disk is not None:
-            check_number("prefix_disk", self.prefix_disk, 0, MAX_BYTES, integer=True)
         if self.prefix_disk and self.prefix_budget == 0:
             raise ConfigError(
                 "prefix_disk needs a prefix_budget above 0: what is written is kept in memory first."

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
+from mlxspec.config import ALWAYS_THERE, NUMBERS, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
@@ -39,9 +39,6 @@ _PLAIN = (
     "presence_penalty", "frequency_penalty", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "dry_sequence_breakers", "allowed_token_ids", "stop_token_ids", "min_tokens", "ignore_eos", "thinking_budget", "loop_breaker",
     "max_tokens",
-)  # fmt: skip
-_WHOLE = (
-    "top_k", "max_tokens", "thinking_budget", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_tokens",
 )  # fmt: skip
 _NEVER = -1e9  # a bias
 _SEED_BITS = 2**63 - 1
@@ -241,12 +238,15 @@ def _render(
     return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
 
 
+def _given(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields that a body has. A whole number may be written as 5.0."""
+    given = {name: body[name] for name in names if body.get(name) is not None}
+    return {k: int(v) if isinstance(v, float) and NUMBERS[k].whole else v for k, v in given.items()}
+
+
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     """Who drafts for this request, and how much. Raises ConfigError."""
-    changes: dict[str, Any] = {}
-    for name in ("n_max", "n_min", "p_min", "policy"):
-        if body.get(name) is not None:
-            changes[name] = body[name]
+    changes = _given(body, ("n_max", "n_min", "p_min", "policy"))
     draft = body.get("draft")
     if draft is not None:
         changes["drafters"] = _drafters(draft, engine)
@@ -353,8 +353,7 @@ def _params(
     num_prompt: int,
     engine: Engine,
 ) -> SamplingParams:
-    given = {name: body[name] for name in _PLAIN if body.get(name) is not None}
-    given = {k: int(v) if isinstance(v, float) and k in _WHOLE else v for k, v in given.items()}
+    given = _given(body, _PLAIN)
     given |= extra
     room = max(1, engine.max_context - num_prompt)
     if "max_tokens" not in given:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxspec.errors import GrammarError
+from mlxspec.config import NUMBERS, SamplingParams, SpecConfig
+from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review
@@ -49,6 +50,38 @@ def test_every_published_field_is_in_one_list(api: str) -> None:
     assert len(names) > 30
     wrong = {name: found for name in names if len(found := lists_of(name)) != 1}
     assert not wrong
+
+
+def accepts(make: Any, error: type[Exception]) -> bool:
+    try:
+        make()
+    except error:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "name", sorted(NUMBERS.keys() & ChatCompletionRequest.model_fields.keys() - {"seed"})
+)
+def test_a_form_takes_the_numbers_that_the_config_class_takes(name: str) -> None:
+    """But for -1, "not set" of other servers; and a whole number may be written as 5.0."""
+    span = NUMBERS[name]
+    made = SpecConfig if name in SpecConfig.__dataclass_fields__ else SamplingParams
+    more = {"max_tokens": 1 << 24} if name == "min_tokens" else {}
+    for value in (-2, 0, 1, 0.5, span.low, span.high, span.high + 1, True, "1"):
+        by_class = accepts(lambda v=value: made(**{name: v}, **more), ConfigError)
+        by_form = accepts(lambda v=value: review(ChatCompletionRequest, {**BODY, name: v}), BadField)
+        assert by_class == by_form, value
+    assert accepts(lambda: review(ChatCompletionRequest, {**BODY, name: 1.0}), BadField)
+
+
+def test_no_draft_of_a_model_as_by_the_flag(demo: Served) -> None:
+    """--draft-max 0."""
+    none = demo.chat(n_max=0, draft="mtp", policy="fixed")
+    some = demo.chat(n_max=2.0, draft="mtp", policy="fixed")
+    assert none["choices"][0]["message"] == some["choices"][0]["message"]
+    assert not none["mlxspec"]["drafters"]
+    assert some["mlxspec"]["drafters"]["mtp"]["drafted"] > 0
 
 
 def test_lists_do_not_overlap_and_aliases_lead_to_fields() -> None:

@@ -144,7 +144,7 @@ def test_speculative_in_an_object(demo: Served) -> None:
     assert nested["mlxspec"]["drafters"] == flat["mlxspec"]["drafters"]
     assert nested["mlxspec"]["notices"] == []
     assert nested["mlxspec"]["drafters"] != complete(demo, **asked)["mlxspec"]["drafters"]
-    for wrong, path in (({"type": "x"}, "speculative.type"), ({"n_max": 0}, "speculative.n_max")):
+    for wrong, path in (({"type": "x"}, "speculative.type"), ({"n_max": 257}, "speculative.n_max")):
         status, answer = demo.post("/v1/completions", {**BODY, "speculative": wrong})
         assert (status, answer["error"]["param"]) == (400, path)
     both = {**BODY, "speculative": {"n_max": 1}, "speculative.n_max": 2}

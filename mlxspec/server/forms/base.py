@@ -32,6 +32,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from mlxspec.config import NUMBERS
 from mlxspec.server.errors import BadField
 
 T = TypeVar("T")
@@ -130,6 +131,12 @@ class Range:
         return value
 
 
+def option(name: str, *also: int) -> Range:
+    """The range of a field of the config classes. also: numbers that clients send for "not set"."""
+    span = NUMBERS[name]
+    return Range(span.low, span.high, also=also, above=span.above)
+
+
 def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -146,7 +153,6 @@ Id = Annotated[str, Field(max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 Flag = bool | None
-Fraction = Annotated[float, Range(0, 1)]
 Many = Annotated[list[Annotated[T, BeforeValidator(_pause)]], Field(fail_fast=True)]
 Turns = Annotated[Many[T], Field(max_length=20_000)]
 Tools = Annotated[Many[T], Field(max_length=2048)]

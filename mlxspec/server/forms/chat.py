@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mlxspec.config import MAX_TOP_LOGPROBS
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 
@@ -117,7 +116,7 @@ class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     )
     return_token_ids: t.Flag = t.optional("token ids beside each answer")
     logprobs: t.Flag = None
-    top_logprobs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, t.option("top_logprobs")] | None = None
     response_format: ResponseFormat | None = None
     tools: t.Tools[Tool] | None = None
     tool_choice: (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, RootModel, Tag
 
-from mlxspec.config import MAX_CONTEXT, MAX_TOP_LOGPROBS
+from mlxspec.config import MAX_CONTEXT
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import chat, shared
 from mlxspec.server.forms.shared import Count, TokenId
@@ -47,7 +47,7 @@ class WithPrompt(shared.Continued):
 
 class CompletionRequest(WithPrompt):
     stream_options: shared.StreamOptions | None = None
-    logprobs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = t.optional(
+    logprobs: Annotated[int, t.option("top_logprobs")] | None = t.optional(
         "so many likeliest tokens at each place"
     )
     echo: t.Flag = t.optional(
@@ -65,7 +65,7 @@ class Native(shared.Continued):
     max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: the prompt is read and kept")
     n_predict: _LengthOrNone | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
     return_tokens: t.Flag = t.optional("token ids beside the text")
-    n_probs: Annotated[int, t.Range(0, MAX_TOP_LOGPROBS)] | None = t.optional(
+    n_probs: Annotated[int, t.option("top_logprobs")] | None = t.optional(
         "so many likeliest tokens at each place, in completion_probabilities"
     )
     refused: ClassVar = {

@@ -8,19 +8,19 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, MAX_DRAFT, ONE_ACCEPTANCE, LoopBreaker, Policy
+from mlxspec.config import DRAFTER_NAMES, ONE_ACCEPTANCE, LoopBreaker, Policy
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 ModelName = Annotated[str, Field(max_length=1000)]
-Penalty = Annotated[float, t.Range(-100, 100)]
-Factor = Annotated[float, t.Range(0.01, 100)]
-Budget = Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))]
-Length = Annotated[int, t.Range(1, MAX_CONTEXT, also=(-1,))]
-DraftLength = Annotated[int, t.Range(1, MAX_DRAFT)]
-LeastDraft = Annotated[int, t.Range(0, MAX_DRAFT)]
+Factor = Annotated[float, t.option("repetition_penalty")]
+Budget = Annotated[int, t.option("thinking_budget", -1)]
+Length = Annotated[int, t.option("max_tokens", -1)]
+DraftLength = Annotated[int, t.option("n_max")]
+LeastDraft = Annotated[int, t.option("n_min")]
+LeastChance = Annotated[float, t.option("p_min")]
 Number = Annotated[int, t.Range(1, MAX_CHOICES)]
 Word = Annotated[str, Field(min_length=1, max_length=1000)]
 Words = Annotated[t.Many[Word], Field(max_length=16)]
@@ -36,7 +36,6 @@ BiasPairs = Annotated[
 ]
 TokenId = Annotated[int, t.Range(0, 1 << 30)]
 TokenIds = Annotated[t.Many[TokenId], Field(max_length=10_000)]
-LastTokens = Annotated[int, t.Range(-1, MAX_CONTEXT)]
 Drafter = Literal[DRAFTER_NAMES]  # type: ignore[valid-type]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -199,7 +198,7 @@ class Speculative(t.Fields):
 
     n_max: DraftLength | None = None
     n_min: LeastDraft | None = None
-    p_min: t.Fraction | None = None
+    p_min: LeastChance | None = None
     refused: ClassVar = {
         **t.refuse("type types", "use draft"),
         **t.refuse("ngram_size_n ngram_size_m ngram_min_hits", _AT_START),
@@ -222,37 +221,39 @@ class Generation(t.Fields):
         "every chunk of a stream says how many characters at the beginning of its text were drafted, and who drafted them"
     )
     # sampling
-    temperature: Annotated[float, t.Range(0, 100)] | None = t.optional(
+    temperature: Annotated[float, t.option("temperature")] | None = t.optional(
         "0 takes the most likely token; the default is the server's or the model's"
     )
-    top_p: Annotated[float, t.Range(0, 1, above=True)] | None = None
-    top_k: Annotated[int, t.Range(-1, 1 << 30)] | None = t.optional("0 or -1: off")
-    min_p: t.Fraction | None = None
-    top_n_sigma: Annotated[float, t.Range(0, 1000, also=(-1,))] | None = t.optional("0 or -1: off")
-    typical_p: Annotated[float, t.Range(0, 1)] | None = None
-    xtc_probability: t.Fraction | None = None
-    xtc_threshold: t.Fraction | None = None
+    top_p: Annotated[float, t.option("top_p")] | None = None
+    top_k: Annotated[int, t.option("top_k", -1)] | None = t.optional("0 or -1: off")
+    min_p: Annotated[float, t.option("min_p")] | None = None
+    top_n_sigma: Annotated[float, t.option("top_n_sigma", -1)] | None = t.optional("0 or -1: off")
+    typical_p: Annotated[float, t.option("typical_p")] | None = None
+    xtc_probability: Annotated[float, t.option("xtc_probability")] | None = None
+    xtc_threshold: Annotated[float, t.option("xtc_threshold")] | None = None
     repetition_penalty: Factor | None = None
     repeat_penalty: Factor | None = t.optional(
         "llama.cpp's name of repetition_penalty", same_as="repetition_penalty"
     )
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    presence_penalty: Annotated[float, t.option("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, t.option("frequency_penalty")] | None = None
     seed: Annotated[int, t.Range(-(2**63), 2**64 - 1)] | None = t.optional(
         "the same seed gives the same text, with drafting and without; -1 draws one"
     )
-    repeat_last_n: LastTokens | None = t.optional("penalties look at so many of the last tokens; -1: at all")
-    dry_multiplier: Annotated[float, t.Range(0, 100)] | None = t.optional("0: off")
-    dry_base: Annotated[float, t.Range(1, 100)] | None = None
-    dry_allowed_length: Annotated[int, t.Range(1, MAX_CONTEXT)] | None = None
-    dry_penalty_last_n: LastTokens | None = None
+    repeat_last_n: Annotated[int, t.option("repeat_last_n")] | None = t.optional(
+        "penalties look at so many of the last tokens; -1: at all"
+    )
+    dry_multiplier: Annotated[float, t.option("dry_multiplier")] | None = t.optional("0: off")
+    dry_base: Annotated[float, t.option("dry_base")] | None = None
+    dry_allowed_length: Annotated[int, t.option("dry_allowed_length")] | None = None
+    dry_penalty_last_n: Annotated[int, t.option("dry_penalty_last_n")] | None = None
     dry_sequence_breakers: Words | None = None
     logit_bias: Biases | BiasPairs | None = t.optional(
         "by token id or by a text, all of whose tokens are meant; or pairs of one of these and a number, or false for never"
     )
     allowed_token_ids: TokenIds | None = t.optional("an answer has no other tokens")
     stop_token_ids: TokenIds | None = t.optional("they end the answer, and are no part of it")
-    min_tokens: Annotated[int, t.Range(0, MAX_CONTEXT)] | None = t.optional(
+    min_tokens: Annotated[int, t.option("min_tokens")] | None = t.optional(
         "before so many nothing ends the answer"
     )
     include_stop_str_in_output: t.Flag = None
@@ -291,12 +292,12 @@ class Generation(t.Fields):
     policy: Literal[get_args(Policy)] | None = None  # type: ignore[valid-type]
     n_max: DraftLength | None = t.optional("most tokens a model drafts at once")
     n_min: LeastDraft | None = t.optional("shorter drafts are dropped")
-    p_min: t.Fraction | None = t.optional("a draft ends before a token less probable than this")
+    p_min: LeastChance | None = t.optional("a draft ends before a token less probable than this")
     # llama.cpp's names for the same
     speculative: Speculative | None = None
     speculative_n_max: DraftLength | None = t.optional(name="speculative.n_max", same_as="n_max")
     speculative_n_min: LeastDraft | None = t.optional(name="speculative.n_min", same_as="n_min")
-    speculative_p_min: t.Fraction | None = t.optional(name="speculative.p_min", same_as="p_min")
+    speculative_p_min: LeastChance | None = t.optional(name="speculative.p_min", same_as="p_min")
     refused = REFUSED
     harmless = HARMLESS  # fmt: skip
 
