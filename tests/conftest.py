@@ -134,5 +134,5 @@ def _no_exact_engine_before() -> Iterator[None]:
     from mlxspec.kernels import exactness
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exactness, "_is_demanded", False)
+        patch.setattr(exactness, "is_demanded", False)
         yield

@@ -5,14 +5,10 @@ One switch a process, set before a model's first forward: compiled forwards keep
 
 from __future__ import annotations
 
-_is_demanded = False
+is_demanded = False
 
 
 def demand() -> None:
     """From here on every operation takes the form with a row's own bits."""
-    global _is_demanded
-    _is_demanded = True
-
-
-def is_demanded() -> bool:
-    return _is_demanded
+    global is_demanded
+    is_demanded = True

@@ -152,7 +152,7 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
     weight = quantized_weight(part)
     if weight is not None:
-        out = qmv_rows(x, weight, exact=exactness.is_demanded())
+        out = qmv_rows(x, weight, exact=exactness.is_demanded)
         return out + part.bias if "bias" in part else out
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 

@@ -43,7 +43,7 @@ NEAR = {
 def computed(form: str) -> Iterator[None]:
     """Recurrences inside run in this form, whatever their width."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exactness, "_is_demanded", form == "by steps")
+        patch.setattr(exactness, "is_demanded", form == "by steps")
         patch.setattr(gdn_at_once, "BY_STEPS", 1)
         yield
 

@@ -224,7 +224,7 @@ def test_exact_rounds_multiply_by_one_kernel_at_every_width(
 ) -> None:
     """MLX's kernels for 2 to 12 rows add up in another order than its kernel for one row, the head's among them."""
     stubs, _ = mac
-    monkeypatch.setattr(exactness, "_is_demanded", alike)
+    monkeypatch.setattr(exactness, "is_demanded", alike)
     model = deep.ours(4, 512)
     logits, left = deep.forward(model, deep.filled(model, 64), [width], certain=width == 1)
     num = launches([logits, *left])["QuantizedMatmul"]

@@ -23,7 +23,7 @@ BY_STEPS = 4  # tokens a row: up to so many, steps are as fast and have the bits
 def takes(keys: mx.array, state: mx.array, index: RaggedIndex | None) -> bool:
     """Whether rows of a forward with these keys (N, Hk, Dk) run at once here, and are replayed at once."""
     width = keys.shape[0] // state.shape[0] if index is None else index.tokens.shape[1]
-    return width > BY_STEPS and cpu.takes(keys.dtype) and not exactness.is_demanded()
+    return width > BY_STEPS and cpu.takes(keys.dtype) and not exactness.is_demanded
 
 
 def verify(inputs: GdnInputs, state: mx.array, index: RaggedIndex | None) -> tuple[mx.array, mx.array, Tape]:
