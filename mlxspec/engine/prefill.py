@@ -21,7 +21,7 @@ from mlxspec.engine.prefix.hiddens import shows_layers
 from mlxspec.engine.prefix.rows import Prefix
 from mlxspec.engine.prefix.tree import TARGET, Hit
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.round import sample_round
 from mlxspec.engine.schedule import Turns
 from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows

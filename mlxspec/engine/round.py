@@ -25,7 +25,6 @@ from mlxspec.drafters.base import Unread
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.streams import Streams
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import sample_round
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
 from mlxspec.kernels.flat import FlatRows
@@ -34,7 +33,7 @@ from mlxspec.platform import device
 from mlxspec.platform.host import numbers
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.acceptance import match
-from mlxspec.sampling.round import Sampled
+from mlxspec.sampling.round import Ahead, RoundRow, Sampled, sample
 
 _PLAIN = Proposal()
 
@@ -341,6 +340,32 @@ def _forward(
         is_open=not plain,
         is_warm=out.is_warm,
     )
+
+
+def sample_round(
+    requests: Sequence[Request],
+    proposals: Sequence[Proposal],
+    tokens: mx.array,
+    logits: mx.array,
+    *,
+    ahead: int | Unread = 0,
+) -> Sampled:
+    """The target's choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
+
+    ahead: how many tokens of each row are on their way but not in its history yet, or the round that they come from.
+    """
+    rows = [
+        RoundRow(
+            sampler=request.sampler,
+            length=len(request.history),
+            history=lambda request=request: request.shown,  # type: ignore[misc]
+            draft=proposal.draft.tokens,
+            num_drafted=proposal.draft.length,
+        )
+        for request, proposal in zip(requests, proposals, strict=True)
+    ]
+    coming = Ahead(ahead.num_committed, ahead.width) if isinstance(ahead, Unread) else ahead
+    return sample(rows, tokens, logits, ahead=coming)
 
 
 def _flatten(newest: Sequence[int] | mx.array, proposals: Sequence[Proposal]) -> mx.array:

@@ -18,7 +18,7 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
-from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.policy.drafting import Drafting, Proposal
 from mlxspec.sampling.row import RowSampler

@@ -17,7 +17,7 @@ from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.round import sample_round
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.kernels.flat import FlatRows

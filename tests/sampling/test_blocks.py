@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform import device
 from mlxspec.sampling import blocks

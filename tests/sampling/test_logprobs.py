@@ -13,7 +13,7 @@ from planting import catches
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
 from mlxspec.drafters.chain import Proposal
-from mlxspec.engine.sample_round import sample_round
+from mlxspec.engine.round import sample_round
 from mlxspec.sampling.row import RowSampler
 
 VOCAB = 30
