@@ -1,4 +1,5 @@
-"""Reads requests for embeddings and ranks, runs them between the rounds of whatever decodes, and writes their answers."""
+"""Embeddings and ranks, OpenAI's `/v1/embeddings`, Ollama's `/api/embed`, and `/v1/rerank` as Jina's and Cohere's clients send it: the form
+of requests and answers, reading, running between the rounds of whatever decodes, and writing."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from mlxspec.engine.embedding import INSTRUCTION, Found, answers_of, judged, ranks, vectors
 from mlxspec.engine.worker import Worker
@@ -20,11 +22,85 @@ from mlxspec.loading.pooling import Pooling
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.server.errors import BadField
 from mlxspec.server.fairness import check_wanted
-from mlxspec.server.forms.completions import has_several
+from mlxspec.server.forms import base as t
+from mlxspec.server.forms import shared
+from mlxspec.server.forms.completions import has_several, prompts
+from mlxspec.server.forms.shared import Count
 from mlxspec.server.request_parsing import ids_of, tokenizer_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
+
+# --- the form
+
+MOST = 2048  # texts of a request
+_Text = Annotated[str, Field(min_length=1, max_length=1 << 22)]
+_Several = Field(min_length=1, max_length=MOST)
+Size = Annotated[int, t.Range(1, 1 << 20)]
+
+
+class VectorsBody(t.Fields):
+    """What all three share. Nothing is sampled, so fields about that are unknown ones."""
+
+    model: shared.ModelName | None = None
+    harmless: ClassVar = {
+        **t.harmless("user", shared.BOOKKEEPING),
+        **t.harmless("priority", shared.ONE_MACHINE),
+    }
+
+
+class EmbeddingsRequest(VectorsBody):
+    input: prompts(MOST)  # type: ignore[valid-type]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Size | None = t.optional("so many first numbers of each vector, made as long as before")
+
+
+class OllamaEmbedRequest(VectorsBody):
+    input: _Text | Annotated[t.Many[_Text], _Several]
+    truncate: t.Flag = t.optional("unless false a text longer than the context is cut at its end")
+    dimensions: Size | None = None
+    options: t.Object | None = t.optional("about sampling; not read")
+    harmless: ClassVar = {
+        **VectorsBody.harmless,
+        **t.harmless("keep_alive", "--idle-unload of the server says how long a model stays"),
+    }
+
+
+class RankedText(t.Fields):
+    text: _Text
+
+
+class RerankRequest(VectorsBody):
+    query: _Text
+    documents: Annotated[t.Many[_Text | RankedText], _Several]
+    top_n: Size | None = None
+    return_documents: t.Flag = None
+    instruction: Annotated[str, Field(min_length=1, max_length=10_000)] | None = t.optional(
+        "what a good document does"
+    )
+
+
+# --- answers
+
+_Usage = t.answer("VectorUsage", prompt_tokens=Count, total_tokens=Count)
+_Embedding = t.answer(
+    "Embedding", object=Literal["embedding"], index=Count, embedding=t.either(list[float], str)
+)
+EmbeddingsAnswer = t.answer(
+    "EmbeddingsAnswer", object=Literal["list"], data=t.many(_Embedding), model=str, usage=_Usage
+)
+OllamaEmbedAnswer = t.answer(
+    "OllamaEmbedAnswer", model=str, embeddings=list[list[float]], total_duration=Count, load_duration=Count, prompt_eval_count=Count
+)  # fmt: skip
+_Ranked = t.answer(
+    "Ranked", "document", index=Count, relevance_score=float, document=t.answer("RankedDocument", text=str)
+)
+RerankAnswer = t.answer(
+    "RerankAnswer", object=Literal["list"], model=str, results=t.many(_Ranked), usage=_Usage
+)
+
+
+# --- reading and writing
 
 _EXAMPLES = "load one, such as Qwen/Qwen3-Embedding-0.6B, by --embedding-model"
 _RERANKERS = "load a reranker, such as Qwen/Qwen3-Reranker-0.6B, by --embedding-model"

@@ -9,7 +9,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from mlxspec import __version__
-from mlxspec.server.forms import messages, ollama, shared
+from mlxspec.server import messages_api, ollama_api
+from mlxspec.server.forms import shared
 from mlxspec.server.routes import ROUTES, RouteForm
 
 _STATUSES = {
@@ -24,7 +25,7 @@ _STATUSES = {
     "503": "Busy, loading or stopping: try again after Retry-After seconds.",
 }
 _TEXT = {"schema": {"type": "string"}}
-_ERRORS = (shared.Error, messages.AnthropicError, ollama.OllamaError)
+_ERRORS = (shared.Error, messages_api.AnthropicError, ollama_api.OllamaError)
 _NAMED = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
 
 
@@ -79,9 +80,9 @@ def _json(form: Any) -> dict[str, Any]:
 def _operation(route: RouteForm, name: str) -> dict[str, Any]:
     error = shared.Error
     if route.path.startswith("/api/"):
-        error = ollama.OllamaError
+        error = ollama_api.OllamaError
     elif route.path.startswith("/messages"):
-        error = messages.AnthropicError
+        error = messages_api.AnthropicError
     content = dict.fromkeys(route.answer, _TEXT) if isinstance(route.answer, tuple) else _json(route.answer)
     if route.stream is not None:
         content[route.stream] = {}  # of events, whose data is an object as text, which no schema here says

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxspec.server import embeddings, messages_api, ollama_api, responses_api
 from mlxspec.server.answer_writer import EVENTS, JSON_LINES
-from mlxspec.server.forms import chat, completions, embeddings, messages, models, ollama, responses, shared
+from mlxspec.server.forms import chat, completions, models, shared
 from mlxspec.server.forms.base import Fields
 
 PAGE_FOLDER = "/page/"  # files of the page at /
@@ -60,19 +61,22 @@ ROUTES: tuple[RouteForm, ...] = (
           models.Success),
     _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer),
     _post("/rerank", "rerank", "How well documents answer a query.", embeddings.RerankRequest, embeddings.RerankAnswer),
-    _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages.MessagesRequest, messages.MessagesAnswer, EVENTS),
-    _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages.CountTokensRequest, messages.CountAnswer),
-    _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses.ResponsesRequest,
-          responses.ResponsesAnswer, EVENTS),
-    _post("/responses/input_tokens", "count_response", "How many tokens its prompt has.", responses.ResponsesRequest, shared.Counted),
-    _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama.OllamaChatRequest, ollama.OllamaChatAnswer,
+    _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages_api.MessagesRequest,
+          messages_api.MessagesAnswer, EVENTS),
+    _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages_api.CountTokensRequest,
+          messages_api.CountAnswer),
+    _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses_api.ResponsesRequest,
+          responses_api.ResponsesAnswer, EVENTS),
+    _post("/responses/input_tokens", "count_response", "How many tokens its prompt has.", responses_api.ResponsesRequest, shared.Counted),
+    _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama_api.OllamaChatRequest, ollama_api.OllamaChatAnswer,
           JSON_LINES),
-    _post("/api/generate", "ollama_generate", "Answer a prompt.", ollama.OllamaGenerateRequest, ollama.OllamaGenerateAnswer, JSON_LINES),
+    _post("/api/generate", "ollama_generate", "Answer a prompt.", ollama_api.OllamaGenerateRequest,
+          ollama_api.OllamaGenerateAnswer, JSON_LINES),
     _post("/api/embed", "ollama_embed", "Vectors of texts, in Ollama's form.", embeddings.OllamaEmbedRequest, embeddings.OllamaEmbedAnswer),
-    _post("/api/show", "ollama_show", "What a model can do.", ollama.OllamaShowRequest, ollama.OllamaShown),
+    _post("/api/show", "ollama_show", "What a model can do.", ollama_api.OllamaShowRequest, ollama_api.OllamaShown),
     _get("/", "page", "A page to chat on.", ("text/html",)),
     _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),
-    _get("/responses/{name}", "response", "Says that responses are not stored here.", responses.ResponsesAnswer, "404"),
+    _get("/responses/{name}", "response", "Says that responses are not stored here.", responses_api.ResponsesAnswer, "404"),
     _get("/models", "models", "The models of this server.", models.ModelsAnswer),
     _get("/models/{name:path}", "model", "One of them.", models.ModelAnswer, "404"),
     _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),
@@ -82,7 +86,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/lora-adapters", "lora_adapters", "Adapters beside a model, by llama.cpp's numbers.", models.AdaptersAnswer),
     _get("/slots", "slots", "Places for rows, and how many are busy.", models.SlotsAnswer),
     _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
-    _get("/api/tags", "ollama_tags", "The models of this server.", ollama.OllamaTags),
-    _get("/api/ps", "ollama_running", "The models in memory.", ollama.OllamaRunning),
-    _get("/api/version", "ollama_version", "Its version.", ollama.OllamaVersion),
+    _get("/api/tags", "ollama_tags", "The models of this server.", ollama_api.OllamaTags),
+    _get("/api/ps", "ollama_running", "The models in memory.", ollama_api.OllamaRunning),
+    _get("/api/version", "ollama_version", "Its version.", ollama_api.OllamaVersion),
 )  # fmt: skip

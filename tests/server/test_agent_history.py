@@ -12,12 +12,10 @@ from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.forms.base import review
-from mlxspec.server.forms.messages import MessagesRequest, OtherBlock
-from mlxspec.server.forms.responses import ItemLeftOut, ResponsesRequest
 from mlxspec.server.images import take_images
 from mlxspec.server.messages import normalize, render_conversation, without_unseen_answers
-from mlxspec.server.messages_api import messages_request
-from mlxspec.server.responses_api import responses_request
+from mlxspec.server.messages_api import MessagesRequest, OtherBlock, messages_request
+from mlxspec.server.responses_api import ItemLeftOut, ResponsesRequest, responses_request
 from tests.server.serving import QUESTION, Served
 
 USER = {"role": "user", "content": "hi"}

@@ -13,8 +13,7 @@ from mlxspec.server.chat import chat_request
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import review
 from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.responses import ResponsesRequest
-from mlxspec.server.responses_api import responses_request
+from mlxspec.server.responses_api import ResponsesRequest, responses_request
 from tests.server.serving import Served
 
 NAMES = ("read", "write", "list_all")

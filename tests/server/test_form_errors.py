@@ -12,9 +12,9 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review
 from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.forms.completions import CompletionRequest
-from mlxspec.server.forms.messages import MessagesRequest
-from mlxspec.server.forms.ollama import OllamaChatRequest
-from mlxspec.server.forms.responses import ResponsesRequest
+from mlxspec.server.messages_api import MessagesRequest
+from mlxspec.server.ollama_api import OllamaChatRequest
+from mlxspec.server.responses_api import ResponsesRequest
 
 pytestmark = pytest.mark.smoke
 

@@ -15,13 +15,10 @@ from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
 from mlxspec.server.chat import ChatWriter
 from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.messages import MessagesRequest
-from mlxspec.server.forms.ollama import OllamaChatRequest, OllamaOptions
-from mlxspec.server.forms.responses import ResponsesRequest
 from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.messages_api import MessagesWriter
-from mlxspec.server.ollama_api import OllamaChatWriter
-from mlxspec.server.responses_api import ResponsesWriter
+from mlxspec.server.messages_api import MessagesRequest, MessagesWriter
+from mlxspec.server.ollama_api import OllamaChatRequest, OllamaChatWriter, OllamaOptions
+from mlxspec.server.responses_api import ResponsesRequest, ResponsesWriter
 from tests.server.api_forms import (
     FORMS,
     QUESTIONS,
