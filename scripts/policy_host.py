@@ -90,7 +90,8 @@ def microseconds(kind: str, num_rounds: int) -> float:
     for name in ("ask_all", "tell", "may_look_up"):
         setattr(chain, name, _apart(getattr(chain, name), apart))
     drafting = Drafting(chain)
-    costs = CostModel({0: WIDTHS}, {"mtp": DraftCost(step=0.0008)})
+    costs = CostModel()
+    costs.know(WIDTHS, {"mtp": DraftCost(step=0.0008)})
     costs.refine_draft = lambda *_: None  # type: ignore[method-assign]  # this one's drafts take no time
     drafting.follow(Controller(costs))
     history = text[:64]

@@ -1,222 +1,232 @@
 #!/usr/bin/env python3
-"""How long recorded answers would take under every policy on machines that are not here: the table of docs/never-slower.md.
+"""How long answers would take under policy auto on machines that are not here: the tables of docs/never-slower.md.
 
-    scripts/simulate [--traces FILE] [--requests 200] [--curves NAMES] [--workloads NAMES] [--lengths 256,1024] [--jobs N]
-                     [--drafters NAMES] [--fixed] [--rows 1] [--json FILE] [--alone] [--like NAME=NAME]
-                     [--rates NAME=94:86:77]
+    scripts/simulate [--lengths 16,32,96,256] [--count 15] [--curves NAMES] [--starts cold,warm,restart] [--jobs N] [--json FILE]
+    scripts/simulate --rows 4 [--count 60]       groups of recorded answers that decode together, of one kind of text and of all mixed
+    scripts/simulate --engine [--tokens 96] [--temperatures 0,0.8] [--prompts 30] [--cold 0]       the real engine under a simulated clock
 
-A cell is a curve, a workload, a length in tokens, and whether the controller begins knowing nothing (cold) or after as many other
-requests (warm). Ratios are total decode times: above 1 is faster than plain decoding. --fixed adds a line for every fixed depth.
---rows above 1: groups of so many recorded answers that decode together, each as long as it is (--lengths does not count), of one
-workload and of all mixed. --alone: the controller with all of --drafters beside the controller with the lookups and one of those that run a
-model. --like dflash=mtp, with --alone: the first says what the second said, seven tokens at most, so that costs alone tell them apart.
---rates mtp=94:86:77, with --alone, once for each drafter: accepted as a card says, in so many percent of rounds one token at least, two,
-and three.
+The first two replay recorded traces (--traces): the controller alone, all kinds of text in turns. The third answers the prompts of
+scripts/bench_policy.json with the demo model; rounds and drafts take what a curve says, and the first round of a width --cold plain rounds
+more. Ratios are of decoding times, above 1 is faster. `best` is the fastest of plain decoding and all fixed settings for that answer, in
+hindsight; `kind` the fixed setting that is fastest for all answers of its kind. A start is cold (a new controller for each answer), warm,
+or a restart, which knows what a warm one kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from itertools import pairwise
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from simulation.machines import MACHINES
-from simulation.report import (
-    DRAFTERS,
-    Cell,
-    GroupCell,
-    auto_over_plain,
-    run_cells,
-    run_group_cells,
-    worst,
-)
-from simulation.requests import MODELS
-from simulation.traces import read_traces, said_alike, said_by_rates
+from simulation.report import DRAFTERS, STARTS, Cell, GroupCell, run_cells, run_group_cells
+from simulation.traces import read_traces
 
-TRACES = Path(__file__).resolve().parent.parent / "tests" / "policy" / "traces.npz"
+ROOT = Path(__file__).resolve().parent.parent
+TRACES = ROOT / "tests" / "policy" / "held_traces.npz"
+CURVES = ("CPU", "M1 Ultra", "M3 Max", "M3 Ultra", "M4 Pro")
+KINDS = ("edit", "explain", "continue", "ask", "sampled")
 
 
 def main() -> None:
+    options = _options()
+    jobs: list[tuple[Any, ...]] = []
+    if options.engine:
+        found = [row for curve in options.curves for row in run_engine(curve, options)]
+        _print_table(
+            ["curve", "T", "setting", "over plain", "worst", "over best", "tokens a round", "equal"], found
+        )
+        cells: list[Any] = [
+            dict(zip(("curve", "temperature", "setting"), row, strict=False)) for row in found
+        ]
+    elif options.rows > 1:
+        groups = [[k] for k in KINDS] + [list(KINDS)]
+        jobs = [(options.traces, g, options.rows, options.curves, options.count) for g in groups]
+        cells = _run(_group_job, jobs, options.jobs)
+        _print_groups(cells)
+    else:
+        jobs = [(options.traces, n, options.curves, options.count, options.starts) for n in options.lengths]
+        cells = _run(_job, jobs, options.jobs)
+        _print_cells(cells)
+    if options.json:
+        data = [c if isinstance(c, dict) else asdict(c) for c in cells]
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, default=TRACES)
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--curves", default=",".join(m.name for m in MACHINES))
-    parser.add_argument("--workloads")
-    parser.add_argument("--lengths", default="256,1024")
-    parser.add_argument("--drafters", default=",".join(DRAFTERS))
+    parser.add_argument("--count", type=int, default=15)
+    parser.add_argument("--curves", default=",".join(CURVES))
+    parser.add_argument("--lengths", default="16,32,96,256")
+    parser.add_argument("--starts", default=",".join(STARTS))
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--fixed", action="store_true")
+    parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--temperatures", default="0,0.8")
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--cold", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--alone", action="store_true")
-    parser.add_argument("--like", default="")
-    parser.add_argument("--rates", action="append", default=[])
     options = parser.parse_args()
-    _check(parser, options)
-    names = options.workloads.split(",") if options.workloads else list(read_traces(options.traces))
-    machines = [m for m in MACHINES if m.name in options.curves.split(",")]
-    lengths = [int(n) for n in options.lengths.split(",")]
-    drafters = options.drafters.split(",")
-    if options.alone:
-        settings = [
-            (
-                options.traces,
-                options.like,
-                _rates(options),
-                name,
-                length,
-                machines,
-                options.requests,
-                drafters,
-            )
-            for name in names
-            for length in lengths
-        ]
-        with ProcessPoolExecutor(options.jobs) as pool:
-            _print_alone([line for found in pool.map(_alone_job, settings) for line in found])
-        return
-    if options.rows > 1:
-        groups = [
-            (options.traces, which, options.rows, machines, options.requests, drafters)
-            for which in [*([n] for n in names), names]
-        ]
-        with ProcessPoolExecutor(options.jobs) as pool:
-            _print_groups([cell for found in pool.map(_group_job, groups) for cell in found])
-        return
-    jobs = [
-        (options.traces, name, length, machines, options.requests, drafters)
-        for name in names
-        for length in lengths
-    ]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        cells: list[Cell] = []
-        for found in pool.map(_job, jobs):
-            cells += found
-            if options.json:  # as far as it is: all of them take long
-                options.json.write_text(json.dumps([asdict(c) for c in cells], indent=1))
-    _print(cells, options.fixed)
-
-
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exits 2 with one sentence for what cannot be simulated."""
-    for name in ("rows", "requests", "jobs"):
+    for name, known in (("curves", [m.name for m in MACHINES]), ("starts", STARTS)):
+        given = getattr(options, name).split(",")
+        wrong = [g for g in given if g not in known]
+        if wrong:
+            parser.error(f"--{name} knows no {wrong[0]!r}; there are {', '.join(known)}")
+        setattr(options, name, given)
+    for name, kind in (("lengths", int), ("temperatures", float)):
+        try:
+            setattr(options, name, [kind(n) for n in getattr(options, name).split(",")])
+        except ValueError:
+            parser.error(f"--{name} takes numbers with commas between them")
+    if not options.traces.is_file():
+        parser.error(f"--traces: there is no file {options.traces}")
+    for name in ("count", "rows", "tokens", "prompts", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    if options.rows > 1 and (options.fixed or options.json):
-        parser.error("--fixed and --json are for one row")
-    if options.alone and not set(options.drafters.split(",")) & set(MODELS):
-        parser.error("--alone needs --drafters of which one runs a model")
-    if not options.traces.is_file():
-        parser.error(f"there is no file {options.traces}")
-    rates = _rates(options)
-    if rates and not (options.alone and set(rates) <= set(MODELS) and all(map(_falls, rates.values()))):
-        parser.error(
-            "--rates goes with --alone and takes NAME=94:86:77, falling percents of a drafter that runs a model"
-        )
-    traces = read_traces(options.traces)
-    known = {
-        "curves": [m.name for m in MACHINES],
-        "workloads": list(traces),
-        "drafters": list(dict.fromkeys(n for w in traces.values() for a in w.answers for n in a)),
-    }
-    for option, names in known.items():
-        if option == "drafters":
-            names += [options.like.split("=")[0]] * bool(options.like) + list(_rates(options))
-        wrong = [n for n in (getattr(options, option) or "").split(",") if n and n not in names]
-        if wrong:
-            parser.error(f"--{option} knows no {wrong[0]!r}; there are {', '.join(names)}")
-    pair = options.like.split("=")
-    fits = options.alone and len(pair) == 2 and pair[0] in MODELS and pair[1] in known["drafters"]
-    if options.like and not fits:
-        parser.error("--like goes with --alone and takes NAME=NAME, the second of a drafter in the traces")
-    if not all(n.isdigit() and int(n) > 0 for n in options.lengths.split(",")):
-        parser.error("--lengths are numbers of tokens with commas between them")
+    if min(options.lengths) < 1:
+        parser.error("--lengths are at least 1")
+    return options
 
 
-def _rates(options: argparse.Namespace) -> dict[str, list[float]]:
-    """By drafter; without any numbers where there are none to read."""
-    found = {}
-    for given in options.rates:
-        name, _, percents = given.partition("=")
-        numbers = percents.split(":")
-        found[name] = [int(n) / 100 for n in numbers] if all(n.isdecimal() for n in numbers) else []
-    return found
+def _run(work: Any, jobs: list[tuple[Any, ...]], num: int) -> list[Any]:
+    if num == 1:
+        return [cell for job in jobs for cell in work(job)]
+    with ProcessPoolExecutor(num) as pool:
+        return [cell for cells in pool.map(work, jobs) for cell in cells]
 
 
-def _falls(shares: list[float]) -> bool:
-    return bool(shares) and all(1 >= a >= b > 0 for a, b in pairwise([1.0, *shares]))
+def _job(job: tuple[Any, ...]) -> list[Cell]:
+    path, length, curves, count, starts = job
+    traces = read_traces(path)
+    workloads = {k: traces[k] for k in KINDS if k in traces}
+    machines = [m for m in MACHINES if m.name in curves]
+    return run_cells(workloads, length, machines, count=count, starts=starts, drafters=DRAFTERS)
 
 
-def _job(job):  # type: ignore[no-untyped-def]
-    path, name, length, machines, count, drafters = job
-    return run_cells(read_traces(path)[name], length, machines, count=count, drafters=drafters)
+def _group_job(job: tuple[Any, ...]) -> list[GroupCell]:
+    path, names, num_rows, curves, count = job
+    traces = read_traces(path)
+    machines = [m for m in MACHINES if m.name in curves]
+    return run_group_cells([traces[n] for n in names if n in traces], num_rows, machines, count=count)
 
 
-def _alone_job(setting):  # type: ignore[no-untyped-def]
-    """Per cell: its name, speed over plain decoding with all drafters, and with the lookups and each that runs a model."""
-    path, like, rates, name, length, machines, count, drafters = setting
-    workload = read_traces(path)[name]
-    if like:
-        workload = said_alike(workload, *like.split("="))
-    if rates:
-        workload = said_by_rates(workload, rates)
-    lookups = [d for d in drafters if d not in MODELS]
-    sets = {d: [*lookups, d] for d in drafters if d in MODELS}
+def run_engine(curve: str, options: argparse.Namespace) -> list[list[Any]]:
+    """Rows of the table of the real engine on one curve: the best fixed setting, policy auto by start, and the best in hindsight."""
+    from simulation.engine_clock import SETTINGS, SimulatedEngine, fixed_spec
 
-    def ratios(some: list[str]) -> dict[str, float]:
-        return auto_over_plain(workload, length, machines, count=count, drafters=some)
+    from mlxspec import load
+    from mlxspec.config import EngineConfig, SpecConfig
 
-    every, single = ratios(drafters), {d: ratios(some) for d, some in sets.items()}
-    return [
-        (f"{cell}, {length}", ratio, {d: r[cell] for d, r in single.items()}) for cell, ratio in every.items()
+    prompts = json.loads((ROOT / "scripts" / "bench_policy.json").read_text(encoding="utf-8"))["demo"]
+    texts = [p["text"] for p in prompts[: options.prompts]]
+    machine = next(m for m in MACHINES if m.name == curve)
+    engine = load("demo", draft=DRAFTERS, config=EngineConfig(prefix_budget=0, past_texts=0), head="base")
+    simulated, auto, rows = SimulatedEngine(engine, machine), replace(engine.spec, policy="auto"), []
+    for temperature in options.temperatures:
+
+        def answers(
+            spec: SpecConfig, seed: int = 0, *, is_cold: bool = False, heat: float = temperature
+        ) -> list[Any]:
+            found = []
+            for i, text in enumerate(texts):
+                if is_cold:
+                    simulated.restart()
+                found.append(
+                    simulated.answer(text, spec, tokens=options.tokens, temperature=heat, seed=seed + i)
+                )
+            return found
+
+        simulated.cold = 0.0
+        fixed = {
+            n: answers(SpecConfig() if s is None else fixed_spec(engine, *s)) for n, s in SETTINGS.items()
+        }
+        off = fixed["off"]
+        best = [min(fixed[n][i].seconds for n in fixed) for i in range(len(texts))]
+        over = {
+            n: statistics.mean(o.seconds / a.seconds for o, a in zip(off, fixed[n], strict=True))
+            for n in fixed
+        }
+        one = max(over, key=lambda n: over[n])
+        simulated.cold = options.cold
+        simulated.restart()
+        answers(auto, seed=1000)
+        warm = answers(auto)
+        cold = answers(auto, is_cold=True)
+        for name, some in ((f"best fixed: {one}", fixed[one]), ("auto, warm", warm), ("auto, cold", cold)):
+            ratios = [o.seconds / a.seconds for o, a in zip(off, some, strict=True)]
+            rows.append(
+                [
+                    curve,
+                    f"{temperature:g}",
+                    name,
+                    f"{statistics.mean(ratios):.3f}",
+                    f"{min(ratios):.3f}",
+                    f"{statistics.mean(b / a.seconds for b, a in zip(best, some, strict=True)):.3f}",
+                    f"{statistics.mean(len(a.tokens) / len(a.widths) for a in some):.2f}",
+                    f"{sum(a.tokens == o.tokens for a, o in zip(some, off, strict=True))} of {len(off)}",
+                ]
+            )
+    return rows
+
+
+def _print_cells(cells: list[Cell]) -> None:
+    rows = [
+        [
+            c.machine,
+            str(c.length),
+            c.start,
+            *(f"{x:.3f}" for x in (c.over_plain, c.worst, c.over_best, c.over_kind, c.hindsight)),
+            f"{c.per_round:.2f}",
+        ]
+        for c in cells
     ]
-
-
-def _print_alone(lines: list[tuple[str, float, dict[str, float]]]) -> None:
-    names = list(lines[0][2])
-    print("| curve, workload, start, tokens | all |", " | ".join(names), "| all / best alone |")
-    print("|---|---|", "---|" * len(names), "---|", sep="")
-    for cell, ratio, single in lines:
-        each = " | ".join(f"{single[n]:.3f}" for n in names)
-        print(f"| {cell} | {ratio:.3f} | {each} | {ratio / max(single.values()):.3f} |")
-    worst_cell, ratio, single = min(lines, key=lambda line: line[1] / max(line[2].values()))
-    print(f"\nworst: {ratio / max(single.values()):.3f} ({worst_cell})")
-
-
-def _group_job(job):  # type: ignore[no-untyped-def]
-    path, names, num_rows, machines, count, drafters = job
-    known = read_traces(path)
-    return run_group_cells([known[n] for n in names], num_rows, machines, count=count, drafters=drafters)
+    _print_table(
+        [
+            "curve",
+            "tokens",
+            "start",
+            "over plain",
+            "worst",
+            "over best",
+            "over kind",
+            "best over plain",
+            "tokens a round",
+        ],
+        rows,
+    )
+    print()
+    means = []
+    for length in dict.fromkeys(c.length for c in cells):
+        for start in dict.fromkeys(c.start for c in cells):
+            some = [c for c in cells if (c.length, c.start) == (length, start)]
+            numbers = [
+                statistics.mean(getattr(c, n) for c in some) for n in ("over_plain", "over_best", "over_kind")
+            ]
+            means.append(
+                [str(length), start, *(f"{x:.3f}" for x in numbers), f"{min(c.worst for c in some):.3f}"]
+            )
+    _print_table(["tokens", "start", "over plain", "over best", "over kind", "worst"], means)
 
 
 def _print_groups(cells: list[GroupCell]) -> None:
-    print("| curve | workload | rows | start | auto / plain | slowest 5 % |")
-    print("|---|---|---|---|---|---|")
-    for c in sorted(cells, key=lambda c: [m.name for m in MACHINES].index(c.machine)):
-        print(
-            f"| {c.machine} | {c.workload} | {c.num_rows} | {c.start} | {c.over_plain:.3f} | {c.slowest:.3f} |"
-        )
+    rows = [
+        [c.machine, c.workload, str(c.num_rows), c.start, f"{c.over_plain:.3f}", f"{c.slowest:.3f}"]
+        for c in sorted(cells, key=lambda c: [m.name for m in MACHINES].index(c.machine))
+    ]
+    _print_table(["curve", "text", "rows", "start", "over plain", "slowest 5 %"], rows)
 
 
-def _print(cells: list[Cell], fixed: bool) -> None:
-    print(
-        "| curve | workload | tokens | start | auto / plain | slowest 5 % | auto / best fixed | best fixed | first | longest | oracle |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for c in cells:
-        print(
-            f"| {c.machine} | {c.workload} | {c.length} | {c.start} | {c.over_plain:.3f} | {c.slowest:.3f} | {c.over_best:.3f} "
-            f"| {c.best[0]} {c.best[1]}: {c.best_over_plain:.2f} | {c.first:.2f} | {c.longest:.2f} | {c.oracle:.2f} |"
-        )
-        if fixed:
-            print("  " + ", ".join(f"{k} {v:.2f}" for k, v in c.fixed.items()))
-    for start in ("cold", "warm"):
-        print(f"\nworst, {start}: {worst(cells, start)}")
+def _print_table(heads: list[str], rows: list[list[Any]]) -> None:
+    for row in (heads, ["---"] * len(heads), *rows):
+        print("|", " | ".join(row), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -303,7 +303,9 @@ def record(
         mx.disable_compile()
         engine = shape.engine(drafts, kv_bits)
         costs = {name: DraftCost(step=0.02) for name in engine.chain.drafters}
-        engine.follow(CostModel({0: CURVE}, costs))
+        known = CostModel()
+        known.know(CURVE, costs)
+        engine.follow(known)
         if engine.drafting.auto is not None:
             engine.drafting.auto.runs_ahead = True  # as on a GPU
         spec = SpecConfig(drafters=tuple(engine.chain.drafters), policy=policy, n_max=depth)  # type: ignore[arg-type]

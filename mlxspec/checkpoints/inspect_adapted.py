@@ -46,7 +46,7 @@ def inspect_adapted(
     context = context or min(memory.DEFAULT_CONTEXT, model.max_context)
     num, each = expert_counts(config)
     parameters = get_total_parameters(model.module)
-    stacks = model.agreed.reads.stacks / max(1, bytes_of(model))
+    stacks = model.agreed.stacks / max(1, bytes_of(model))
     advice = f"{made.unsupported_head}"
     return InspectReport(
         name=name,

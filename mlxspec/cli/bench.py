@@ -113,18 +113,19 @@ def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> 
     """Each drafter alone, at several depths, on the first prompt of every workload that is not sampled."""
     from mlxspec.bench import plots, tune
     from mlxspec.bench.workloads import read_workloads
-    from mlxspec.engine import measure
+    from mlxspec.engine import rehearsal
 
     prompts = [w.prompts[0] for w in read_workloads(engine, names) if not w.temperature]
     if not prompts:
         raise ConfigError("--plot needs a workload that is not sampled.")
-    costs, _ = measure.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
+    rehearsal.measure(engine)
+    costs = engine.drafting.costs
     with Waiting("plotting") as wait:
         _, scores = tune.compare(
             engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=wait.tell
         )
     title = f"{engine.name}, {len(prompts)} recorded prompts, {stats_line.computer()}"
-    plots.draw(path, title, costs.curve(0).knots_until(_WIDEST), scores)
+    plots.draw(path, title, costs.curve(0).known_until(_WIDEST), scores)
 
 
 def line(outcome: WorkloadOutcome) -> str:

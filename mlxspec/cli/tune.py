@@ -79,11 +79,11 @@ def run(args: argparse.Namespace) -> int:
     device.compile_kernels()  # what is measured is worth waiting for
     engine = bench.with_lookups(options.load_engine(args, spec), args.draft == "auto")
     prompts = encoded(engine, texts)
-    from mlxspec.engine import measure
+    from mlxspec.engine import rehearsal
 
     with Waiting("measuring what rounds cost here", is_long=True):
-        costs, path = measure.measured_costs(engine.model, engine.chain.drafters, engine.config, engine.name)
-    engine.follow(costs)
+        path = rehearsal.measure(engine)
+    costs = engine.drafting.costs
     with Waiting("measuring every drafter", unit="answers", is_long=True) as wait:
         plain, scores = bench.compare(
             engine,
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     winner = bench.best(scores)
     if args.plot is not None:
         title = f"{engine.name}, {len(prompts)} prompts, {stats_line.computer()}"
-        plots.draw(Path(args.plot), title, costs.curve(0).knots_until(_WIDEST), scores)
+        plots.draw(Path(args.plot), title, costs.curve(0).known_until(_WIDEST), scores)
     if args.json:
         data = {
             "model": engine.name,
@@ -161,13 +161,15 @@ def score_data(score: Score) -> dict[str, Any]:
 
 
 def _print(engine: Engine, costs: CostModel, plain: Score, scores: list[Score]) -> None:
+    from mlxspec.policy.costs import GREEDY
+
     curve = costs.curve(0)
     terminal.say(f"{engine.name}, plain decoding: {plain.decode_speed:.1f} tokens a second\n\n")
     one = curve.seconds(1)
     rows = [[str(w), f"{1000 * curve.seconds(w):.2f}", f"{curve.seconds(w) / one:.2f}"] for w in _WIDTHS]
     print_table(["tokens verified", "ms a round", "plain rounds"], rows, right=(0, 1, 2))
-    for name in (n for n in costs.drafts if n in engine.chain.drafters):
-        cost = costs.draft(name)
+    for name in (n for n, kind in costs.drafts if kind == GREEDY):
+        cost = costs.draft(name, GREEDY, one)
         terminal.say(f"a draft by {name}: {1000 * cost.call:.2f} ms and {1000 * cost.step:.2f} ms a token\n")
     terminal.say("\n")
     print_table(

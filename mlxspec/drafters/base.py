@@ -14,7 +14,7 @@ each row gives the other four too.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,12 +78,14 @@ class Needs:
 
 class Ask(NamedTuple):
     """A row to draft for. history: all its known tokens, the last of them not yet seen by the target, not to be changed. limit: at most so
-    many, >= 1. sampler: the row's, not to be changed."""
+    many, >= 1. sampler: the row's, not to be changed. stops: where it is given, a drafter that makes its draft token by token asks it after
+    each token whether the draft ends there, with the confidences of all tokens so far."""
 
     row: int
     history: Sequence[int]
     limit: int
     sampler: RowSampler
+    stops: Callable[[Sequence[float]], bool] | None = None
 
 
 class Draft(NamedTuple):

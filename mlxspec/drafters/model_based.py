@@ -23,6 +23,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_input
 from mlxspec.models.reads import Reads
 from mlxspec.platform import device
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler
 
@@ -341,10 +342,10 @@ class ModelDrafter(Drafter):
             for i, ask in enumerate(active):
                 tokens[ask.row].append(chosen[i : i + 1])
                 sure[ask.row].append(sureness[i : i + 1])
-            # the tokens only: their confidences are read where a limit on them is set
+            # the tokens only: their confidences are read where somebody asks for them
             device.start(chosen, num_launches=_OF_A_STEP + OF_A_DRAW)
             depth += 1
-            going = [i for i, a in enumerate(active) if a.limit > depth]
+            going = [i for i, a in enumerate(active) if a.limit > depth and not _ends(a, sure[a.row])]
             if not going:
                 break
             if len(going) < len(active):
@@ -359,14 +360,7 @@ class ModelDrafter(Drafter):
             self.is_warm = self.is_warm and out.is_warm
             fork.commit()
             logits, hidden = out.logits, out.hidden
-        return {
-            a.row: Draft(
-                a.limit,
-                _join(tokens[a.row]),
-                _join(sure[a.row]),
-            )
-            for a in asks
-        }
+        return {a.row: Draft(len(tokens[a.row]), _join(tokens[a.row]), _join(sure[a.row])) for a in asks}
 
     def _run(
         self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt
@@ -397,6 +391,11 @@ class ModelDrafter(Drafter):
         self.is_warm = self.is_warm and out.is_warm
         self._last_rows = rows
         return cache, out
+
+
+def _ends(ask: Ask, sure: Sequence[mx.array]) -> bool:
+    """Whether a draft is to end behind the tokens of these confidences, each (1,). Finding out waits for them."""
+    return ask.stops is not None and ask.stops([numbers(s).item() for s in sure])
 
 
 def _of_tokens(cells: Snapshot, start: int, skipped: int) -> Snapshot:

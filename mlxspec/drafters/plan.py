@@ -35,5 +35,8 @@ class RoundPlan:
         return replace(self, rows=tuple(self.rows[i] for i in places), unread=unread)
 
     def ask(self, row: ChainRow, limit: int) -> Ask:
-        """What a drafter is asked for a row: at most `limit` tokens."""
-        return Ask(row.row, self.histories[row.row], limit, row.sampler)
+        """What a drafter is asked for a row: at most `limit` tokens, none behind one that it is less sure of than p_min. Behind an unread
+        round nobody waits for confidences."""
+        p_min = row.spec.p_min
+        stops = None if not p_min or self.unread is not None else lambda sure: sure[-1] < p_min
+        return Ask(row.row, self.histories[row.row], limit, row.sampler, stops)

@@ -87,9 +87,6 @@ class ProcessGroup:
         """A round has been read: its policies learn what it took, now or with the next step."""
         times.teach(drafting)
 
-    def rehearses(self) -> None:
-        """The next piece of a rehearsal is about to run."""
-
     def stepping(self) -> AbstractContextManager[None]:
         """Around a step."""
         return nullcontext()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from mlxspec.engine.load_drafters import (
     own_drafters,
     towers_of,
 )
-from mlxspec.engine.measure import allowance
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
 from mlxspec.engine.ranks.peers import Peers
@@ -62,7 +60,6 @@ from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.policy.cost_file import models_of
 
-_OLD_COSTS = "What rounds and drafts cost was kept by another version of mlxspec or MLX: drafting begins with that, and measures it anew."
 HeadChoice = Literal[
     "adapted", "base"
 ]  # drafters that were adapted to the user's texts, or those in the folders
@@ -137,7 +134,6 @@ def load(
         beside = None if pair is None else ModelFolder(pair)
         if beside is not None and peers is not None and beside.kind() == "assistant":
             beside, pair_notices = None, [NO_ASSISTANT]
-    started = time.perf_counter()  # whatever had to be downloaded is here
     together = LoadTogether(peers)
     together.compare_files([f.path for f in (folder, beside) if f is not None])
 
@@ -240,9 +236,7 @@ def load(
         loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
-        costs = together.costs(loaded, model, allowance(time.perf_counter() - started))
-        loaded.notices += (_OLD_COSTS,) if costs.is_doubted else ()
-        loaded.follow(costs)
+        loaded.follow(together.costs(loaded, model))
     return loaded
 
 

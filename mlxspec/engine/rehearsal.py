@@ -1,74 +1,173 @@
-"""Runs rounds of an artificial row before the first request, so that the first answers do not wait for compilation.
+"""Runs rounds of an artificial request while an engine is idle, so that the first answers do not wait for compilation; and, where a user
+asks for it, so often that the cost model knows what each takes.
 
-It runs round by round, so that requests may come in between. Knows an engine's parts; keeps no figures and decides nothing.
+The request goes through the engine as any other, so its rounds are those that answers run: launched ahead, host included. A policy of its
+own drafts for it, by a script. Knows an engine's parts; the rounds teach the costs of policy auto by the code that every round does.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.config import SamplingParams
+from mlxspec.drafters.base import Draft
+from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.plan import RoundPlan
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.measure import WARM, BareDrafts, BareRounds, widths
-from mlxspec.engine.request import described
+from mlxspec.engine.measure import guessed_costs
 from mlxspec.errors import RankError
 from mlxspec.kernels import qmv_rows, races
 from mlxspec.models import tune
-from mlxspec.models.base import Model
-from mlxspec.models.reads import plateau_ends
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device
+from mlxspec.policy.acceptance import Offer
+from mlxspec.policy.auto import Auto, AutoRow, Pending
+from mlxspec.policy.controller import PLAIN, Choice, Controller
+from mlxspec.policy.cost_file import CostFile
+from mlxspec.policy.costs import GREEDY, LADDER
 
-_CATCH_UP = (1, 2, 3, 4, 5, 2)  # tokens a drafter has not run, as rounds leave them behind
-_DEPTH = 4
+IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
+_PROMPT = [1, 2]
+_WIDEST = 16  # tokens of a round
+_DEPTH = 3  # tokens of models' drafts
+_TURNS = 2  # the first run of a shape compiles, and so does the first that undoes one
 _READS_ROW_BY_ROW = (13, 14)  # generations of GPUs: M1, M2
+_MEASURED = 8  # turns of each round where costs are measured
 
 
-def rehearse(engine: Engine) -> Iterator[None]:
-    """All pieces, on all ranks."""
-    running = pieces(engine)
-    while True:
-        engine.group.rehearses()
-        try:
-            if next(running, running) is running:
-                return
-        except Exception as error:
-            if not engine.group.is_alone:
-                raise RankError(f"Rank 0 cannot go on: {described(error).rstrip('.')}.") from error
-            raise
-        yield
+class Script(Auto):
+    """Policy auto with its choices given in advance. steps: who drafts, None for a lookup's stand-in, and how many tokens; 0: a plain
+    round."""
+
+    def __init__(self, engine: Engine, steps: Sequence[tuple[str | None, int]]) -> None:
+        costs = engine.drafting.costs
+        super().__init__(engine.chain, Controller(costs.apart()))
+        self._steps = list(reversed(steps))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps have been taken."""
+        return not self._steps
+
+    def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
+        if not self._steps or self._steps[-1][1]:
+            return False
+        self._steps.pop()
+        return True
+
+    def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
+        for state in states:
+            self.tell(state)
+        if not self._steps or self._steps[-1][0] is not None or not self._steps[-1][1]:
+            return [[] for _ in states]
+        draft = Draft.of([0] * self._steps[-1][1])
+        return [[Pending(offer=Offer("", draft.length), draft=draft)] for _ in states]
+
+    def _choose(
+        self,
+        plan: RoundPlan,
+        rows: Sequence[AutoRow],
+        found: Sequence[Sequence[Pending]],
+        *,
+        is_ahead: bool = False,
+    ) -> list[Choice]:
+        name, depth = self._steps.pop() if self._steps else (None, 0)
+        if not depth:
+            return [PLAIN for _ in rows]
+        if name is None:
+            return [Choice(offer=0, depth=depth) for _ in rows]
+        return [Choice(model=name, depth=depth, probe=True) for _ in rows]
 
 
-def pieces(engine: Engine) -> Iterator[None]:
-    """Plain rounds; and drafts and rounds with drafts where the engine chooses them itself. Before them races, where our kernel is likely
-    to win some: widths that it wins are then rehearsed with it."""
-    yield from _race(engine)
-    plain = _begun(engine, drafts=False)
-    yield from _run(plain, 1)
+def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]]:
+    """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
+    of each width of the ladder and drafts of each model."""
+    costs = engine.drafting.costs
+    plain: list[tuple[str | None, int]] = [(None, 0)] * (turns + 1)
     if engine.spec.policy != "auto" or not engine.spec.drafters:
+        return [] if (1, 1) in costs.ran else plain
+    widest = min(_WIDEST, 1 + engine.chain.longest_draft(engine.spec))
+    steps: list[tuple[str | None, int]] = []
+    for width in [w for w in LADDER if 1 < w <= widest and (1, w) not in costs.ran]:
+        steps += [(None, width - 1)] * turns
+    for name, drafter in engine.chain.drafters.items():
+        if (
+            isinstance(drafter, ModelDrafter)
+            and name in engine.spec.drafters
+            and costs.is_guess(name, GREEDY)
+        ):
+            steps += [(name, 1), (name, _DEPTH)] * turns
+    return [*plain, *steps, *plain] if steps else []
+
+
+def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = None) -> Generator[None]:
+    """All pieces, each a step of the engine. Closing it ends the artificial request, which leaves nothing in the engine's statistics and
+    stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it."""
+    if not engine.group.is_alone:
         return
-    for drafter in engine.chain.drafters.values():
-        if isinstance(drafter, ModelDrafter) and not drafter.needs.cache:
+    yield from _race(engine)
+    steps = steps_of(engine) if steps is None else steps
+    if not steps:
+        return
+    if engine.max_context < len(_PROMPT) + 2 + sum(1 + depth for _, depth in steps):
+        return
+    script, was_on, stats = Script(engine, steps), engine.prefix.is_on, vars(engine.stats).copy()
+    engine.prefix.is_on = False
+    params = SamplingParams(max_tokens=len(steps) * (1 + _WIDEST), ignore_eos=True)
+    names = tuple(n for n in engine.spec.drafters if isinstance(engine.chain.drafters.get(n), ModelDrafter))
+    request = engine.submit(
+        _PROMPT, params, spec=replace(engine.spec, drafters=names or engine.spec.drafters)
+    )
+    engine.drafting.lead(request.number, script)
+    try:
+        while not script.is_done and request.finish_reason is None:
             with device.private_kernels():
-                _draft(drafter, engine.model)
+                engine.step()
             yield
-    rounds = _begun(engine, drafts=True)
-    ends = plateau_ends(engine.model, exact=engine.config.exact)
-    yield from _verifies(rounds, widths(engine.model, ends))
+    finally:
+        engine.cancel(request.number)
+        while not engine.is_idle:
+            engine.step()
+        engine.prefix.is_on = was_on
+        engine.drafting.costs.cold = script.control.costs.cold
+        vars(engine.stats).update(stats)
 
 
-def _verifies(rounds: BareRounds, of: Sequence[int]) -> Iterator[None]:
-    """Rounds of these widths, each behind every other kind of round."""
-    for width in of:
-        yield from _run(rounds, width)
-    for before in rounds.behind(of):
-        for width in of:
-            yield from _run(rounds, before, width)
+def rehearse_for(engine: Engine, seconds: float) -> None:
+    """As much of `rehearse` as begins within so many seconds."""
+    ends, running = time.perf_counter() + seconds, rehearse(engine)
+    try:
+        for _ in running:
+            if time.perf_counter() > ends:
+                return
+    except RankError:
+        raise
+    except Exception:  # where it fails requests will tell
+        return
+    finally:
+        running.close()
+
+
+def measure(engine: Engine) -> Path:
+    """Learn anew what each kind of round and draft takes, from many of them, and keep it. Returns the file. Requests with policy auto go by
+    it from now on."""
+    drafters = engine.chain.drafters
+    engine.follow(guessed_costs(engine.model, drafters))
+    steps = steps_of(engine, _MEASURED)
+    for _ in rehearse(engine, steps):
+        pass
+    file = CostFile.of(engine.model, drafters, engine.config, engine.name)
+    file.write(engine.drafting.costs)
+    file.follow(engine.drafting.costs)
+    return file.path
 
 
 def _race(engine: Engine) -> Iterator[None]:
@@ -117,41 +216,3 @@ def unraced_notice(engine: Engine) -> tuple[str, ...]:
         f"{num} kinds of quantized products of this model have not been raced on this GPU, so verifying drafts may take longer than it "
         "could; `mlxspec chat` and `mlxspec serve` run these races once, while they wait for a request.",
     )
-
-
-def rehearse_for(engine: Engine, seconds: float) -> None:
-    """As much of `rehearse` as begins within so many seconds."""
-    ends = time.perf_counter() + seconds
-    try:
-        for _ in rehearse(engine):
-            if time.perf_counter() > ends:
-                return
-    except RankError:
-        raise
-    except Exception:  # where it fails requests will tell
-        return
-
-
-def _begun(engine: Engine, *, drafts: bool) -> BareRounds:
-    with device.private_kernels():
-        layers = engine.chain.streams.layers
-        return BareRounds(engine.model, engine.config, drafts=drafts, layers=layers)
-
-
-def _run(rounds: BareRounds, *of: int) -> Iterator[None]:
-    """Of these widths; of one, so many that nothing is new."""
-    for width in of * WARM if len(of) == 1 else of:
-        if not rounds.is_over:
-            with device.private_kernels():
-                rounds.run(width)
-        yield
-
-
-def _draft(drafter: ModelDrafter, model: Model) -> None:
-    drafts = BareDrafts(drafter, model)
-    try:
-        for num_known in _CATCH_UP:
-            drafts.run(num_known, 1)
-        drafts.run(1, _DEPTH)
-    finally:
-        drafts.close()

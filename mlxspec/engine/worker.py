@@ -8,8 +8,8 @@ end; knows no text, no messages and no HTTP.
        |         `----> failed         the engine broke: open streams end with the sentence, new ones are refused with it
        `--------------> failed         it could not be made
 
-What fails for one request ends that request. The thread goes on. Until the first request comes it rehearses (rehearsal.py): what the
-first answer would wait for is compiled by then.
+What fails for one request ends that request. The thread goes on. Until the first request comes, and for a moment after each answer, it
+rehearses (rehearsal.py): what answers would wait for is compiled by then. A request that comes ends the rehearsal.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, TypeVar
 
 import mlx.core as mx
@@ -30,7 +31,7 @@ import mlx.core as mx
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
 from mlxspec.engine.prefix.disk import DiskStats
-from mlxspec.engine.rehearsal import rehearse
+from mlxspec.engine.rehearsal import IDLE_SECONDS, rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import EngineStoppedError, MlxspecError, RankError
@@ -83,7 +84,8 @@ class Worker:
         self._state: State = "loading"
         self._why: BaseException | None = None
         self._engine: Engine | None = None
-        self._rehearsal: Iterator[None] | None = None  # while any of it is left
+        self._rehearsal: Generator[None] | None = None  # on its way: its request is in the engine
+        self._rehearses_until: float | None = inf  # monotonic seconds; None: nothing is left to be rehearsed
         self._noted_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
         self._thread = thread or JobThread()
@@ -248,14 +250,15 @@ class Worker:
             if self._state == "loading":
                 self._engine, self._state = engine, "ready"
             self._changed.notify_all()
-        self._rehearsal = rehearse(engine)
         try:
             self._note_load(engine)
             while self._obey(engine):
-                if not engine.is_idle:
+                if self._rehearsal is None and not engine.is_idle:
                     self._step(engine)
-                elif self._rehearsal is not None:
-                    self._rehearse(self._rehearsal)
+                    if engine.is_idle:
+                        self._rehearses_until = time.monotonic() + IDLE_SECONDS
+                elif self._rehearses_until is not None:
+                    self._rehearse(engine, self._rehearses_until)
                 else:
                     engine.prefix.work()
                 self._note_load(engine)
@@ -277,7 +280,7 @@ class Worker:
     def _obey(self, engine: Engine) -> bool:
         """Wait for something to do, and do what was asked for, for a while. False to end."""
         with self._changed:
-            if self._rehearsal is None:
+            if self._rehearses_until is None:
                 self._changed.wait_for(
                     lambda: (
                         self._commands
@@ -290,6 +293,9 @@ class Worker:
                 )
             if self._state != "ready":
                 return False
+            is_wanted = bool(self._commands or self._pieces)
+        if is_wanted:
+            self._end_rehearsal()
         started = time.monotonic()
         while time.monotonic() - started < _OBEYS_FOR:
             with self._changed:
@@ -303,15 +309,26 @@ class Worker:
             piece(engine)
         return True
 
-    def _rehearse(self, rehearsal: Iterator[None]) -> None:
-        """A piece of it, between two looks for something to do. Where it fails requests will tell."""
+    def _rehearse(self, engine: Engine, until: float) -> None:
+        """A piece of the rehearsal, between two looks for something to do. If it fails requests will tell."""
+        if self._rehearsal is None:
+            self._rehearsal = rehearse(engine)
         try:
-            if next(rehearsal, self) is self:
-                self._rehearsal = None
+            is_over = next(self._rehearsal, self) is self or time.monotonic() > until
         except RankError:
             raise
         except Exception:
-            self._rehearsal = None
+            is_over = True
+        if is_over:
+            self._end_rehearsal()
+            self._rehearses_until = None
+
+    def _end_rehearsal(self) -> None:
+        """Its request leaves the engine. What is left is rehearsed when the engine is idle again."""
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is not None:
+            with suppress(Exception):
+                rehearsal.close()
 
     def _note_load(self, engine: Engine) -> None:
         now = time.monotonic()

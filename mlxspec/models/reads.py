@@ -1,4 +1,4 @@
-"""Counts the bytes of weights that a forward reads, and the widths at which it reads them once more.
+"""Counts the bytes of weights that a forward reads.
 
 From that its time is estimated before anything has been measured: a forward of few tokens nearly always waits for memory, so its time is
 proportional to the bytes it reads. Runs nothing.
@@ -6,16 +6,11 @@ proportional to the bytes it reads. Runs nothing.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import mlx.nn as nn
 from mlx.utils import tree_flatten
-
-from mlxspec.kernels import plateaus
-from mlxspec.models.layers import multiplied_weights
 
 _STACKS = ("switch_mlp.", "switch_glu.")  # one matrix an expert
 
@@ -36,30 +31,8 @@ class Reads:
         return self.dense + self.head + self.stacks * (1.0 - (1.0 - self.each) ** num_tokens)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreed:
-    """What ranks take their shares of a model to read, as attribute `agreed` of each: shares may differ, and what is decided by them must
-    not."""
-
-    reads: Reads
-    ends: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, module: Any, *, exact: bool) -> Agreed:
-        """Of this rank's share."""
-        return cls(reads=reads(module), ends=plateau_ends(module, exact=exact))
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"reads": asdict(self.reads), "ends": list(self.ends)}
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Agreed:
-        return cls(reads=Reads(**data["reads"]), ends=tuple(data["ends"]))
-
-
-def agree(model: Any, agreed: Agreed) -> None:
-    """What is asked of this share of a model from here on."""
+def agree(model: Any, agreed: Reads) -> None:
+    """Ranks' shares of a model may differ, and what is decided by their sizes must not: this share answers with these from here on."""
     model.agreed = agreed
 
 
@@ -67,8 +40,8 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
     """Of a model or a part of one. head: bytes of the head where it is not among the module's parameters; None: it is, or is the embedding
     once more. Other embeddings are read a row at a time, which is nothing."""
     agreed = getattr(module, "agreed", None)
-    if isinstance(agreed, Agreed):
-        return agreed.reads
+    if isinstance(agreed, Reads):
+        return agreed
     dense = stacks = own_head = embedding = 0
     parameters: Callable[[], Any] = getattr(module, "parameters", dict)
     for name, value in tree_flatten(parameters()):
@@ -91,20 +64,6 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
         head=own_head or embedding if head is None else head,
         layers=max(1, len(_layers(module))),
     )
-
-
-def plateau_ends(model: Any, *, exact: bool = False) -> tuple[int, ...]:
-    """Widths behind which a forward takes a step in time on this GPU: those of the quantized products that have most of the bytes. Empty
-    where there are none. exact: as `qmv_rows` has it."""
-    agreed = getattr(model, "agreed", None)
-    if isinstance(agreed, Agreed):
-        return agreed.ends
-    if not isinstance(model, nn.Module):
-        return ()
-    found: Counter[tuple[int, ...]] = Counter()
-    for weight in multiplied_weights(model):
-        found[plateaus.ends(weight, model.dtype, exact=exact)] += weight.codes.nbytes
-    return found.most_common(1)[0][0] if found else ()
 
 
 def _layers(module: Any) -> list[Any]:

@@ -5,14 +5,9 @@
 rate: the row's tokens a second. Plain decoding gains 0. A round whose worst case the rows' accounts cannot pay is not run (account.py). A
 drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe.
 
-The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known (`drafted` is both),
-`trim`, and when the round has been read `learn` for each draft and `spent`. Rounds may be decided late: `choose` and `trim` need no outcome
-of rounds that have not been read, however many there are, because the accounts reserve their worst cases. Such rounds are told to `spent`
-in their order, each with its own decision.
-
-A model's draft may be verified without having been read: then the round need not wait for it, and nothing of it is cut (`looks`). What a
-drafter's drafts gain when they are cut is known of its last drafts (`Gains`), and of a drafter that has not drafted lately by those of the
-one that has.
+The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known, `trim`, and when the round
+has been read `learn` for each draft and `spent`. Rounds may be decided before those in front of them are read, because the accounts reserve
+their worst cases; such rounds are told to `spent` in their order, each with its own decision.
 
 Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
@@ -23,32 +18,40 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from mlxspec.policy.acceptance import FIRST_CHANCE, PROBED, Gains, Offer
-from mlxspec.policy.account import CAP, EARN, Account
-from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve
+from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, Offer
+from mlxspec.policy.account import CAP, Account, Bank
+from mlxspec.policy.costs import DEARER, FADE, LADDER, MAX_TOKENS, CostModel, Curve
 
-MODEL_DEPTH = 8  # tokens of the longest draft that a model is asked for
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
-PRUDENCE = 1.06  # how many times a wider forward counts: curves are never quite right, and too wide costs more than too narrow
+PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
-PROBE_SHARE = 0.3  # of what the account can pay: a probe that shows nothing leaves enough for a draft
-STARVED = 100  # times the time between two probes
-PROBE_COST = 1.5  # plain rounds: most that a probe may cost, catch-up included
-SHARED_DEPTHS = (3, 16, 32, 63)  # lengths that drafts of several rows are cut to: few shapes of rounds
-WAIT = 0.1  # plain rounds that waiting for a draft is taken to cost, until it has been measured
-SHARED_CATCH_UP = 8.0  # drafts that share the price of catching up
+PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
+PROBE_SHARE = (
+    0.5  # of what the account can pay: a probe that predicts nothing right leaves enough for a draft
+)
+PROBE_GAP = 512.0  # tokens between two probes at most
+SMALL_SHARE = 0.1  # of the time of reading a prompt: a drafter that adds no more reads it in any case, so that it can be judged
+READ = 0.1  # plain rounds that reading a token of a prompt is taken to take
+LENGTH = 128.0  # tokens of an answer, until some have ended
+_WAIT = 0.1  # plain rounds that waiting for a round is taken to cost, until it has been measured
+_SHARED = 8.0  # drafts that share the price of catching up
+_OWN = 4.0  # drafts of the kind that count beside a row's own
+_OWN_DRAFTS = 16.0  # of a row's drafts that its mean is of, at most
+_MISSES = 1.5  # failed tokens that a row's own failures are weighed against
+_FAINT = 0.98  # share of a row's failures that a further token leaves
+_ROUNDS = 8.0  # plain rounds at the usual pace that a row's own pace is weighed against
+_PACE = 0.01  # share of the usual pace that a plain round's time replaces
 
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked. depth: tokens of it that are verified
-    or asked for. probe: to see whether it would pay, not because it is expected to. reads: the model's draft is read and cut before it is
-    verified. gain: tokens expected beyond plain decoding. price: seconds of drafting at most."""
+    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price:
+    seconds of drafting at most."""
 
     offer: int | None = None
     model: str | None = None
     depth: int = 0
     probe: bool = False
-    reads: bool = False
     gain: float = 0.0
     price: float = 0.0
 
@@ -58,22 +61,39 @@ PLAIN = Choice()
 
 class Decision(NamedTuple):
     """A decided round. widths: by row, how many drafted tokens are verified. worst: plain rounds by which it may be late, None if it is
-    plain."""
+    plain. by_lookup: rows whose drafts are lookups'."""
 
     widths: list[int]
     worst: float | None = None
+    by_lookup: frozenset[PolicyRow] = frozenset()
 
 
 class PolicyRow:
-    """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. streak: by
-    lookup, tokens said right up to the end of the text. is_drafting: its last decided round was not plain."""
+    """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
+    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. misses: by drafter, how
+    many drafted tokens failed and how many were expected to. reach: by model, the mean reach of its drafts and how many there were.
+    is_drafting: its last decided round was not plain."""
 
-    __slots__ = ("account", "bucket", "is_drafting", "kind", "seconds", "streak", "tokens")
+    __slots__ = (
+        "account",
+        "bucket",
+        "is_drafting",
+        "kind",
+        "misses",
+        "reach",
+        "room",
+        "seconds",
+        "streak",
+        "tokens",
+    )
 
-    def __init__(self, kind: str, bucket: int) -> None:
-        self.kind, self.bucket, self.account = kind, bucket, Account()
+    def __init__(self, kind: str, bucket: int, start: float) -> None:
+        self.kind, self.bucket, self.account = kind, bucket, Account(start)
         self.tokens = self.seconds = 0.0  # both fade
+        self.room = MAX_TOKENS
         self.streak: dict[str, int] = {}
+        self.misses: dict[str, list[float]] = {}
+        self.reach: dict[str, tuple[list[float], float]] = {}
         self.is_drafting = False
 
 
@@ -82,38 +102,55 @@ class Controller:
 
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
+        self.bank = Bank() if costs.bank is None else Bank(costs.bank)
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
-        self._wait = WAIT
-        self._gains: dict[tuple[str, int], dict[str, Gains]] = {}  # by kind and number of rows, by drafter
-        self._last: dict[tuple[str, int], str] = {}  # likewise, who drafted last
+        self._wait = _WAIT
+
+    def row(self, kind: str) -> PolicyRow:
+        """A row whose answer begins."""
+        return PolicyRow(kind, 0, self.bank.start)
 
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
-        """Of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
-        bucket = rows[0].bucket if len(rows) == 1 else max(r.bucket for r in rows)
-        return self.costs.curve(bucket, num_rows or len(rows), dearest(rows))
+        """The curve of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
+        return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows), dearest(rows))
 
     # --- chances
+
+    def _doubt(self, row: PolicyRow, name: str) -> float:
+        """How many times as often as usual this row's tokens of a drafter have failed."""
+        failed, expected = row.misses.get(name, (0.0, 0.0))
+        return (_MISSES + failed) / (_MISSES + expected)
 
     def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
         """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
         table, out, reach = self.costs.accepted(row.kind, offer.drafter), [], 1.0
-        which, cells = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
-        rates = table.rates[which]
-        for cell in cells:
-            reach *= rates[cell]
+        cells, places = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
+        doubt, rates = self._doubt(row, offer.drafter), cells.rates
+        for place in places:
+            reach *= rates[place] ** doubt
             out.append(reach)
             if reach < MARGIN:
                 break
         return out
 
     def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
-        """Of a draft the first `matched` tokens are what came; `known` tokens came. Verified or not makes no difference. What lies behind
-        the first wrong token was never in question."""
+        """Of a draft the first `matched` tokens are those that came; `known` tokens came. Verified or not makes no difference. What stands
+        behind the first wrong token was never in question."""
         name, known = offer.drafter, min(offer.length, known)
         table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
-        which, cells = table.cells(offer, streak, min(known, matched + 1))
-        table.count(which, cells, matched)
+        cells, places = table.cells(offer, streak, min(known, matched + 1))
+        own = row.misses.setdefault(name, [0.0, 0.0])
+        for i, place in enumerate(places):
+            own[0] = _FAINT * own[0] + (i >= matched)
+            own[1] = _FAINT * own[1] + 1.0 - cells.rates[place]
+        table.count(cells, places, matched)
         row.streak[name] = streak + matched if offer.length and matched >= known else 0
+
+    def _reach(self, row: PolicyRow, name: str) -> list[float]:
+        """The chances of a model's next draft by depth: of its drafts for this row, beside those for all rows of the kind."""
+        usual = self.costs.accepted(row.kind, name).reach
+        own, num = row.reach.get(name, (usual, 0.0))
+        return [(_OWN * u + num * o) / (_OWN + num) for u, o in zip(usual, own, strict=True)]
 
     # --- choosing who drafts
 
@@ -126,19 +163,18 @@ class Controller:
         is_ahead: bool = False,
     ) -> list[Choice]:
         """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
-        how many known ones it has to catch up on, at most. is_ahead: rounds run ahead of the host unless a draft is read."""
+        how many known ones it has to catch up on, at most. is_ahead: a round that verifies a lookup's offer waits for the one before it."""
         curve, num_rows = self.curve(rows), len(rows)
-        plain = curve.seconds(num_rows)
-        left, width = self._available(rows, curve, plain), num_rows
+        left, width = self._available(rows, curve), num_rows
         choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice = PLAIN
+            choice, least = PLAIN, MARGIN + (self.waiting([row]) if is_ahead else 0.0)
             for i, offer in enumerate(given):
-                gain, depth = _lookup(self.reaches(row, offer), curve, num_rows, width, left)
-                if gain > max(choice.gain, MARGIN):
+                gain, depth = self._lookup(row, self.reaches(row, offer), curve, num_rows, width, left)
+                if gain > max(choice.gain, least):
                     choice = Choice(offer=i, depth=depth, gain=gain)
             for name, (limit, queued) in asked.items():
-                found = self._ask(row, name, limit, queued, curve, num_rows, left, is_ahead=is_ahead)
+                found = self._model(row, name, limit, queued, curve, num_rows, left)
                 if found.gain > max(choice.gain, MARGIN):
                     choice = found
             if choice is PLAIN and asked and not is_probing:
@@ -151,93 +187,53 @@ class Controller:
             choices.append(choice)
         return choices
 
-    def looks(self, choices: Sequence[Choice]) -> bool:
-        """Whether models' drafts are read before they are verified: to cut them, where that gains more than waiting costs, or because
-        nobody knows yet what they take."""
-        return any(c.reads or (c.model is not None and self.costs.is_guess(c.model)) for c in choices)
+    def _lookup(
+        self, row: PolicyRow, reach: Sequence[float], curve: Curve, num_rows: int, width: int, left: float
+    ) -> tuple[float, int]:
+        """Expected gain of a lookup's draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
+        reach[i]: the chance that its first i + 1 tokens are accepted. Lookups come in bursts, which set a pace of their own: what counts
+        is the gain over plain decoding for each second of the round.
 
-    def waiting(self, rows: Sequence[PolicyRow]) -> float:
-        """Tokens that these rows do without where a round waits for the one before it."""
-        plain = self.curve(rows).seconds(len(rows))
-        return sum(self._rate(row, plain, len(rows)) for row in rows) * self._wait * plain
+        What verifying takes longer must be within that share of what is left which is the chance that as many tokens are accepted as pay
+        for it. A draft that fails leaves enough for the next one."""
+        narrow, rate = curve.seconds(width), num_rows / curve.plain
+        best, depth, total, done = 0.0, 0, 0.0, 0
+        for length in _lengths(len(reach)):
+            longer = curve.seconds(width + length) - narrow
+            back = min(length, ceil(longer * rate))
+            total += sum(reach[done:length])
+            done = length
+            if longer > (reach[back - 1] if back > 0 else 1.0) * left:
+                continue
+            longer = PRUDENCE * longer + self._compiling(row, num_rows, width + length, total)
+            gain = (total - rate * longer) * narrow / (narrow + longer)
+            if gain > best:
+                best, depth = gain, length
+        return best, depth
 
-    def affords(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
-        """Whether the accounts can pay for the worst case of these choices, beside what is reserved."""
-        curve, num_rows = self.curve(rows), len(rows)
-        plain, width = curve.seconds(num_rows), num_rows + sum(c.depth for c in choices if not c.probe)
-        worst = curve.seconds(width) - plain + sum(c.price for c in choices)
-        return worst <= self._available(rows, curve, plain)
-
-    def would_draft(self, row: PolicyRow, name: str) -> bool:
-        """Whether a model drafter is expected to gain for a row that decodes alone and has time to lose."""
-        curve = self.costs.curve(row.bucket, 1, row.kind)
-        return self._ask(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.seconds(1)).gain > MARGIN
-
-    def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
-        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
-        price = self.costs.draft(name, rows[0].kind).seconds(1, queued)
-        return price <= CAP * self.curve(rows).seconds(len(rows))
-
-    def _available(self, rows: Sequence[PolicyRow], curve: Curve, plain: float) -> float:
-        """Seconds that a round of these rows may take at worst beyond a plain one and beyond what it keeps from running ahead."""
-        return min(r.account.available for r in rows) * plain - self._pause(rows, curve)
-
-    @staticmethod
-    def _pause(rows: Sequence[PolicyRow], curve: Curve) -> float:
-        """Seconds by which the plain round behind is longer if these rows leave plain decoding now; nothing if they have left it."""
-        return 0.0 if rows[0].is_drafting else curve.pause
-
-    @staticmethod
-    def _rate(row: PolicyRow, plain: float, num_rows: int) -> float:
-        """Tokens a second that the row gets without the draft in question: at least those of plain decoding."""
-        return max(row.tokens / row.seconds if row.seconds else 0.0, num_rows / plain)
-
-    def _ask(
-        self,
-        row: PolicyRow,
-        name: str,
-        limit: int,
-        queued: int,
-        curve: Curve,
-        num_rows: int,
-        left: float,
-        *,
-        is_ahead: bool = False,
+    def _model(
+        self, row: PolicyRow, name: str, limit: int, queued: int, curve: Curve, num_rows: int, left: float
     ) -> Choice:
         """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
-        cost = self.costs.draft(name, row.kind)
-        plain, seconds, limit = curve.seconds(num_rows), curve.seconds, min(limit, MODEL_DEPTH)
-        rate = self._rate(row, plain, num_rows)
-        missed = cost.queued * max(0, queued - 2) / SHARED_CATCH_UP
+        cost, rate = self.costs.draft(name, row.kind, curve.plain), self._rate(row, curve.plain, num_rows)
+        missed = cost.queued * max(0, queued - 2) / _SHARED
         call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
         step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
-        at_least = cost.seconds(0, queued)
-        gains, waits = self._gains_of(row, name, curve, num_rows, rate), is_ahead * rate * self._wait * plain
-        best, best_depth, reads = 0.0, 0, False
-        for depth in _depths(curve, num_rows):
-            if depth > limit or seconds(num_rows + depth) - plain + at_least + cost.step * depth > left:
+        at_least, reach = cost.seconds(0, queued), self._reach(row, name)
+        best, best_depth, total, done = 0.0, 0, 0.0, 0
+        for depth in _lengths(min(limit, MODEL_DEPTH)):
+            longer = curve.seconds(num_rows + depth) - curve.plain
+            if longer + at_least + cost.step * depth > left:
                 break
-            cut, whole = gains[depth] - waits, gains[MODEL_DEPTH + 1 + depth] if is_ahead else 0.0
-            gain = max(cut, whole) - rate * (call + step * depth)
-            if gain > 0.0 and gain >= best:
-                best, best_depth, reads = gain, depth, cut > whole
+            total += sum(reach[done:depth])
+            done = depth
+            compiling = self._compiling(row, num_rows, num_rows + depth, total)
+            gain = total - rate * (PRUDENCE * longer + call + step * depth + compiling)
+            if gain > best:
+                best, best_depth = gain, depth
         if not best_depth:
             return PLAIN
-        price = at_least + cost.step * best_depth
-        return Choice(model=name, depth=best_depth, reads=reads, gain=best, price=price)
-
-    def _gains_of(
-        self, row: PolicyRow, name: str, curve: Curve, num_rows: int, rate: float
-    ) -> Sequence[float]:
-        """What `_by_depth` says of a drafter's drafts, as far as that is known."""
-        known = self._gains.get((row.kind, num_rows), {})
-        found, last = known.get(name), known.get(self._last.get((row.kind, num_rows), ""))
-        mean = self.costs.accepted(row.kind, name).mean
-        if found is not None:
-            return found.now if last is found or last is None else found.beside(last)
-        if last is not None and mean == FIRST_CHANCE:  # nobody has seen a draft of it
-            return last.now
-        return _by_depth([mean ** (i + 1) for i in range(MODEL_DEPTH)], curve, num_rows, rate)
+        return Choice(model=name, depth=best_depth, gain=best, price=at_least + cost.step * best_depth)
 
     def _probe(
         self,
@@ -247,58 +243,114 @@ class Controller:
         num_rows: int,
         left: float,
     ) -> Choice:
-        """The drafter that has waited longest for a probe, if one is due and can be paid for; else PLAIN."""
-        come, dearest = self._num_tokens.get(row.kind, 0), PROBE_COST * curve.seconds(num_rows)
-        tables = {n: self.costs.accepted(row.kind, n) for n in models}
-        waited = {n: come - t.asked_at - t.gap for n, t in tables.items()}
-        for name in sorted((n for n, w in waited.items() if w >= 0), key=lambda n: -waited[n]):
+        """The drafter that was asked least lately, if a probe of it is due and can be paid for; else PLAIN."""
+        most = min(PROBE_COST * curve.plain, PROBE_SHARE * left)
+        for name in sorted(models, key=lambda n: self.costs.accepted(row.kind, n).asked_at):
             limit, queued = models[name]
-            cost, depth = self.costs.draft(name, row.kind), min(PROBE_DEPTH, limit)
-            # who has waited several times as long may take all of it where there is nothing to catch up on, as when an answer begins
-            has_starved = queued <= 1 and waited[name] >= STARVED * tables[name].gap
-            most = min(dearest, left if has_starved else PROBE_SHARE * left)
-            while depth > 0 and cost.seconds(depth, queued) > most:
-                depth -= 1
-            if depth > 0:
-                return Choice(model=name, depth=depth, probe=True, price=cost.seconds(depth, queued))
+            cost, depth = self.costs.draft(name, row.kind, curve.plain), min(PROBE_DEPTH, limit)
+            price = cost.seconds(depth, queued)
+            if depth > 0 and price <= most and self._is_due(row, name):
+                return Choice(model=name, depth=depth, probe=True, price=price)
         return PLAIN
+
+    def _is_due(self, row: PolicyRow, name: str) -> bool:
+        """Whether a drafter has not been asked for so long that a probe is due."""
+        table = self.costs.accepted(row.kind, name)
+        return self._num_tokens.get(row.kind, 0) - table.asked_at >= table.gap
+
+    def _compiling(self, row: PolicyRow, num_rows: int, width: int, gained: float) -> float:
+        """Seconds that a round of a width which has never run takes longer, shared by the rounds that will have that width if each gives
+        `gained` tokens more than a plain one."""
+        if not self.costs.cold or (num_rows, width) in self.costs.ran:
+            return 0.0
+        left = min(row.room, self.costs.lengths.get(row.kind, LENGTH))
+        return self.costs.cold / max(1.0, left / (1.0 + gained))
+
+    def stops(self, row: PolicyRow, name: str, confidences: Sequence[float]) -> bool:
+        """Whether a model's draft, of which these tokens have been made, is better verified as it is than continued: the next token is not
+        expected to pay for its own step and place."""
+        offer, num = Offer(name, len(confidences), confidences), len(confidences)
+        reach = self.reaches(row, offer)
+        if len(reach) < num:
+            return True
+        table, curve = self.costs.accepted(row.kind, name), self.curve([row])
+        _, places = table.cells(offer, 0, num)
+        chance: float = table.after.rates[places[-1]] ** self._doubt(row, name)
+        wider = curve.seconds(2 + num) - curve.seconds(1 + num)
+        more = self.costs.draft(name, row.kind, curve.plain).step + PRUDENCE * reach[-1] * wider
+        return reach[-1] * chance < self._rate(row, curve.plain, 1) * more
+
+    # --- what else has to be weighed
+
+    def waiting(self, rows: Sequence[PolicyRow]) -> float:
+        """Tokens that these rows do without where a round waits for the one before it."""
+        plain = self.curve(rows).plain
+        return sum(self._rate(row, plain, len(rows)) for row in rows) * self._wait * plain
+
+    def affords(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
+        """Whether the accounts can pay for the worst case of these choices, beside what is reserved."""
+        curve, num_rows = self.curve(rows), len(rows)
+        width = num_rows + sum(c.depth for c in choices if not c.probe)
+        worst = curve.seconds(width) - curve.plain + sum(c.price for c in choices)
+        return worst <= self._available(rows, curve)
+
+    def should_read(self, row: PolicyRow, name: str, queued: int, *, is_beside: bool = True) -> bool:
+        """Whether a drafter reads so many tokens of a prompt. is_beside: the target reads them too; a drafter that adds little to that
+        reads them in any case, so that it can be judged. Otherwise it reads what costs no more than a probe where one is due, and what
+        its drafts are expected to gain in an answer of the usual length."""
+        curve = self.costs.curve(row.bucket, 1, row.kind)
+        cost = self.costs.draft(name, row.kind, curve.plain)
+        if is_beside and cost.share < SMALL_SHARE:
+            return True
+        price = cost.share * READ * queued  # plain rounds
+        if price <= PROBE_COST and self._is_due(row, name):
+            return True
+        gain = self._model(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.plain).gain
+        rounds = self.costs.lengths.get(row.kind, LENGTH) / (1.0 + sum(self._reach(row, name)[:PROBE_DEPTH]))
+        return gain * rounds > self._rate(row, curve.plain, 1) * price * curve.plain
+
+    def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
+        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
+        plain = self.curve(rows).plain
+        return self.costs.draft(name, rows[0].kind, plain).seconds(1, queued) <= CAP * plain
+
+    def _available(self, rows: Sequence[PolicyRow], curve: Curve) -> float:
+        """Seconds that a round of these rows may take at worst beyond a plain one and beyond what it keeps from running ahead."""
+        least = min(r.account.available(is_alone=len(rows) == 1) for r in rows)
+        return least * curve.plain - self._pause(rows, curve)
+
+    @staticmethod
+    def _pause(rows: Sequence[PolicyRow], curve: Curve) -> float:
+        """Seconds by which the plain round behind is longer if these rows leave plain decoding now; nothing if they have left it."""
+        return 0.0 if rows[0].is_drafting else curve.pause
+
+    def _rate(self, row: PolicyRow, plain: float, num_rows: int) -> float:
+        """Tokens a second that the row gets without the draft in question, as though some time at the usual pace of such rows had gone
+        before; at least those of plain decoding."""
+        usual = self.costs.pace.get((row.kind, num_rows), 1.0)
+        own = (row.tokens + _ROUNDS * usual) / (row.seconds + _ROUNDS * plain / num_rows)
+        return max(own, num_rows / plain)
 
     # --- with drafts at hand
 
-    def drafted(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
-        """A model drafter has drafted for a row, as was chosen, and the draft has been read."""
-        self.asked(row, draft.drafter, num_rows, choice)
-        self.read(row, draft, num_rows, choice)
-
-    def asked(self, row: PolicyRow, name: str, num_rows: int, choice: Choice) -> None:
-        """A model drafter drafts for a row, as was chosen."""
-        table = self.costs.accepted(row.kind, name)
+    def asked(self, row: PolicyRow, choice: Choice) -> None:
+        """The chosen model drafts for a row."""
+        table = self.costs.accepted(row.kind, choice.model or "")
         table.asked_at = self._num_tokens.get(row.kind, 0)
-        if choice.probe:  # ever more rarely, until time earns each probe
-            plain = self.costs.curve(row.bucket, num_rows, row.kind).seconds(num_rows)
-            earned = num_rows * self.costs.draft(name, row.kind).seconds(PROBE_DEPTH, 1) / (plain * EARN)
-            table.gap = max(PROBED, min(2.0 * table.gap, earned))
-        else:
-            table.gap = PROBED
+        table.gap = min(2.0 * table.gap, PROBE_GAP) if choice.probe else PROBED
 
-    def read(self, row: PolicyRow, draft: Offer, num_rows: int, choice: Choice) -> None:
+    def read(self, row: PolicyRow, draft: Offer) -> None:
         """What a model has drafted is known, at once or with the round that verified it."""
-        name, table = draft.drafter, self.costs.accepted(row.kind, draft.drafter)
-        which, cells = table.cells(draft, 0, draft.length)
-        rates = [table.rates[which][cell] for cell in cells]
-        if not rates:
+        table, reach = self.costs.accepted(row.kind, draft.drafter), self.reaches(row, draft)
+        if not reach:
             return
-        key, curve = (row.kind, num_rows), self.costs.curve(row.bucket, num_rows, row.kind)
-        rate = self._rate(row, curve.seconds(num_rows), num_rows)
-        now, is_other = self._gains_of(row, name, curve, num_rows, rate), self._last.get(key, name) != name
-        share = table.drafted(sum(rates) / len(rates), is_first=choice.probe or is_other)
-        reach = [1.0, *self.reaches(row, draft)]
-        more = 0.0 if len(reach) <= draft.length else table.mean
-        while len(reach) <= MODEL_DEPTH:
+        more = reach[-1] ** (1.0 / len(reach)) if len(reach) >= draft.length else 0.0
+        while len(reach) < MODEL_DEPTH:
             reach.append(reach[-1] * more)
-        gains = self._gains.setdefault(key, {}).setdefault(name, Gains(now))
-        gains.now, self._last[key] = list(now), name
-        gains.count(_by_depth(reach[1 : MODEL_DEPTH + 1], curve, num_rows, rate), share)
+        own, num = row.reach.get(draft.drafter, (reach, 0.0))
+        num = min(num + 1.0, _OWN_DRAFTS)
+        row.reach[draft.drafter] = [a + (b - a) / num for a, b in zip(own, reach, strict=False)], num
+        table.drafted(reach[:MODEL_DEPTH])
 
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
@@ -310,27 +362,44 @@ class Controller:
                 row.is_drafting = False
             return Decision([0] * len(rows))
         curve, num_rows, drafting = self.curve(rows), len(rows), sum(c.price for c in choices)
-        plain = curve.seconds(num_rows)
-        left = self._available(rows, curve, plain) - drafting
-        widths, width = [], num_rows
+        left, widths, width = self._available(rows, curve) - drafting, list[int](), num_rows
         for row, draft, choice in zip(rows, drafts, choices, strict=True):
             num = choice.depth if choice.offer is not None else 0
             if draft is not None and choice.model is not None and draft.confidences is None:
                 num = 0 if choice.probe else draft.length
             elif draft is not None and choice.model is not None:
-                rate = PRUDENCE * self._rate(row, plain, num_rows)
-                num = _in_turn(self.reaches(row, draft), draft.length, curve, num_rows, width, rate, left)
+                num = self._cut(row, draft, curve, num_rows, width, left)
             left -= curve.seconds(width + num) - curve.seconds(width)
             widths.append(num)
             width += num
         worst = None
         if drafting or width > num_rows:
-            longer = max(0.0, curve.seconds(width) - plain)
-            worst = (drafting + longer + self._pause(rows, curve)) / plain
+            longer = max(0.0, curve.seconds(width) - curve.plain)
+            worst = (drafting + longer + self._pause(rows, curve)) / curve.plain
         for row in rows:
             row.is_drafting = worst is not None
             row.account.reserve(worst or 0.0)
-        return Decision(widths, worst)
+        looked_up = (row for row, choice in zip(rows, choices, strict=True) if choice.offer is not None)
+        return Decision(widths, worst, frozenset(looked_up))
+
+    def _cut(self, row: PolicyRow, draft: Offer, curve: Curve, num_rows: int, width: int, left: float) -> int:
+        """The length of a model's draft with the largest gain, beside `width` other tokens. Drafting it has been paid for."""
+        reach, rate, narrow = (
+            self.reaches(row, draft),
+            self._rate(row, curve.plain, num_rows),
+            curve.seconds(width),
+        )
+        best, depth, total, done = 0.0, 0, 0.0, 0
+        for length in _lengths(min(draft.length, len(reach))):
+            longer = curve.seconds(width + length) - narrow
+            if longer > left:
+                break
+            total += sum(reach[done:length])
+            done = length
+            gain = total - rate * PRUDENCE * longer
+            if gain > best:
+                best, depth = gain, length
+        return depth
 
     # --- when rounds have been read
 
@@ -343,22 +412,35 @@ class Controller:
     ) -> None:
         """A round of `num_rows` rows took `seconds`. parts: rows of this controller, and how many tokens each got. decision: None for a
         plain round."""
-        plain = self.curve([row for row, _ in parts], num_rows).seconds(num_rows)
+        plain = self.curve([row for row, _ in parts], num_rows).plain
         rounds, share = seconds / plain, seconds / num_rows
         worst = None if decision is None else decision.worst
         gained = 0.0 if worst is None else sum(num for _, num in parts) / len(parts) - rounds
+        self.bank.settle(rounds, gained)
+        self.costs.bank = self.bank.balance
         for row, num_tokens in parts:
             row.account.settle(rounds, gained, worst or 0.0)
             self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
+            if decision is not None and row in decision.by_lookup:
+                continue  # the pace between lookups is the one at which a model's draft saves time
+            key = row.kind, num_rows
+            pace = self.costs.pace.get(key, 1.0)
+            self.costs.pace[key] = pace + _PACE * min(rounds, _ROUNDS) * (num_tokens / rounds - pace)
             row.tokens += num_tokens - FADE * row.tokens
             row.seconds += share - FADE * row.seconds
+
+    def ended(self, row: PolicyRow, num_tokens: int) -> None:
+        """An answer of so many tokens has ended."""
+        usual = self.costs.lengths.get(row.kind, LENGTH)
+        self.costs.lengths[row.kind] = usual + FADE * (num_tokens - usual)
 
     def paused(self, rows: Sequence[PolicyRow], num_rows: int, seconds: float) -> None:
         """The plain round behind drafts took so much longer than one that runs ahead."""
         curve = self.curve(rows, num_rows)
         curve.pause += 2.0 * FADE * (seconds - curve.pause)
-        share = seconds / curve.seconds(num_rows)
+        share = seconds / curve.plain
         self._wait += 2.0 * FADE * (share - self._wait)
+        self.bank.settle(0.0, -share)
         for row in rows:
             row.account.settle(0.0, -share)
 
@@ -368,70 +450,6 @@ def dearest(rows: Sequence[PolicyRow]) -> str:
     return max((r.kind for r in rows), key=lambda kind: 1 + DEARER.index(kind) if kind in DEARER else 0)
 
 
-def _depths(curve: Curve, num_rows: int) -> Sequence[int]:
-    """Lengths that drafts are cut to."""
-    return curve.depths if num_rows == 1 else SHARED_DEPTHS
-
-
-def _lookup(
-    reach: Sequence[float], curve: Curve, num_rows: int, width: int, left: float
-) -> tuple[float, int]:
-    """Expected gain of a lookup's draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
-    reach[i]: the chance that its first i + 1 tokens are accepted. Lookups come in bursts, which set a pace of their own:
-    what counts is the gain over plain decoding for each second of the round.
-
-    What verifying takes longer must be within that share of what is left which is the chance that as many tokens are accepted as pay for
-    it. A draft that fails leaves enough for the next one."""
-    narrow, rate = curve.seconds(width), num_rows / curve.seconds(num_rows)
-    cuts = [d for d in _depths(curve, num_rows) if d <= len(reach)]
-    while cuts:
-        longer = curve.seconds(width + cuts[-1]) - narrow
-        back = ceil(longer * rate)
-        if back <= cuts[-1] and longer <= (reach[back - 1] if back > 0 else 1.0) * left:
-            break
-        cuts.pop()
-    best, depth, total, done = 0.0, 0, 0.0, 0
-    for length in cuts:
-        total += sum(reach[done:length])
-        done, longer = length, PRUDENCE * (curve.seconds(width + length) - narrow)
-        gain = (total - rate * longer) * narrow / (narrow + longer)
-        if gain > best:
-            best, depth = gain, length
-    return best, depth
-
-
-def _by_depth(reach: Sequence[float], curve: Curve, num_rows: int, rate: float) -> list[float]:
-    """Expected gains of drafts of 0 to MODEL_DEPTH tokens that are cut where that pays, and behind them of those that are verified whole,
-    without the price of drafting. reach: as in `_lookup`, for so many tokens."""
-    plain, cuts, cut, whole, total = curve.seconds(num_rows), _depths(curve, num_rows), [0.0], [0.0], 0.0
-    for length, chance in enumerate(reach, 1):
-        total += chance
-        whole.append(total - rate * PRUDENCE * (curve.seconds(num_rows + length) - plain))
-        cut.append(max(cut[-1], whole[-1]) if length in cuts else cut[-1])
-    return cut + whole
-
-
-def _in_turn(
-    reach: Sequence[float],
-    num_drafted: int,
-    curve: Curve,
-    num_rows: int,
-    width: int,
-    rate: float,
-    left: float,
-) -> int:
-    """How much of a model's draft of so many tokens pays part by part, by the chance of a part's first token. Later tokens have no say in
-    whether one is verified. A part ends at the first length to which it pays, so it may cross a step of
-    the curve where the plateau behind is long enough."""
-    cuts = [d for d in _depths(curve, num_rows) if d <= num_drafted] or [num_drafted]
-    length, taken, most = 0, curve.seconds(width), curve.seconds(width) + left
-    for end in cuts:
-        if length >= len(reach):
-            break
-        gain, seconds = reach[length], curve.seconds(width + end)
-        if end > length + 1:
-            chance = gain / (reach[length - 1] if length else 1.0)
-            gain *= sum(chance**i for i in range(end - length))
-        if seconds <= most and gain >= rate * (seconds - taken):
-            length, taken = end, seconds
-    return length
+def _lengths(most: int) -> list[int]:
+    """Lengths that a draft of so many tokens at most is cut to: a round of one row has a width of the ladder."""
+    return [w - 1 for w in LADDER if 0 < w - 1 <= most]

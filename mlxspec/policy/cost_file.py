@@ -1,46 +1,30 @@
-"""Keeps the costs of rounds and drafts on this machine, and the acceptance rates of drafters, in the user's cache folder: written when it
-was measured and, with what rounds have taught since, when the process ends. A load beside other work measures badly; what it keeps is put
-right by later rounds.
+"""Keeps the costs of rounds and drafts on this machine, and the acceptance rates of drafters, in the user's cache folder: what the rounds
+of a process taught, written when the process ends.
 
-One file for each model, its drafters and the machine. What other code has measured is doubted: it is where measuring begins. A file that is
-damaged, too large or of another form is as good as none. Measures nothing.
+One file for each model, its drafters and the machine. What rounds of other code taught is where a process begins all the same: its own
+rounds put it right. A file that is damaged, too large or of another form is as good as none. Measures nothing.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mlx.utils import tree_flatten
 
-from mlxspec import cache as caches
-from mlxspec import kernels, models
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
 from mlxspec.models.base import Model
 from mlxspec.platform import device, kept_json
-from mlxspec.policy.costs import ENOUGH, CostModel
+from mlxspec.policy.acceptance import TRUST
+from mlxspec.policy.costs import CostModel
 
-_followed: dict[Path, tuple[int, str, CostModel]] = {}  # by file: the process, the model's name and its costs
-
-
-def known_costs(data: Any) -> CostModel | None:
-    """Costs from a file's data, doubted where other code measured them; None where they cannot be used."""
-    try:
-        costs = CostModel.from_data(data)
-    except ConfigError:
-        return None
-    if data.get("code") != _code():
-        costs.doubt()
-    return costs
+_followed: dict[Path, tuple[int, CostFile, CostModel]] = {}  # by file: the process, the file and its costs
 
 
 class CostFile:
@@ -84,22 +68,21 @@ class CostFile:
         return kept_json.read(self.path)
 
     def write(self, costs: CostModel) -> None:
-        """Measured just now: whoever was followed before is no longer."""
-        _followed.pop(self.path, None)
-        _write(self.path, self.model, costs)
+        """Keep what is known now."""
+        kept_json.write(self.path, {"model": self.model} | costs.as_data())
 
     def follow(self, costs: CostModel) -> None:
         """Keep what `costs` has become by the end of the process."""
         if not _followed:
             atexit.register(write_followed)
-        _followed[self.path] = os.getpid(), self.model, costs
+        _followed[self.path] = os.getpid(), self, costs
 
 
 def write_followed() -> None:
     """What rounds have taught this process."""
-    for path, (pid, model, costs) in _followed.items():
-        if pid == os.getpid() and costs.num_measured >= ENOUGH:
-            _write(path, model, costs)
+    for pid, file, costs in _followed.values():
+        if pid == os.getpid() and costs.num_learned >= TRUST:
+            file.write(costs)
     _followed.clear()
 
 
@@ -107,29 +90,18 @@ def judged_drafters(model: str) -> dict[str, tuple[int, int]]:
     """By drafter: how many of its drafts for this model were compared with the text on this machine, and how many began right."""
     found: dict[str, tuple[int, int]] = {}
     for path in kept_json.kept_files("costs"):
-        data = kept_json.read(path)
-        costs = known_costs(data)
-        if costs is not None and data.get("model") == model:
+        data, costs = kept_json.read(path), CostModel()
+        try:
+            costs.learn_from(data)
+        except ConfigError:
+            continue
+        if data.get("model") == model:
             for name, (judged, right) in costs.judged.items():
                 before = found.get(name, (0, 0))
                 found[name] = before[0] + judged, before[1] + right
     return found
 
 
-def _write(path: Path, model: str, costs: CostModel) -> None:
-    kept_json.write(path, {"model": model, "code": _code()} | costs.as_data())
-
-
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
     """Drafters that run a model, which costs something."""
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]
-
-
-@cache
-def _code() -> str:
-    """Of the code that rounds run, MLX's version included: whatever changes what they cost changes it."""
-    found = hashlib.sha256(version("mlx").encode())
-    for package in (kernels, caches, models):
-        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
-            found.update(file.read_bytes())
-    return found.hexdigest()

@@ -1,37 +1,38 @@
 """The cost model: seconds of a round by its width, rows, context and kind of sampling; of a draft by drafter, depth and kind.
 
-Starts from what was measured when the model was loaded (or kept from an earlier load) and follows what rounds really take. Only ratios
-matter to whoever asks, so a whole curve moves with the machine's speed, and each width besides on its own. Plain numbers; knows no
-drafter, no clock and no model.
+Starts from guesses by bytes and layers (models/reads.py), or from what an earlier process learned, and follows what the rounds of answers
+take, the host's part included. Nothing is timed for it. Plain numbers; knows no drafter, no clock and no model.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import exp, inf, isfinite, log
-from statistics import median
 from typing import Any
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.acceptance import TRUST, Acceptance
+from mlxspec.policy.acceptance import TRUST, Acceptance, checked
 
-MAX_TOKENS = 384  # widths the curve knows; beyond, the last slope goes on
-KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 24, 32, 48, 64, 96, 128, 192, 256, MAX_TOKENS)
-# lengths that a draft is cut to, besides those that fill a plateau: each width of a round is compiled once
-DEPTHS = (1, 2, 3, 4, 5, 7, 11, 16, 32, 63)
+# Widths that rounds with drafts have, in tokens of all rows: few, because each is compiled when it first runs
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+MAX_TOKENS = LADDER[-1]  # widths the curve knows; beyond, the last slope goes on
+# A guess of what widths cost in plain rounds, until rounds of other widths than 1 have run
+LIKELY = {1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5}
 CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[b], the last bucket everything
 FADE = 0.05  # share of what is known of a cost that one round replaces
-ENOUGH = 2 * TRUST  # rounds or drafts from which on what they taught is kept for the next process
+GREEDY = "greedy"  # the kind of sampling that costs least. These cost a GPU dozens of launches more, in this order:
+DEARER = ("sampled", "constrained")
 _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
 _GUESSED = log(TRUST)  # likewise for guessed costs
-_ROW = 0.25  # share of a draft that each further row costs, until somebody says otherwise
-GREEDY = "greedy"  # the kind of sampling measured at load. These cost a GPU dozens of launches more, in this order; the rest do not:
-DEARER = ("sampled", "constrained")
-_FORMAT = 8
+_ROW = 0.25  # share of a draft that each further row costs
+_STEEP = 4.0  # a guess that is off by one width is off by as much, up to this factor, at the widths beyond
+_FORMAT = 9
 _MOST_CURVES, _LEAST, _MOST = 200, 1e-9, MAX_TOKENS * 1e3  # in a file: curves, and seconds of a round
+
+Guess = Callable[[int], float]  # width -> seconds, in any unit
 
 
 def bucket(context: int) -> int:
@@ -40,98 +41,138 @@ def bucket(context: int) -> int:
 
 
 class Curve:
-    """Seconds of one target forward by number of tokens: lines between known widths, of which each is moved by its own rounds.
+    """Seconds of one round by width: a plain round's seconds, and for each width a ratio to that, learned or guessed.
 
-    depths: the lengths that drafts of one row are cut to: DEPTHS, and those with which a round is as wide as a plateau. pause: seconds that
-    a plain round takes longer where it could not run ahead of the host, as behind a round with drafts. num_rounds: that corrected it.
+    A width that no round has had takes the guess's place, drawn towards what the nearest known widths turned out to be. pause: seconds that
+    a plain round takes longer where it could not run ahead of the host, as after a round with drafts.
     """
 
     def __init__(
         self,
-        points: Mapping[int, float],
+        guess: Mapping[int, float] | Guess,
         *,
-        ends: Collection[int] = (),
-        measured: Collection[int] | None = None,
+        num_rows: int = 1,
+        counts: Mapping[int, float] | None = None,
     ) -> None:
-        """points: width -> seconds, at least width 1, with which alone every token costs as much as the first. ends: widths behind which
-        time takes a step, the ends of plateaus. measured: which points are no guesses, by default all. The first rounds of a guessed width
-        replace the guess. Raises ConfigError for anything else."""
-        if 1 not in points or not all(
-            isinstance(w, int) and w >= 1 and isfinite(s) and s > 0 for w, s in points.items()
-        ):
-            raise ConfigError("A latency curve needs positive seconds by width, width 1 among them.")
-        self.ends = tuple(sorted(end for end in ends if 1 < end < MAX_TOKENS))
-        self.depths = tuple(sorted({*DEPTHS, *(end - 1 for end in self.ends)}))
-        self._points = {*KNOTS, *self.ends, *(end + 1 for end in self.ends), *points}
-        self._measured = set(points if measured is None else measured)
-        self._seen: dict[int, int] = {}  # rounds by width
-        self._seconds, self._scale = _lines(points), 1.0
-        self.pause, self.num_rounds = 0.0, 0
+        """guess: width -> seconds; between given widths it is linear, and beyond the last the slope goes on. num_rows: the width of a plain
+        round. counts: how many rounds the guess of a width counts for, 0 where it is not given; None: TRUST for each width of `guess`.
+        Raises ConfigError for seconds that are not positive."""
+        self.num_rows, self.pause = num_rows, 0.0
+        if not callable(guess):
+            counts = dict.fromkeys(guess, TRUST) if counts is None else counts
+            guess = _lines(guess)
+        counts = counts or {}
+        self.plain, self._plain_count = guess(num_rows), counts.get(num_rows, 0.0)
+        self._guess = [guess(max(w, num_rows)) / self.plain for w in range(MAX_TOKENS + 1)]
+        self._known = {w: (self._guess[w], c) for w, c in counts.items() if w > num_rows and c}
+        self._ratios = self._drawn()
 
     def seconds(self, num_tokens: int) -> float:
-        """Of one forward over so many tokens."""
+        """The seconds of one round over so many tokens."""
         if num_tokens <= MAX_TOKENS:
-            return self._seconds[num_tokens] * self._scale
-        before, last = self._seconds[-2:]
-        return (last + (last - before) * (num_tokens - MAX_TOKENS)) * self._scale
+            return self.plain * self._ratios[num_tokens]
+        before, last = self._ratios[-2:]
+        return self.plain * (last + (last - before) * (num_tokens - MAX_TOKENS))
 
     def refine(self, num_tokens: int, seconds: float) -> None:
-        """One forward took `seconds`."""
-        if not 1 <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
+        """One round took `seconds`. A single one moves what is known by _CLIP at most, however late it was; the first rounds of a guessed
+        width replace the guess. A machine that has become slower is so for all widths."""
+        if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
-        ratio = log(seconds / self.seconds(num_tokens))
-        seen = self._seen[num_tokens] = self._seen.get(num_tokens, 0) + 1
-        self.num_rounds += 1
-        is_guess = num_tokens not in self._measured
-        if is_guess and num_tokens == 1:  # nobody knows the machine's speed: all widths move with it
-            self._scale *= exp(ratio / seen)
-        else:
-            off = max(-_CLIP, min(_CLIP, ratio))
-            step = off * max(FADE, 0.5 / (seen + 2))
-            if is_guess:
-                step = max(-_GUESSED, min(_GUESSED, ratio)) / seen
-            self._scale *= exp(FADE * off)
-            self._seconds[num_tokens] *= exp(step)
-        if is_guess and seen >= TRUST:
-            self._measured.add(num_tokens)
+        off = log(seconds / self.seconds(num_tokens))
+        if num_tokens == self.num_rows:
+            count, self._plain_count = self._plain_count, self._plain_count + 1.0
+            self.plain *= exp(learned(off, count) if count else off)
+            return
+        ratio, count = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0))
+        self.plain *= exp(FADE * max(-_CLIP, min(_CLIP, off)))
+        self._known[num_tokens] = max(_LEAST, ratio * exp(learned(off, count))), count + 1.0
+        self._ratios = self._drawn()
 
-    def knots(self) -> dict[int, float]:
-        """Width -> seconds, as known now: `Curve(curve.knots(), ends=curve.ends)` expects nearly the same."""
-        return {w: self.seconds(w) for w in sorted(self._points | self._seen.keys()) if w <= MAX_TOKENS}
-
-    def knots_until(self, widest: int) -> dict[int, float]:
-        """Those of `knots` up to so many tokens."""
-        return {width: seconds for width, seconds in self.knots().items() if width <= widest}
+    def _drawn(self) -> list[float]:
+        """The ratios of all widths: known ones joined by lines of the guess's shape, and beyond the last one the guess's rise, as many
+        times as steep as it turned out to be before. A wider round never costs less: where it seems so, something else was slow."""
+        guess, ratios, least, known = self._guess, list(self._guess), inf, dict[int, float]()
+        for width in sorted(self._known, reverse=True):
+            least = known[width] = max(1.0, min(least, self._known[width][0]))
+        left, at_left, steep = self.num_rows, 1.0, 1.0
+        for right, at_right in sorted(known.items()):
+            rise = guess[right] - guess[left]
+            for w in range(left, right + 1):
+                part = (guess[w] - guess[left]) / rise if rise > 0 else (w - left) / (right - left)
+                ratios[w] = at_left + (at_right - at_left) * part
+            left, at_left = right, at_right
+            if guess[right] > 1.0:
+                steep = min(_STEEP, max(1.0 / _STEEP, (at_right - 1.0) / (guess[right] - 1.0)))
+        for w in range(left, MAX_TOKENS + 1):
+            ratios[w] = at_left + steep * (guess[w] - guess[left])
+        return ratios
 
     @property
-    def measured(self) -> list[int]:
-        """Widths that are no guesses, or no longer."""
-        return sorted(self._measured)
+    def num_rounds(self) -> float:
+        """The rounds that have taught it."""
+        return self._plain_count + sum(count for _, count in self._known.values())
+
+    @property
+    def known(self) -> dict[int, float]:
+        """Width -> seconds, of a plain round and of the widths that rounds have had."""
+        return {w: self.seconds(w) for w in (self.num_rows, *sorted(self._known))}
+
+    def known_until(self, widest: int) -> dict[int, float]:
+        """Those of `known` up to so many tokens."""
+        return {width: seconds for width, seconds in self.known.items() if width <= widest}
 
 
-def _lines(points: Mapping[int, float]) -> list[float]:
-    """Seconds by width on the lines through `points`, from 0 to MAX_TOKENS tokens. Behind the last one time does not fall."""
-    found = [0.0] * (MAX_TOKENS + 1)
-    slope = points[1]
-    for left, right in pairwise([*sorted(points), MAX_TOKENS + 1]):
-        if right in points:
-            slope = (points[right] - points[left]) / (right - left)
-        else:
-            slope = max(slope, 0.0)
-        for width in range(left, min(right, MAX_TOKENS + 1)):
-            found[width] = points[left] + slope * (width - left)
-    return found
+def learned(off: float, count: float) -> float:
+    """How far a round or a draft moves a cost that `count` of them have taught, where it was off by so much; all as logarithms. Among the
+    first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
+    if count >= TRUST:
+        return max(-_CLIP, min(_CLIP, off)) * max(FADE, 1.0 / (count + 1.0))
+    return max(-_GUESSED, off) if off < 0 else min(_GUESSED, off) / (count + 2.0)
+
+
+def _lines(points: Mapping[int, float]) -> Guess:
+    """Seconds by width on the lines through `points`; before the first one all widths cost as much, behind the last one the slope goes
+    on and never falls; with one point alone each token costs as much. Raises ConfigError."""
+    if not points or not all(
+        isinstance(w, int) and w >= 1 and isfinite(s) and s > 0 for w, s in points.items()
+    ):
+        raise ConfigError("A latency curve needs positive seconds by width.")
+    known = sorted(points.items())
+    if len(known) == 1:
+        known += [(2 * known[0][0], 2 * known[0][1])]
+    widths = [w for w, _ in known]
+
+    def seconds_of(width: int) -> float:
+        if width <= widths[0]:
+            return known[0][1]
+        i = min(bisect_left(widths, width), len(known) - 1)
+        (w0, s0), (w1, s1) = known[i - 1], known[i]
+        slope = (s1 - s0) / (w1 - w0)
+        return s0 + (max(0.0, slope) if width > w1 else slope) * (width - w0)
+
+    return seconds_of
+
+
+def likely(width: int) -> float:
+    """A guess of what a round of this width takes, in plain rounds."""
+    return _LIKELY(width)
+
+
+_LIKELY = _lines(LIKELY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
     """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
-    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share of at most 1."""
+    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share of at most 1. share: of the
+    time of reading a prompt, what it adds if the drafter reads the prompt too."""
 
     call: float = 0.0
     step: float = 0.0
     queued: float = 0.0
     row: float = _ROW
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= v <= _MOST for v in vars(self).values()) or self.row > 1:
@@ -153,97 +194,85 @@ _FREE = DraftCost()
 
 
 class CostModel:
-    """All that is known of costs, by context bucket, number of rows and kind of sampling; what nobody measured is guessed from the nearest
-    that was, greedy sampling in the end. And how drafts at these costs fared, which is kept with them.
+    """All that is known of costs, by context bucket, number of rows and kind of sampling. What no round has taught is guessed from the
+    nearest curve that rounds have taught. And how drafts at these costs fared, which is kept with them.
 
-    drafts: by drafter. acceptance: by kind of request and drafter. judged: by drafter, how many drafts were compared with the text and
-    how many began right. is_doubted: other code has measured all of this. pause: share of a plain round of several rows that any drafts are
-    taken to cost beyond their tokens until that has been measured. choosing: by kind of sampling, seconds that a position takes longer than
-    a greedy one, where that has been measured."""
+    drafts: seconds, by drafter and kind of sampling. guesses: plain rounds, by drafter, until it has drafted. acceptance: by kind of
+    request and drafter. pace: by kind and number of rows, tokens in the time of a plain round. lengths: by kind, tokens of an answer. bank:
+    plain rounds that answers have gained. judged: by drafter, how many drafts were compared with the text and how many began right. pause:
+    share of a plain round of several rows that any drafts are taken to cost beyond their tokens until rounds have told. ran: rows and
+    widths of rounds that this process has run; cold: seconds that the first round of a shape is taken to take more.
+    """
 
     def __init__(
         self,
-        verify: Mapping[int, Mapping[int, float]],
-        drafts: Mapping[str, DraftCost],
+        likely: Mapping[int, float] | None = None,
+        guesses: Mapping[str, DraftCost] | None = None,
         *,
-        measured: Collection[int] | None = None,
         pause: float = 0.0,
-        several: Mapping[tuple[int, int, str], Curve] | None = None,
-        ends: Collection[int] = (),
-        acceptance: Mapping[tuple[str, str], Acceptance] | None = None,
-        judged: Mapping[str, tuple[int, int]] | None = None,
-        choosing: Mapping[str, float] | None = None,
     ) -> None:
-        """verify: context bucket -> width -> seconds, of one greedy row; several: other curves by bucket, rows and kind, if there are any.
-        measured, ends: as Curve has them. Raises ConfigError where there is no curve."""
-        if not verify:
-            raise ConfigError("A cost model needs at least one latency curve.")
-        self.ends = tuple(sorted(ends))
-        self._curves = {(b, 1, GREEDY): Curve(p, ends=ends, measured=measured) for b, p in verify.items()}
-        self._curves |= several or {}
-        self._buckets = sorted(verify)
-        self.drafts, self.pause, self.acceptance = dict(drafts), pause, dict(acceptance or {})
-        self.judged, self.choosing = dict(judged or {}), dict(choosing or {})
-        self.is_doubted = False
-        # guessed costs of drafters, and by which factors of them the first drafts differed, as logarithms
-        self._guesses: dict[str, tuple[DraftCost, list[float]]] = {}
+        """likely: width -> plain rounds, of one row. Raises ConfigError where `likely` holds no costs."""
+        self._curves = {(0, 1, GREEDY): Curve(LIKELY if likely is None else likely, counts={})}
+        self.drafts: dict[tuple[str, str], DraftCost] = {}
+        self._num_drafts: dict[tuple[str, str], float] = {}
+        self.guesses, self.pause = dict(guesses or {}), pause
+        self.acceptance: dict[tuple[str, str], Acceptance] = {}
+        self.pace: dict[tuple[str, int], float] = {}
+        self.lengths: dict[str, float] = {}
+        self.judged: dict[str, tuple[int, int]] = {}
+        self.bank: float | None = None
+        self.ran: set[tuple[int, int]] = set()
+        self.cold = 0.0
+
+    def apart(self) -> CostModel:
+        """The same costs, and acceptance of its own: for rounds whose texts are nobody's."""
+        made = copy(self)
+        made.acceptance, made.pace, made.lengths, made.judged = {}, {}, {}, {}
+        return made
+
+    def compiled(self, num_rows: int, width: int, seconds: float | None) -> None:
+        """A round of this shape has run; seconds: how much longer than usual it took where it compiled, None where nothing did."""
+        self.ran.add((num_rows, width))
+        if seconds is not None:
+            more = max(0.0, seconds)
+            self.cold = (self.cold + more) / 2.0 if self.cold else more
+
+    def know(self, curve: Mapping[int, float], drafts: Mapping[str, DraftCost], *, num_rows: int = 1) -> None:
+        """Seconds of greedy rows' rounds by width and of drafts, which somebody has measured."""
+        self._curves[0, num_rows, GREEDY] = Curve(curve, num_rows=num_rows)
+        for name, cost in drafts.items():
+            self.drafts[name, GREEDY], self._num_drafts[name, GREEDY] = cost, TRUST
 
     def curve(self, context_bucket: int, num_rows: int = 1, kind: str = GREEDY) -> Curve:
-        """The curve of rounds of so many rows; asked for the first time it is made from the greedy one, and that from the nearest
-        bucket or one row's."""
-        kind = kind if kind in DEARER else GREEDY
-        found = self._curves.get(key := (context_bucket, num_rows, kind))
-        if found is None and kind == GREEDY:
-            found = self._curves[key] = self._guess(context_bucket, num_rows)
-        elif found is None:
-            greedy, more = self.curve(context_bucket, num_rows), self.choosing.get(kind)
-            points = {w: s + (more or 0.0) * w for w, s in greedy.knots().items()}
-            measured = () if more is None else greedy.measured
-            found = self._curves[key] = Curve(points, ends=self.ends, measured=measured)
-            found.pause = greedy.pause
+        """The curve of rounds of so many rows; asked for the first time it is guessed."""
+        key = (context_bucket, num_rows, kind if kind in DEARER else GREEDY)
+        found = self._curves.get(key)
+        if found is None:
+            found = self._curves[key] = self._guess(*key)
         return found
 
-    def _guess(self, context_bucket: int, num_rows: int) -> Curve:
-        """A curve that nobody has measured. Several rows' round costs what it costs one row to run as many tokens. With a pause, a plain
-        round of them costs one row's and as much for each further row as a further token costs a wide round; drafted tokens add what they
-        add to one row's round, and the pause."""
-        if num_rows == 1:
-            nearest = min(self._buckets, key=lambda b: abs(b - context_bucket))
-            source = self._curves[nearest, 1, GREEDY]
-            return Curve(source.knots(), ends=self.ends, measured=source.measured)
-        one = self.curve(context_bucket)
-        points = one.knots()
-        if self.pause:
-            first = one.seconds(1)
-            # rounds that something else delayed can leave a curve that falls; a further row never costs less than nothing
-            plain = first + max(0.0, one.seconds(1 + num_rows) - one.seconds(2))
-            points = {w: first + (plain - first) * (w - 1) / (num_rows - 1) for w in range(1, num_rows + 1)}
-            for w in (k for k in (*one.knots(), num_rows + 1) if k > num_rows):
-                points[w] = (1.0 + self.pause) * plain + one.seconds(1 + w - num_rows) - first
-        return Curve(points, ends=self.ends, measured=())
+    def _guess(self, context_bucket: int, num_rows: int, kind: str) -> Curve:
+        """The curve of as many rows that is nearest, if rounds have taught one. Otherwise several rows' round costs what it costs one row
+        to run as many tokens. With a pause, a plain round of them costs one row's and as much for each further row as a further token costs
+        a wide round; drafted tokens add what they add to one row's round, and the pause."""
+        taught = [key for key, c in self._curves.items() if key[1] == num_rows and c.num_rounds]
+        if not taught and num_rows > 1:
+            one = self.curve(context_bucket, 1, kind)
+            plain = one.plain + one.seconds(1 + num_rows) - one.seconds(2)
+            more = (1.0 + self.pause) * plain - one.plain
 
-    def doubt(self) -> None:
-        """Other code has measured all of this: it is taken for guesses, which measuring, rounds and drafts replace."""
-        self.is_doubted = True
-        self._curves = {k: Curve(c.knots(), ends=self.ends, measured=()) for k, c in self._curves.items()}
-        for name, cost in self.drafts.items():
-            self.guess_draft(name, cost)
+            def seconds(width: int) -> float:
+                return plain if width <= num_rows else more + one.seconds(1 + width - num_rows)
 
-    def know(self, points: Mapping[int, float], measured: Collection[int], ends: Collection[int]) -> None:
-        """One greedy row's rounds at short contexts have been measured, at these widths; the other points are guesses."""
-        self.ends = tuple(sorted(ends))
-        self._curves[0, 1, GREEDY] = Curve(points, ends=ends, measured=measured)
-
-    @property
-    def num_measured(self) -> int:
-        """Rounds that have corrected what is known, and drafts that have replaced guesses."""
-        drafts = sum(len(ratios) for _, ratios in self._guesses.values())
-        return drafts + sum(curve.num_rounds for curve in self._curves.values())
-
-    @property
-    def measured(self) -> frozenset[int]:
-        """Widths of one row's rounds, at short contexts, that were measured at load or by rounds since."""
-        return frozenset(self.curve(0).measured)
+            made, source = Curve(seconds if self.pause else one.seconds, num_rows=num_rows), one
+        else:
+            near = min(
+                taught, key=lambda key: (key[2] != kind, abs(key[0] - context_bucket)), default=(0, 1, GREEDY)
+            )
+            source = self._curves[near]
+            made = Curve(source.seconds, num_rows=num_rows, counts={num_rows: 1.0} if taught else {})
+        made.pause = source.pause
+        return made
 
     def accepted(self, kind: str, drafter: str) -> Acceptance:
         """What is known of a drafter's acceptance, a guess where nobody has asked it."""
@@ -252,83 +281,86 @@ class CostModel:
             found = self.acceptance[kind, drafter] = Acceptance()
         return found
 
-    def draft(self, name: str, kind: str = GREEDY) -> DraftCost:
-        """What a drafter costs; what it costs greedy rows where rows of this kind have not asked it, nothing where nobody has said."""
-        return self.drafts.get(f"{name} {kind}") or self.drafts.get(name, _FREE)
+    def draft(self, name: str, kind: str, plain: float) -> DraftCost:
+        """What a drafter costs rows of this kind, in seconds: as learned from them or from greedy ones, else the guess at `plain` seconds a
+        plain round, nothing where nobody has said."""
+        found = self.drafts.get((name, kind)) or self.drafts.get((name, GREEDY))
+        if found is not None:
+            return found
+        guess = self.guesses.get(name)
+        return _FREE if guess is None else guess.times(plain)
 
-    def guess_draft(self, name: str, guess: DraftCost) -> None:
-        """What a drafter is taken to cost until it drafts. Its first drafts replace that."""
-        self.drafts[name] = guess
-        self._guesses[name] = guess, []
-
-    def know_draft(self, name: str, cost: DraftCost) -> None:
-        """What a drafter costs has been measured."""
-        self.drafts[name] = cost
-        self._guesses.pop(name, None)
-
-    def is_guess(self, name: str) -> bool:
-        """Whether a drafter's cost rests on no drafts, or on too few."""
-        return name in self._guesses and len(self._guesses[name][1]) < TRUST
+    def is_guess(self, name: str, kind: str) -> bool:
+        """Whether a drafter's cost for rows of this kind rests on no drafts."""
+        return name in self.guesses and (name, kind) not in self.drafts and (name, GREEDY) not in self.drafts
 
     def refine_draft(
-        self, name: str, depth: int, queued: int, rows: int, seconds: float, kind: str = GREEDY
+        self, name: str, kind: str, depth: int, queued: int, rows: int, seconds: float, plain: float
     ) -> None:
-        """One draft took `seconds`: everything this drafter costs rows of this kind moves towards it. A guess becomes the median of its
-        first drafts, so that one in which the machine stalled does not count."""
-        if kind in DEARER:
-            greedy, name = self.draft(name), f"{name} {kind}"
-            if name not in self.drafts and greedy is not _FREE:
-                self.guess_draft(name, greedy)
-        known, ratios = self._guesses[name] if self.is_guess(name) else (self.draft(name), None)
+        """One draft took `seconds`: everything this drafter costs rows of this kind moves towards it. The other arguments: see
+        `DraftCost.seconds` and `draft`."""
+        key, known = (name, kind if kind in DEARER else GREEDY), self.draft(name, kind, plain)
         expected = known.seconds(depth, queued, rows)
-        if expected <= 0 or not seconds > 0:
-            return
-        ratio = log(seconds / expected)
-        if ratios is None:
-            move = 2.0 * FADE * max(-_CLIP, min(_CLIP, ratio))  # drafts are rarer than rounds
-        else:
-            ratios.append(max(-_GUESSED, min(_GUESSED, ratio)))
-            move = median(ratios)
-        self.drafts[name] = known.times(exp(move))
+        if expected > 0 and seconds > 0:
+            count = self._num_drafts.get(key, 0.0)
+            self._num_drafts[key] = count + 1.0
+            self.drafts[key] = known.times(exp(learned(log(seconds / expected), min(count, 9.0))))
+
+    @property
+    def num_learned(self) -> float:
+        """Rounds and drafts that have taught it."""
+        return sum(self._num_drafts.values()) + sum(curve.num_rounds for curve in self._curves.values())
 
     def as_data(self) -> dict[str, Any]:
-        """For `from_data`, plain JSON. Of several rows what rounds have taught; no guessed drafts."""
+        """For `from_data`, plain JSON: what rounds and drafts have taught, no guesses."""
         curves = [
-            {"bucket": b, "rows": rows, "kind": kind, "measured": curve.measured, "seconds": curve.knots()}
+            {"bucket": b, "rows": rows, "kind": kind, "seconds": curve.known, "pause": curve.pause}
             for (b, rows, kind), curve in self._curves.items()
-            if (rows, kind) == (1, GREEDY) or curve.num_rounds >= ENOUGH
+            if curve.num_rounds >= TRUST
         ]
-        drafts = {n: vars(d) for n, d in self.drafts.items() if not self.is_guess(n)}
-        acceptance = [[*key, table.as_data()] for key, table in self.acceptance.items()]
         return {
             "format": _FORMAT,
             "curves": curves,
-            "drafts": drafts,
-            "ends": self.ends,
-            "acceptance": acceptance,
+            "drafts": [[*key, vars(cost)] for key, cost in self.drafts.items()],
+            "acceptance": [[*key, table.as_data()] for key, table in self.acceptance.items()],
+            "pace": [[*key, pace] for key, pace in self.pace.items()],
+            "lengths": self.lengths,
             "judged": self.judged,
-            "choosing": self.choosing,
+            "bank": self.bank,
         }
 
-    @classmethod
-    def from_data(cls, data: Any) -> CostModel:
-        """Raises ConfigError for anything that `as_data` does not return."""
+    def learn_from(self, data: Any) -> None:
+        """Know what another process learned. Raises ConfigError for anything that `as_data` does not return; nothing has changed then."""
         try:
             if data["format"] != _FORMAT or len(data["curves"]) > _MOST_CURVES:
                 raise ConfigError("These costs are of another version.")
-            ends, curves = [int(e) for e in data["ends"]], {}
+            found = CostModel(pause=self.pause)
             for part in data["curves"]:
-                points = {int(w): float(s) for w, s in part["seconds"].items()}
-                if len(points) > MAX_TOKENS or not all(_LEAST <= s <= _MOST for s in points.values()):
-                    raise ConfigError("These costs are too many, too small or too large.")
-                curve = Curve(points, ends=ends, measured=[int(w) for w in part["measured"]])
-                curves[int(part["bucket"]), int(part["rows"]), str(part["kind"])] = curve
-            drafts = {n: DraftCost(**{k: float(v) for k, v in d.items()}) for n, d in data["drafts"].items()}
-            acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
-            first = {b: {1: 1.0} for b, rows, kind in curves if (rows, kind) == (1, GREEDY)}
-            judged = {str(d): (int(n), min(int(n), int(r))) for d, (n, r) in data["judged"].items()}
-            made = cls(first, drafts, several=curves, ends=ends, acceptance=acceptance, judged=judged)
-            made.choosing = {str(k): DraftCost(step=float(s)).step for k, s in data["choosing"].items()}
-            return made
+                points = {int(w): checked(s, _LEAST, _MOST) for w, s in part["seconds"].items()}
+                place, rows, kind = int(part["bucket"]), int(part["rows"]), str(part["kind"])
+                if rows not in points or max(points) > MAX_TOKENS:
+                    raise ConfigError("These costs lack a plain round.")
+                first = self._curves[0, 1, GREEDY]
+                curve = found._curves[place, rows, kind] = Curve(
+                    _beyond(points, first.seconds), num_rows=rows, counts=dict.fromkeys(points, TRUST)
+                )
+                curve.pause = checked(part["pause"], 0.0, _MOST)
+            for name, kind, cost in data["drafts"]:
+                found.drafts[str(name), str(kind)] = DraftCost(**{k: float(v) for k, v in cost.items()})
+            found.acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
+            found.pace = {(str(k), int(n)): checked(p, 0.0, MAX_TOKENS) for k, n, p in data["pace"]}
+            found.lengths = {str(k): checked(n, 0.0) for k, n in data["lengths"].items()}
+            found.judged = {str(d): (int(n), min(int(n), int(r))) for d, (n, r) in data["judged"].items()}
+            found.bank = None if data["bank"] is None else checked(data["bank"], 0.0)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError("These costs cannot be read.") from error
+        found._num_drafts = dict.fromkeys(found.drafts, TRUST)
+        found._curves = self._curves | found._curves
+        own = {"guesses": self.guesses, "ran": self.ran, "cold": self.cold}
+        vars(self).update(vars(found) | own)
+
+
+def _beyond(points: Mapping[int, float], guess: Guess) -> Guess:
+    """Seconds on the lines through `points`, and behind the last of them as many times the guess as there."""
+    lines, last = _lines(points), max(points)
+    return lambda width: lines(width) if width <= last else lines(last) * guess(width) / guess(last)

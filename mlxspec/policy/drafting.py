@@ -20,6 +20,7 @@ from mlxspec.models.image_rows import SeenImages
 from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
+from mlxspec.policy.costs import CostModel
 from mlxspec.policy.fixed import Fixed
 from mlxspec.sampling.row import RowSampler
 
@@ -32,10 +33,20 @@ class Drafting:
         self.auto: Auto | None = None
         self._fixed = Fixed(chain)
         self._policies: dict[int, Policy] = {}
+        self._led: dict[int, Policy] = {}
 
     def follow(self, control: Controller) -> None:
         """Rows that begin from now on and whose policy is auto draft as the controller chooses."""
         self.auto = Auto(self.chain, control)
+
+    @property
+    def costs(self) -> CostModel:
+        """What policy auto knows of costs; nothing where no row may follow it."""
+        return CostModel() if self.auto is None else self.auto.control.costs
+
+    def lead(self, row: int, policy: Policy) -> None:
+        """The row of this number, which has not begun, follows a policy of its own."""
+        self._led[row] = policy
 
     def begin(
         self,
@@ -49,8 +60,8 @@ class Drafting:
         state = self.chain.begin(row, spec, sampler, seen, num_prompt)
         if self.auto is not None:
             self.auto.wake()
-        follows = self.auto is not None and spec.policy == "auto"
-        policy = self._policies[row] = self.auto if self.auto is not None and follows else self._fixed
+        chosen = self.auto if self.auto is not None and spec.policy == "auto" else self._fixed
+        policy = self._policies[row] = self._led.pop(row, chosen)
         policy.begin(state)
         return state
 

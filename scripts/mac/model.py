@@ -21,7 +21,7 @@ import write_checkpoint
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.measure import choosing, measure
+from mlxspec.engine.rehearsal import measure
 from mlxspec.policy.costs import CostModel
 
 from .base import ROOT, Here, table
@@ -33,7 +33,6 @@ DEPTHS = (1, 2, 3, 4, 6)  # drafted tokens a round
 RECOMMENDED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}  # what models come with, nearly
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
 BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
-CALIBRATION = 5.0  # seconds
 _CHILD = "scripts/mac/decode_child.py"
 
 
@@ -61,8 +60,9 @@ class Model:
 
     @cached_property
     def costs(self) -> CostModel:
-        """What policy auto decides by, measured now."""
-        return measure(self.engine.model, self.engine.chain.drafters, self.engine.config, CALIBRATION)
+        """The costs that policy auto decides by, learned from whole rounds now."""
+        measure(self.engine)
+        return self.engine.drafting.costs
 
     @cached_property
     def peer(self) -> Any:
@@ -169,7 +169,7 @@ class Model:
         )
 
     def sampled(self) -> None:
-        """What the sampling that chat and serve take by default costs: plain rounds, rounds that draft two tokens, choosing alone."""
+        """What the sampling that chat and serve take by default costs: plain rounds and rounds that draft two tokens."""
         new, ways = self.here.sizes.new_tokens, dict[str, Callable[[], float]]()
         kinds: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": RECOMMENDED}
         specs = {"plain": PLAIN, "drafting 2": SpecConfig(drafters=("mtp",), policy="fixed", n_max=2)}
@@ -180,11 +180,7 @@ class Model:
                 )
         found = {name: median(values) for name, values in self._turns(ways).items()}
         over = ", ".join(f"{w} {found[f'{w}, sampled'] / found[f'{w}, greedy']:.2f}x" for w in specs)
-        more = choosing(self.engine.model, float("inf")).get("sampled", 0.0)
-        self.here.tell(
-            f"{self._name()}, top-k 20 and top-p 0.95 over greedy, round for round: {over};"
-            f" a position {1e3 * more:.2f} ms longer"
-        )
+        self.here.tell(f"{self._name()}, top-k 20 and top-p 0.95 over greedy, round for round: {over}")
 
     def running_ahead(self) -> None:
         """Plain and drafted rounds launched before the one before them was read, over rounds that wait, by the size of keys and values;

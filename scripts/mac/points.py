@@ -15,12 +15,11 @@ from mlx.utils import tree_flatten
 
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.engine.measure import widths
 from mlxspec.kernels import conv_qkv, launch
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
-from mlxspec.models.reads import plateau_ends
 from mlxspec.platform import device
+from mlxspec.policy.costs import LADDER
 
 from .base import Here, Skipped, table
 from .model import Model
@@ -173,13 +172,13 @@ def _partial(model: Model) -> Found:
 
 
 def _cliffs(model: Model) -> Found:
-    """By the calibration that policy auto decides by, at both sides of each step that the tiles of the kernels make here."""
-    measured, ends = model.costs.measured, plateau_ends(model.engine.model)
-    if not ends:
-        return Found(None, f"no steps are known here; measured: {' '.join(map(str, sorted(measured)))}")
-    missing = [str(w) for w in widths(model.engine.model, ends) if w not in measured]
-    steps = " ".join(map(str, ends))
-    return Found(not missing, f"steps behind {steps}; not measured: {', '.join(missing) or 'none'}")
+    """By the rounds that policy auto decides by: each width of its ladder was run, and none is dearer than a wider one."""
+    known = model.costs.curve(0).known
+    missing = [str(w) for w in LADDER if w <= 16 and w not in known]
+    told = " ".join(f"{w}:{s / known[1]:.2f}" for w, s in known.items())
+    return Found(
+        not missing, f"rounds by width, in plain ones: {told}; not run: {', '.join(missing) or 'none'}"
+    )
 
 
 def _wired(model: Model) -> Found:

@@ -7,13 +7,14 @@ itself. Knows simulated machines and their requests; knows no model and measures
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from mlxspec.policy.acceptance import Offer
-from mlxspec.policy.controller import Choice, Controller, PolicyRow
-from mlxspec.policy.costs import CostModel, Curve, DraftCost
+from mlxspec.policy.controller import Choice, Controller
+from mlxspec.policy.costs import LADDER, CostModel, Curve, DraftCost
 
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 
@@ -30,12 +31,15 @@ class Replay:
         error: float = 0.03,
     ) -> None:
         self.machine = machine
-        wrong = {w: s * float(np.exp(rng.normal(0.0, error))) for w, s in machine.curve().knots().items()}
+        true = machine.curve()
+        wrong = {w: true.seconds(w) * float(np.exp(rng.normal(0.0, error))) for w in LADDER}
         drafts = {
             n: DraftCost(**{k: v * float(np.exp(rng.normal(0.0, error))) for k, v in vars(d).items()})
             for n, d in machine.drafts.items()
         }
-        self.control = Controller(CostModel({0: wrong}, drafts, pause=machine.pause))
+        costs = CostModel(pause=machine.pause)
+        costs.know(wrong, drafts)
+        self.control = Controller(costs)
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []
         self._curves: dict[int, Curve] = {}
@@ -47,7 +51,15 @@ class Replay:
         time = 0.0
         while active := [r for r in rows if r.place < len(r.request)]:
             time += self._round(rows, active)
+        for row in rows:
+            self.control.ended(row.control, len(row.request))
         return time
+
+    def restart(self) -> None:
+        """A new process knows what this one would have kept."""
+        costs = CostModel(pause=self.machine.pause)
+        costs.learn_from(json.loads(json.dumps(self.control.costs.as_data())))
+        self.control = Controller(costs)
 
     def curve(self, num_rows: int) -> Curve:
         """What rounds of so many rows really take."""
@@ -58,6 +70,8 @@ class Replay:
     def _round(self, rows: Sequence[_Row], active: Sequence[_Row]) -> float:
         """Plain steps that one round takes."""
         controls, num_rows = [r.control for r in active], len(active)
+        for row in active:
+            row.control.room = row.room
         offers = [r.offers() for r in active]
         choices = self.control.choose(controls, offers, [r.asked() for r in active])
         noise, tilt = moods([r.request for r in active], [r.place for r in active])
@@ -89,15 +103,35 @@ class Replay:
     ) -> float:
         """What a model drafter says to all rows that ask it, into `drafts`, and the plain steps it takes."""
         places = [i for i, c in enumerate(choices) if c.model == name]
-        depth = max(choices[i].depth for i in places)
+        depth, looks = self._depth(name, [active[i] for i in places], [choices[i] for i in places])
         queued = sum(active[i].hear(name) for i in places)
         time = self.machine.drafts[name].seconds(depth, queued, len(places)) * noise
-        self.control.costs.refine_draft(name, depth, queued, len(places), time)
+        plain = self.control.curve([r.control for r in active]).plain
+        self.control.costs.refine_draft(name, active[0].control.kind, depth, queued, len(places), time, plain)
         for i in places:
-            draft = drafts[i] = active[i].offer(name, choices[i].depth)
+            draft = drafts[i] = active[i].offer(name, min(depth, choices[i].depth))
+            self.control.asked(active[i].control, choices[i])
             if draft is not None:
-                self.control.drafted(active[i].control, draft, len(active), choices[i])
-        return time
+                self.control.read(active[i].control, draft)
+        return time + looks * self.machine.look
+
+    def _depth(self, name: str, rows: Sequence[_Row], choices: Sequence[Choice]) -> tuple[int, int]:
+        """How many tokens a model drafts, and how often somebody looks at confidences for it: one row's draft ends where the controller
+        stops it, as in the engine."""
+        depth = max(c.depth for c in choices)
+        offer = rows[0].offer(name, depth)
+        if (
+            len(rows) > 1
+            or choices[0].probe
+            or offer is None
+            or offer.confidences is None
+            or name == "dflash"
+        ):
+            return depth, 0
+        for num in range(1, offer.length):
+            if self.control.stops(rows[0].control, name, offer.confidences[:num]):
+                return num, num
+        return offer.length, max(0, offer.length - 1)
 
 
 class _Row:
@@ -105,7 +139,7 @@ class _Row:
 
     def __init__(self, control: Controller, request: Request) -> None:
         self.request = request
-        self.control = PolicyRow("", 0)
+        self.control = control.row(request.kind)
         self.place = 0
         self._learn = control.learn
         said = request.said
@@ -120,17 +154,17 @@ class _Row:
         self._probes: list[tuple[Offer, int, int]] = []
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         return len(self.request) - self.place - 1
 
     def offers(self) -> list[Offer]:
         """Of all lookups that say something here."""
-        return [o for n in self._stood if n not in MODELS and (o := self.offer(n, self._room))]
+        return [o for n in self._stood if n not in MODELS and (o := self.offer(n, self.room))]
 
     def asked(self) -> dict[str, tuple[int, int]]:
         """By model drafter: how many tokens it may draft and how many it has not heard."""
         return {
-            n: (min(self._room, self._length[n][self.place]), self.place - last)
+            n: (min(self.room, self._length[n][self.place]), self.place - last)
             for n, last in self._last.items()
         }
 

@@ -1,13 +1,14 @@
-"""Cells of the simulation: one workload at one length on some machines, all policies, and what the table says of them.
+"""Cells of the simulation: one machine, one length of answers and one start, all kinds of text in turn; and what a table says of them.
 
-Answers are split: fixed settings are chosen, and the warm controller is warmed, on the first half; everything is measured on the
-other. Knows policies and traces; prints nothing.
+One controller serves all kinds in turns, as in use. Answers are split: a warm controller has served the first half, everything is measured
+on the other. An answer is judged against plain decoding and against the fastest of plain decoding and all fixed settings in hindsight; and
+against the setting that is fastest for its kind as a whole. Knows policies and traces; prints nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,169 +17,142 @@ from .requests import (
     MODELS,
     Machine,
     Request,
-    Rounds,
     first,
-    fixed,
-    longest_expected,
     make_requests,
-    oracle,
     plain_group_seconds,
     plain_seconds,
 )
 from .traces import Answer, Workload
 
-MODEL_DEPTHS = (1, 2, 3, 4, 6, 8)
-LOOKUP_DEPTHS = (1, 2, 4, 8, 16)
-DRAFTERS = (
-    "ngram-simple",
-    "mtp",
-)  # what loading takes by itself; the draft model stands in where there is no head
-FIRST_DEPTHS = {
-    "mtp": 3,
-    "eagle3": 3,
-    "dflash": 8,
-    "draft-model": 3,
-}  # llama.cpp's default for models; lookups take all they have
-_ORACLE_REQUESTS = 8
+Setting = tuple[tuple[str, int], ...]  # (drafter, depth) in the order in which they are asked
+MODEL_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+LOOKUP_DEPTHS = (2, 4, 8, 16)
+DRAFTERS = ("ngram-simple", "mtp")  # what loading takes by itself where there is a head
+STARTS = ("cold", "warm", "restart")
+_WARM = 4  # answers of each kind that a warm controller has served
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Ratios of total decode time to plain's, above 1 is faster; over_best: to the fixed setting that was best on other requests.
-    slowest: the ratio to plain that 95 % of single requests exceed. drafter_cost: plain steps a token of the dearest drafter."""
+    """Means over answers of ratios of decode times, above 1 is faster: over_plain: than plain decoding; over_best: than the fastest setting
+    in hindsight; over_kind: than the fastest setting of the kind. worst: the least over_plain of an answer. hindsight: of the fastest
+    setting over plain decoding. per_round: tokens."""
 
     machine: str
-    workload: str
     length: int
     start: str
     over_plain: float
-    slowest: float
+    worst: float
     over_best: float
-    best: tuple[str, int]
-    best_over_plain: float
-    first: float
-    longest: float
-    oracle: float
-    drafter_cost: float
-    fixed: dict[str, float] = field(default_factory=dict)
+    over_kind: float
+    hindsight: float
+    per_round: float
+
+
+def settings(drafters: Sequence[str]) -> list[Setting]:
+    """All fixed settings: each drafter alone at each depth, and the lookup before each model."""
+    models = [d for d in drafters if d in MODELS]
+    out: list[Setting] = [((m, k),) for m in models for k in MODEL_DEPTHS]
+    for lookup in (d for d in drafters if d not in MODELS):
+        out += [((lookup, k),) for k in LOOKUP_DEPTHS]
+        out += [((lookup, 16), (m, k)) for m in models for k in MODEL_DEPTHS]
+    return out
+
+
+def days(
+    workloads: Mapping[str, Workload], length: int, count: int, *, drafters: Sequence[str], seed: int
+) -> tuple[list[Request], list[Request]]:
+    """Requests of all kinds in turns: those that warm a controller, and `count` of each kind that are measured."""
+    rng = np.random.default_rng([seed, length])
+    halves: tuple[list[list[Request]], list[list[Request]]] = [], []
+    for name, workload in workloads.items():
+        answers = [{n: a[n] for n in drafters if n in a} for a in workload.answers]
+        middle = max(1, len(answers) // 2)
+        kind = "sampled" if name == "sampled" else "greedy"
+        for half, some, num in zip(
+            halves, (answers[:middle], answers[middle:] or answers), (_WARM, count), strict=True
+        ):
+            half.append(make_requests(some, length, num, rng, workload=name, kind=kind))
+    warm, held = ([r for turn in zip(*half, strict=True) for r in turn] for half in halves)
+    return warm, held
 
 
 def run_cells(
-    workload: Workload,
+    workloads: Mapping[str, Workload],
     length: int,
     machines: Sequence[Machine],
     *,
-    count: int = 200,
+    count: int = 15,
     seed: int = 0,
+    starts: Sequence[str] = STARTS,
     drafters: Sequence[str] = DRAFTERS,
 ) -> list[Cell]:
-    """Cold and warm cells of one workload and length, `count` held-out requests each. The same requests and noise for all of them."""
-    rng = np.random.default_rng([seed, length])
-    answers = [{n: a[n] for n in drafters if n in a} for a in workload.answers]
-    half = max(1, len(answers) // 2)
-    others = make_requests(answers[:half], length, max(8, count // 4), rng)
-    held = make_requests(answers[half:] or answers, length, count, rng)
-    settings = {
-        (n, k): (fixed(others, n, k), fixed(held, n, k))
-        for n in answers[0]
-        for k in (MODEL_DEPTHS if n in MODELS else LOOKUP_DEPTHS)
-    }
-    order = [(n, FIRST_DEPTHS.get(n, 16)) for n in answers[0]]
-    rules = first(held, order), longest_expected(held, dict(order))
-    return [cell for m in machines for cell in _cells(workload.name, m, others, held, settings, rules, seed)]
+    """Cells of one length, `count` held-out answers of each kind. The same requests and noise for all of them."""
+    warm, held = days(workloads, length, count, drafters=drafters, seed=seed)
+    rounds = {s: first(held, s) for s in settings(drafters)}
+    return [cell for m in machines for cell in _cells(m, warm, held, rounds, starts, seed)]
 
 
 def _cells(
-    name: str,
     machine: Machine,
-    others: Sequence[Request],
+    warm: Sequence[Request],
     held: Sequence[Request],
-    settings: dict[tuple[str, int], tuple[Rounds, Rounds]],
-    rules: tuple[Rounds, Rounds],
+    rounds: Mapping[Setting, object],
+    starts: Sequence[str],
     seed: int,
 ) -> list[Cell]:
     plain = plain_seconds(held, machine)
-    known = {("plain", 0): (float(plain_seconds(others, machine).sum()), plain)}
-    for (drafter, depth), (elsewhere, here) in settings.items():
-        lookups = drafter not in MODELS
-        known[drafter, depth] = (
-            float(elsewhere.seconds(others, machine, lookups=lookups).sum()),
-            here.seconds(held, machine, lookups=lookups),
-        )
-    best = min(known, key=lambda k: known[k][0])
-    total, best_total = float(plain.sum()), float(known[best][1].sum())
-    by_rule = [total / float(r.seconds(held, machine, lookups=True).sum()) for r in rules]
-    few = held[:_ORACLE_REQUESTS]
-    least = float(plain[: len(few)].sum() / oracle(few, machine).sum())
+    by_setting = [
+        r.seconds(held, machine, lookups=any(n not in MODELS for n, _ in s))  # type: ignore[attr-defined]
+        for s, r in rounds.items()
+    ]
+    table = np.stack([plain, *by_setting])
+    best, of_kind, kinds = table.min(0), np.zeros(len(held)), np.array([r.workload for r in held])
+    for kind in set(kinds.tolist()):
+        its = kinds == kind
+        of_kind[its] = table[table[:, its].sum(1).argmin(), its]
     cells = []
-    for start in ("cold", "warm"):
-        alone = [[r] for r in others] if start == "warm" else []
-        times = auto_seconds(machine, alone, [[r] for r in held], seed)
+    for start in starts:
+        times, num_rounds = auto_seconds(machine, warm, held, start, seed)
         cells.append(
             Cell(
                 machine=machine.name,
-                workload=name,
                 length=len(held[0]),
                 start=start,
-                over_plain=total / float(times.sum()),
-                slowest=float(np.quantile(plain / times, 0.05)),
-                over_best=best_total / float(times.sum()),
-                best=best,
-                best_over_plain=total / best_total,
-                first=by_rule[0],
-                longest=by_rule[1],
-                oracle=least,
-                drafter_cost=max(d.step for d in machine.drafts.values()),
-                fixed={f"{n} {k}": total / float(t.sum()) for (n, k), (_, t) in known.items()},
+                over_plain=float(np.mean(plain / times)),
+                worst=float(np.min(plain / times)),
+                over_best=float(np.mean(best / times)),
+                over_kind=float(np.mean(of_kind / times)),
+                hindsight=float(np.mean(plain / best)),
+                per_round=sum(map(len, held)) / num_rounds,
             )
         )
     return cells
 
 
 def auto_seconds(
-    machine: Machine,
-    others: Sequence[Sequence[Request]],
-    held: Sequence[Sequence[Request]],
-    seed: int,
-) -> np.ndarray:
-    """Plain steps of each held-out group of rows, which may be one. With `others` one controller serves them all, one group behind the
-    other; without, each group meets a new one, whose beliefs of the machine are off in another way."""
-    if not others:
-        rngs = (np.random.default_rng([seed, i]) for i in range(len(held)))
-        return np.array([Replay(machine, r).seconds(*g) for r, g in zip(rngs, held, strict=True)])
-    auto = Replay(machine, np.random.default_rng(seed))
-    for group in others:
-        auto.seconds(*group)
-    return np.array([auto.seconds(*g) for g in held])
-
-
-def auto_over_plain(
-    workload: Workload,
-    length: int,
-    machines: Sequence[Machine],
-    *,
-    count: int = 40,
-    seed: int = 0,
-    drafters: Sequence[str] = DRAFTERS,
-) -> dict[str, float]:
-    """Speed over plain decoding of each cell, cold and warm: what `run_cells` finds, without its other policies."""
-    rng = np.random.default_rng([seed, length])
-    answers = [{n: a[n] for n in drafters if n in a} for a in workload.answers]
-    half = max(1, len(answers) // 2)
-    others = [[r] for r in make_requests(answers[:half], length, max(8, count // 4), rng)]
-    held = make_requests(answers[half:] or answers, length, count, rng)
-    found = {}
-    for machine in machines:
-        plain = float(plain_seconds(held, machine).sum())
-        for start, before in (("cold", []), ("warm", others)):
-            times = auto_seconds(machine, before, [[r] for r in held], seed)
-            found[f"{machine.name}, {workload.name}, {start}"] = plain / float(times.sum())
-    return found
+    machine: Machine, warm: Sequence[Request], held: Sequence[Request], start: str, seed: int
+) -> tuple[np.ndarray, int]:
+    """Plain steps of each held-out answer, and the rounds of all of them. Where the start is cold each answer meets a new controller, whose
+    beliefs of the machine are off in another way; else one serves them all, which after a restart knows what an earlier one kept."""
+    replay = Replay(machine, np.random.default_rng(seed))
+    if start != "cold":
+        for request in warm:
+            replay.seconds(request)
+    if start == "restart":
+        replay.restart()
+    times, num_rounds = [], 0
+    for i, request in enumerate(held):
+        if start == "cold":
+            replay = Replay(machine, np.random.default_rng([seed, i]))
+        times.append(replay.seconds(request))
+        num_rounds += len(replay.rounds)
+    return np.array(times), num_rounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCell:
-    """The same of rows that decode together: ratios of what whole groups take, until the last of a group has ended."""
+    """Rows that decode together: ratios of what whole groups take, until the last of a group has ended."""
 
     machine: str
     workload: str
@@ -215,15 +189,21 @@ def run_group_cells(
     for machine in machines:
         plain = np.array([plain_group_seconds(g, machine) for g in held])
         for start in ("cold", "warm"):
-            times = auto_seconds(machine, others if start == "warm" else (), held, seed)
+            replay, times = Replay(machine, np.random.default_rng(seed)), []
+            for group in others if start == "warm" else ():
+                replay.seconds(*group)
+            for i, group in enumerate(held):
+                if start == "cold":
+                    replay = Replay(machine, np.random.default_rng([seed, i]))
+                times.append(replay.seconds(*group))
             cells.append(
                 GroupCell(
                     machine=machine.name,
                     workload=name,
                     num_rows=num_rows,
                     start=start,
-                    over_plain=float(plain.sum() / times.sum()),
-                    slowest=float(np.quantile(plain / times, 0.05)),
+                    over_plain=float(plain.sum() / sum(times)),
+                    slowest=float(np.quantile(plain / np.array(times), 0.05)),
                 )
             )
     return cells
@@ -232,15 +212,3 @@ def run_group_cells(
 def _group(answers: Sequence[Answer], num_rows: int, rng: np.random.Generator) -> list[Request]:
     drawn = [answers[int(rng.integers(len(answers)))] for _ in range(num_rows)]
     return [make_requests([a], len(next(iter(a.values()))), 1, rng)[0] for a in drawn]
-
-
-def worst(cells: Sequence[Cell], start: str) -> str:
-    """The worst cells of a kind in one line."""
-    some = [c for c in cells if c.start == start]
-    if not some:
-        return "no cells"
-    parts = []
-    for what, key in (("plain", "over_plain"), ("slowest 5 %", "slowest"), ("best fixed", "over_best")):
-        cell = min(some, key=lambda c: float(getattr(c, key)))
-        parts.append(f"{what} {getattr(cell, key):.3f} ({cell.machine}, {cell.workload}, {cell.length})")
-    return "; ".join(parts)

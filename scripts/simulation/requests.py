@@ -34,9 +34,13 @@ class Machine:
     rows: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
     pause: float = 0.0
     step_ms: float = 30.0
+    prefill: float = 0.13  # plain steps that a token of a prompt takes: a 27B model in 4 bits on an M3 Max
     lookup_ms: float = 0.01  # all lookups of a round
     choose_ms: float = 0.015  # the controller, a round
     judge_ms: float = 0.02  # the controller, a round in which a model drafted
+    look: float = (
+        0.01  # plain steps that reading a drafted token's confidence takes before the next one is drafted
+    )
     source: str = ""
 
     def curve(self, num_rows: int = 1) -> Curve:
@@ -54,11 +58,13 @@ class Machine:
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """An answer to decode, and the machine's moods along it. noise (N,): factor on everything; tilt (N,): factor on what wider
-    forwards cost beyond a plain one."""
+    forwards cost beyond a plain one. workload: where its text is from; kind: as the controller knows kinds of rows."""
 
     said: Mapping[str, Said]
     noise: np.ndarray
     tilt: np.ndarray
+    workload: str = ""
+    kind: str = ""
 
     def __len__(self) -> int:
         return len(self.noise)
@@ -72,6 +78,8 @@ def make_requests(
     *,
     sigma: float = 0.05,
     drift: float = 0.1,
+    workload: str = "",
+    kind: str = "",
 ) -> list[Request]:
     """Answers drawn with replacement and joined to `length` tokens. Every forward varies by `sigma`, the machine's speed by up to `drift`
     along a request, and in half of the requests wide forwards grow dearer by up to `drift` as well."""
@@ -88,7 +96,7 @@ def make_requests(
         tilt = 1.0 + (
             drift * rng.random() * np.linspace(0, 1, length) if rng.random() < 0.5 else np.zeros(length)
         )
-        out.append(Request(said=said, noise=noise, tilt=tilt))
+        out.append(Request(said=said, noise=noise, tilt=tilt, workload=workload, kind=kind))
     return out
 
 
@@ -186,24 +194,6 @@ def first(requests: Sequence[Request], order: Sequence[tuple[str, int]]) -> Roun
     return rounds
 
 
-def longest_expected(requests: Sequence[Request], limits: Mapping[str, int]) -> Rounds:
-    """Acceptance times length decides: a running mean of each drafter's acceptance, times how many tokens it offers."""
-    rounds = Rounds()
-    for r, request in enumerate(requests):
-        place, last = 0, dict.fromkeys(MODELS, -1)
-        mean = dict.fromkeys(limits, 0.5)
-        while place < len(request):
-            room = len(request) - place - 1
-            lengths = {n: min(d, room, int(request.said[n].length[place])) for n, d in limits.items()}
-            name = max(lengths, key=lambda n: mean[n] * lengths[n])
-            depth = lengths[name]
-            if depth:
-                stood = min(depth, int(request.said[name].stood[place]))
-                mean[name] += 0.1 * (stood / depth - mean[name])
-            place = _advance(rounds, r, request, place, name if depth else "", depth, last)
-    return rounds
-
-
 def _advance(
     rounds: Rounds, r: int, request: Request, place: int, name: str, depth: int, last: dict[str, int]
 ) -> int:
@@ -213,27 +203,3 @@ def _advance(
         last[name] = place
     rounds.add(r, place, 1 + depth, name, depth, queued)
     return place + 1 + (min(depth, int(request.said[name].stood[place])) if depth else 0)
-
-
-def oracle(requests: Sequence[Request], machine: Machine, *, max_depth: int = 16) -> np.ndarray:
-    """The least time there is, knowing in advance what will stand: best (drafter, depth) at every place. Catch-up is charged one
-    token."""
-    curve = machine.curve()
-    verify = np.array([curve.seconds(w) for w in range(1, max_depth + 2)])
-    out = np.zeros(len(requests))
-    for r, request in enumerate(requests):
-        n = len(request)
-        stood = {d: s.stood.tolist() for d, s in request.said.items()}
-        left = [0.0] * (n + max_depth + 2)
-        for place in range(n - 1, -1, -1):
-            noise, tilt = float(request.noise[place]), float(request.tilt[place])
-            best = verify[0] * noise + left[place + 1]
-            for name, counts in stood.items():
-                for k in range(1, min(counts[place], max_depth, n - place - 1) + 1):
-                    time = noise * (verify[0] + (verify[k] - verify[0]) * tilt)
-                    if name in MODELS:
-                        time += machine.drafts[name].seconds(k, 1) * noise
-                    best = min(best, time + left[place + 1 + k])
-            left[place] = best
-        out[r] = left[0]
-    return out

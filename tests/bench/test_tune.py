@@ -8,7 +8,6 @@ import pytest
 
 from mlxspec.bench import plots, tune
 from mlxspec.bench.tune import Score
-from mlxspec.config import SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
@@ -107,19 +106,3 @@ def test_figures_that_cannot_be_drawn_are_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         plots.check(tmp_path / "figure.png")
-
-
-def test_costs_on_record_are_not_measured_again(tmp_path, monkeypatch) -> None:
-    from mlxspec.engine import measure
-
-    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-    engine = equality.engine()
-    drafters = engine.chain.drafters
-    args = engine.model, engine.config, "tiny"
-    first = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
-    assert first.drafts.keys() == {"mtp", "eagle3", "draft-model"}
-    monkeypatch.setattr(measure, "_rounds", None)  # measuring rounds again would fail
-    again = measure.kept_costs(args[0], drafters, *args[1:], 600.0)
-    assert again.curve(0).knots() == pytest.approx(first.curve(0).knots())
-    assert again.drafts == first.drafts
-    assert SpecConfig().drafters == ()

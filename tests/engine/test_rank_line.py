@@ -202,12 +202,6 @@ def test_facts_are_compared_on_every_rank(ends: Ends) -> None:
     assert found == dict.fromkeys(range(3), (8, sentence))
 
 
-def test_one_clock(ends: Ends) -> None:
-    peers = [Peers(Ranks(rank=each.rank, size=3), each) for each in ends.lines]
-    times = [peers[0].read_clock() for _ in range(5)]
-    assert [peers[2].read_clock() for _ in range(5)] == times
-
-
 def test_a_rank_that_fails_tells_why(ends: Ends) -> None:
     peers = Peers(Ranks(rank=1, size=3), ends.others[0])
     with pytest.raises(ValueError, match="disk"), peers.failing_together():

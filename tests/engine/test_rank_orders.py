@@ -52,7 +52,7 @@ orders = st.builds(
     Orders,
     number=numbers,
     checksum=st.integers(0, 2**32 - 1),
-    work=st.sampled_from(["step", "rehearse", "end"]),
+    work=st.sampled_from(["step", "end"]),
     submitted=st.lists(submissions, max_size=2).map(tuple),
     endings=st.lists(
         st.builds(Ending, number=numbers, error=st.none() | st.text(), is_late=st.booleans()), max_size=3

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
+from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine import measure
+from mlxspec.engine import measure as measure_module
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.measure import BareRounds, widths
-from mlxspec.engine.rehearsal import WARM, _verifies, rehearse, rehearse_for, unraced_notice
+from mlxspec.engine.rehearsal import measure, rehearse, rehearse_for, steps_of, unraced_notice
 from mlxspec.engine.worker import Worker
 from mlxspec.kernels import launch, qmv_rows, races
 from mlxspec.kernels.flat import FlatRows
@@ -26,10 +26,10 @@ from mlxspec.models import tune
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import CostModel
+from mlxspec.policy.cost_file import CostFile
+from mlxspec.policy.costs import LADDER, DraftCost
 from tests import tiny_models
-from tests.models import deep
-from tests.models.metal_graph import as_on_metal
+from tests.known_costs import known_costs
 
 LONG = 120.0
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
@@ -53,9 +53,10 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     engine = make()
     runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
     monkeypatch.setattr(engine.model._segments, "runners", runners)  # others have used this model
-    engine.drafting.follow(
-        Controller(CostModel({0: {1: 0.01, 2: 0.01}}, {}))
-    )  # drafting and verifying are free
+    engine.drafting.follow(Controller(known_costs({1: 0.01, 2: 0.01})))  # drafting and verifying are free
+    for each in (engine.drafting.auto, engine.drafting.auto.control.costs.curve(0)):  # type: ignore[union-attr]
+        if hasattr(each, "refine"):
+            monkeypatch.setattr(each, "refine", lambda *_: None)
     engine.generate([PROMPT], SamplingParams(max_tokens=1))  # prompts compile by their own length
     if is_rehearsed:
         for _ in rehearse(engine):
@@ -67,25 +68,56 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
 
 
 @catches(
-    "a width is rehearsed behind few others",
-    "mlxspec.engine.measure:BareRounds.behind",
-    lambda right: lambda self, widths: [],
+    "one turn of each width is taken to be enough",
+    "mlxspec.engine.rehearsal:steps_of",
+    lambda right: lambda engine, turns=1: right(engine, 1),
 )
-def test_a_round_behind_any_other_has_been_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Metal a forward takes back what the round before it tried, and is compiled for what that left."""
-    with as_on_metal(monkeypatch):
-        monkeypatch.setattr(mx, "eval", lambda *_: None)
-        monkeypatch.setattr(measure, "numbers", lambda x: np.zeros(x.shape, np.int32))
-        model = deep.ours(4)
-        rounds, of = BareRounds(model, EngineConfig(), drafts=True), widths(model)
-        pieces = list(_verifies(rounds, of))
-        before = model._segments.runners.num_cold
-        for first in of:
-            for second in of:
-                rounds.run(first)
-                rounds.run(second)
-        assert model._segments.runners.num_cold == before
-    assert len(pieces) <= WARM * len(of) * 7  # each width behind six kinds of rounds at most
+def test_each_width_of_the_ladder_and_each_model_run_twice() -> None:
+    """The first run of a shape compiles, and so does the first that takes back what that one tried."""
+    engine, widths = make(), []
+    engine.drafting.follow(Controller(known_costs({1: 0.01, 2: 0.01})))
+    engine.drafting.costs.guesses["mtp"] = DraftCost(step=0.1)
+    took = engine.drafting.took
+
+    def seen(rows, num_tokens, *args, **more):  # type: ignore[no-untyped-def]
+        widths.append(num_tokens)
+        took(rows, num_tokens, *args, **more)
+
+    engine.drafting.took = seen  # type: ignore[method-assign]
+    for _ in rehearse(engine):
+        pass
+    for width in [w for w in LADDER if w <= 16]:
+        assert widths.count(width) >= 2, width
+    assert not engine.drafting.costs.is_guess("mtp", "greedy")
+    assert list(rehearse(engine)) == []  # nothing is left to be run
+
+
+def test_measuring_learns_each_width_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    engine = make()
+    path = measure(engine)
+    costs = engine.drafting.costs
+    assert set(costs.curve(0).known) >= {w for w in LADDER if w <= 16}
+    assert [*costs.drafts] == [("mtp", "greedy")]
+    assert costs.acceptance == {}  # these texts are nobody's
+    kept = measure_module.kept_costs(
+        engine.model,
+        engine.chain.drafters,
+        CostFile.of(engine.model, engine.chain.drafters, engine.config, engine.name),
+    )
+    assert path.is_file()
+    assert kept.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
+
+
+def test_who_comes_while_an_engine_rehearses_is_answered_as_without() -> None:
+    engine = make()
+    running = rehearse(engine)
+    for _ in range(4):
+        next(running)
+    running.close()
+    assert engine.is_idle
+    assert engine.prefix.is_on
+    assert engine.generate([PROMPT], PARAMS)[0].tokens == make().generate([PROMPT], PARAMS)[0].tokens
 
 
 def test_answers_and_what_is_kept_are_as_without() -> None:
@@ -102,13 +134,14 @@ def test_answers_and_what_is_kept_are_as_without() -> None:
 def test_an_engine_that_does_not_choose_its_drafts_rehearses_plain_rounds(spec: SpecConfig) -> None:
     engine = make()
     engine.spec = spec
-    assert len(list(rehearse(engine))) == WARM
+    assert {depth for _, depth in steps_of(engine)} == {0}
+    assert len(list(rehearse(engine))) >= 2
 
 
 def test_it_ends_in_time_or_with_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, pieces = make(), []
 
-    def endless(_: Engine) -> Iterator[None]:
+    def endless(_: Engine) -> Generator[None]:
         while len(pieces) < 7:
             pieces.append(None)
             yield
@@ -122,33 +155,38 @@ def test_it_ends_in_time_or_with_what_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_worker_rehearses_until_somebody_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And whoever comes between two pieces waits for no more of them; the rest is done behind it, once."""
-    begun, pieces, requests = threading.Event(), [], []
+    """Who comes between two pieces ends it. The rest is run when the engine is idle again."""
+    begun, asked, runs = threading.Event(), threading.Event(), []
 
-    def counted(engine: Engine) -> Iterator[None]:
-        for piece in rehearse(engine):
-            pieces.append(engine.num_waiting)
-            begun.set()
-            yield piece
-            if len(pieces) == 1:
-                assert asked.wait(LONG)
+    def counted(engine: Engine) -> Generator[None]:
+        runs.append(0)
+        running = rehearse(engine)
+        try:
+            for _ in running:
+                runs[-1] += 1
+                begun.set()
+                yield
+                if len(runs) == 1:
+                    assert asked.wait(LONG)
+        finally:
+            running.close()
 
-    asked = threading.Event()
     monkeypatch.setattr(workers, "rehearse", counted)
     with Worker(make) as worker:
         assert begun.wait(LONG)
-        requests.append(worker.submit(PROMPT, PARAMS))
+        stream = worker.submit(PROMPT, PARAMS)
         asked.set()
-        assert [type(e).__name__ for e in requests[0]][-1] == "FinishEvent"
+        assert [type(e).__name__ for e in stream][-1] == "FinishEvent"
         assert worker.call(lambda engine: engine.is_idle).result(LONG)
-        done = threading.Event()
-        while worker._rehearsal is not None:
-            assert not done.wait(0.01)
-        assert len(pieces) == len(list(rehearse(make())))
+        until = time.monotonic() + LONG
+        while len(runs) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    assert runs[0] <= 2
 
 
 def test_a_rehearsal_that_fails_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Engine) -> Iterator[None]:
+    def broken(_: Engine) -> Generator[None]:
         yield
         raise RuntimeError("no memory")
 

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.acceptance import Acceptance, Offer
+from mlxspec.policy.acceptance import MODEL_DEPTH, Acceptance, Offer
 from mlxspec.policy.controller import Controller, PolicyRow
 from mlxspec.policy.costs import CostModel
+from tests.known_costs import known_costs
 
 pytestmark = pytest.mark.smoke
 
 
 def controller() -> Controller:
-    return Controller(CostModel({0: {1: 1.0}}, {}))
+    return Controller(known_costs({1: 1.0}))
 
 
 def sure(*confidences: float) -> Offer:
@@ -37,14 +38,14 @@ def first(control: Controller, row: PolicyRow, offer: Offer) -> float:
 
 def test_before_anything_is_known_a_confidence_is_taken_at_its_word() -> None:
     control = controller()
-    row = PolicyRow("", 0)
+    row = PolicyRow("", 0, 1.0)
     assert control.reaches(row, sure(0.75, 0.75, 0.75)) == pytest.approx([0.75, 0.75**2, 0.75**3])
     assert first(control, row, sure(0.05)) < 0.1
 
 
 def test_lookups_are_tried_and_more_so_the_longer_they_were_right() -> None:
     control = controller()
-    reaches = control.reaches(PolicyRow("", 0), lookup(12))
+    reaches = control.reaches(PolicyRow("", 0, 1.0), lookup(12))
     chances = [b / a for a, b in zip([1.0, *reaches], reaches, strict=False)]
     assert chances[0] == pytest.approx(0.75)
     assert all(b > a - 1e-9 for a, b in zip(chances, chances[1:], strict=False))
@@ -52,22 +53,22 @@ def test_lookups_are_tried_and_more_so_the_longer_they_were_right() -> None:
 
 def test_an_overconfident_drafter_is_found_out_also_by_rows_to_come() -> None:
     control, rng = controller(), random.Random(0)
-    row = PolicyRow("", 0)
+    row = PolicyRow("", 0, 1.0)
     for _ in range(400):
         control.learn(row, sure(0.9), int(rng.random() < 0.4), 1)
     assert first(control, row, sure(0.9)) == pytest.approx(0.4, abs=0.2)
-    assert first(control, PolicyRow("", 0), sure(0.9)) == pytest.approx(0.4, abs=0.08)
-    assert first(control, PolicyRow("", 0), sure(0.5)) == pytest.approx(0.55)
+    assert first(control, PolicyRow("", 0, 1.0), sure(0.9)) == pytest.approx(0.4, abs=0.08)
+    assert first(control, PolicyRow("", 0, 1.0), sure(0.5)) == pytest.approx(0.55)
 
 
 def test_longer_streaks_go_their_own_way() -> None:
     control = controller()
     for _ in range(50):
-        control.learn(PolicyRow("", 0), lookup(16), 0, 1)  # a first lookup that fails
-        row = PolicyRow("", 0)
+        control.learn(PolicyRow("", 0, 1.0), lookup(16), 0, 1)  # a first lookup that fails
+        row = PolicyRow("", 0, 1.0)
         row.streak["ngram-simple"] = 8
         control.learn(row, lookup(1), 1, 1)
-    row = PolicyRow("", 0)
+    row = PolicyRow("", 0, 1.0)
     assert first(control, row, lookup(2)) < 0.1
     row.streak["ngram-simple"] = 8
     assert first(control, row, lookup(2)) > 0.8
@@ -75,7 +76,7 @@ def test_longer_streaks_go_their_own_way() -> None:
 
 def test_streaks_grow_by_what_matched_and_end_with_a_miss() -> None:
     control = controller()
-    row = PolicyRow("", 0)
+    row = PolicyRow("", 0, 1.0)
     for length, matched, known, streak in ((16, 4, 4, 4), (3, 3, 5, 7), (16, 2, 5, 0)):
         control.learn(row, lookup(length), matched, known)
         assert row.streak["ngram-simple"] == streak
@@ -84,9 +85,9 @@ def test_streaks_grow_by_what_matched_and_end_with_a_miss() -> None:
 def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
     control = controller()
     for _ in range(50):
-        control.learn(PolicyRow("", 0), lookup(16, 0), 0, 1)
-        control.learn(PolicyRow("", 0), lookup(16, 20), 1, 1)
-    row = PolicyRow("", 0)
+        control.learn(PolicyRow("", 0, 1.0), lookup(16, 0), 0, 1)
+        control.learn(PolicyRow("", 0, 1.0), lookup(16, 20), 1, 1)
+    row = PolicyRow("", 0, 1.0)
     assert first(control, row, lookup(1, 0)) < 0.1 < 0.9 < first(control, row, lookup(1, 20))
     row.streak["ngram-simple"] = 30
     assert first(control, row, lookup(1, 0)) < 0.1, "a streak of other places does not speak for this one"
@@ -95,8 +96,8 @@ def test_a_place_that_would_have_been_right_is_read_by_that() -> None:
 def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
     seen, other = controller(), controller()
     for control, length, known in ((seen, 8, 3), (other, 2, 2)):
-        control.learn(PolicyRow("", 0), sure(*[0.5] * length), 1, known)
-    seen.learn(PolicyRow("", 0), sure(*[0.5] * 8), 0, 0)
+        control.learn(PolicyRow("", 0, 1.0), sure(*[0.5] * length), 1, known)
+    seen.learn(PolicyRow("", 0, 1.0), sure(*[0.5] * 8), 0, 0)
     found = [c.costs.accepted("", "mtp").as_data() for c in (seen, other)]
     assert found[0] == found[1]
 
@@ -104,9 +105,10 @@ def test_what_lies_behind_a_miss_or_has_not_come_teaches_nothing() -> None:
 def test_what_was_learned_survives_its_file() -> None:
     control = controller()
     for _ in range(30):
-        control.learn(PolicyRow("greedy", 0), Offer("mtp", 1, [0.9]), 0, 1)
+        control.learn(PolicyRow("greedy", 0, 1.0), Offer("mtp", 1, [0.9]), 0, 1)
     control.costs.accepted("greedy", "mtp").gap = 64.0
-    again = CostModel.from_data(json.loads(json.dumps(control.costs.as_data())))
+    again = CostModel()
+    again.learn_from(json.loads(json.dumps(control.costs.as_data())))
     assert list(again.acceptance) == [("greedy", "mtp")]
     assert again.accepted("greedy", "mtp").as_data() == control.costs.accepted("greedy", "mtp").as_data()
 
@@ -114,15 +116,15 @@ def test_what_was_learned_survives_its_file() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"rates": [[1.5] * 12, [0.5] * 10]},
-        {"counts": [[0.0] * 12, [4.0] * 10]},
-        {"rates": [[0.1] * 11, [0.1] * 10]},
-        {"rates": ["a"] * 2},
-        {"mean": -0.5},
-        {"mean": float("nan")},
+        {"sure": [[1.5] * 12, [4.0] * 12]},
+        {"sure": [[0.5] * 12, [0.0] * 12]},
+        {"streaks": [[0.1] * 11, [4.0] * 10]},
+        {"after": ["a"] * 2},
+        {"reach": [-0.5] * 11},
+        {"reach": [float("nan")] * 11},
         {"gap": 10**400},
         {"gap": None},
-        {"counts": {}},
+        {"drafts": {}},
     ],
     ids=str,
 )
@@ -142,7 +144,7 @@ def test_what_cannot_have_been_learned_is_refused(change: dict[str, object]) -> 
 )
 def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) -> None:
     control = controller()
-    row = PolicyRow("", 0)
+    row = PolicyRow("", 0, 1.0)
     for confidences, knows, matched, known in rounds:
         offer = Offer("mtp", len(confidences), confidences if knows else None)
         reaches = control.reaches(row, offer)
@@ -152,18 +154,30 @@ def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) 
 
 
 @catches(
-    "a probe counts as little as a draft among many",
-    "mlxspec.policy.acceptance:Acceptance.drafted",
-    lambda right: lambda self, mean, *, probe: right(self, mean, is_first=False),
+    "one row's failures are forgotten",
+    "mlxspec.policy.controller:Controller._doubt",
+    lambda right: lambda *_: 1.0,
 )
-def test_behind_a_pause_a_probe_outweighs_the_drafts_before_it() -> None:
-    table, usual = Acceptance(), Acceptance()
-    for each in (table, usual):
-        for _ in range(200):
-            each.drafted(0.9, is_first=False)
-    table.drafted(0.4, is_first=True)
-    usual.drafted(0.4, is_first=False)
-    assert table.mean == pytest.approx(0.8, abs=1e-3)  # one of five
-    assert usual.mean == pytest.approx(0.875, abs=1e-3)  # one of twenty
-    table.drafted(0.2, is_first=True)
-    assert table.mean == pytest.approx(0.68, abs=1e-3)
+def test_a_row_whose_drafts_fail_is_doubted_more_than_others() -> None:
+    control = controller()
+    row, other = PolicyRow("", 0, 1.0), PolicyRow("", 0, 1.0)
+    for _ in range(6):
+        control.learn(row, sure(0.97), 0, 1)
+    assert first(control, row, sure(0.6)) < 0.75 * first(control, other, sure(0.6))
+
+
+def test_the_reach_of_a_models_drafts_follows_them() -> None:
+    table = Acceptance()
+    for _ in range(200):
+        table.drafted([0.9**i for i in range(1, MODEL_DEPTH + 1)])
+    assert table.reach[2] == pytest.approx(0.9**3, rel=1e-4)
+    table.drafted([0.0] * MODEL_DEPTH)
+    assert 0.9 * 0.9**3 < table.reach[2] < 0.9**3
+
+
+def test_what_comes_after_a_right_token_is_counted_by_how_sure_that_was() -> None:
+    table = Acceptance()
+    for _ in range(50):
+        table.count(table.sure, [11, 2], 1)  # after a sure token the next one failed
+        table.count(table.sure, [5, 11], 2)
+    assert table.after.rates[11] < 0.1 < 0.9 < table.after.rates[5]

@@ -18,8 +18,9 @@ from mlxspec.events import TokensEvent
 from mlxspec.platform.host import numbers
 from mlxspec.policy import auto, costs
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
+from tests.known_costs import known_costs
 from tests.tiny_models import VOCAB
 
 FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
@@ -36,12 +37,21 @@ def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float
         DraftModel(tiny_models.echo(), VOCAB),
     ]
     made = Engine(target, drafters=drafters, spec=SpecConfig(drafters=NAMES, policy=policy))  # type: ignore[arg-type]
-    costs = CostModel({0: widths}, {"mtp": DraftCost(step=step), "draft-model": DraftCost(step=2 * step)})
+    costs = known_costs(
+        widths,
+        {"mtp": DraftCost(step=step, share=0.2), "draft-model": DraftCost(step=2 * step, share=0.2)},
+    )
     # the machine at hand is not what is tested
     costs.refine_draft = lambda *args: None  # type: ignore[method-assign]
     costs.curve(0).refine = lambda *args: None  # type: ignore[method-assign]
     made.drafting.follow(Controller(costs))
     return made
+
+
+def asked_lately(made: Engine) -> None:
+    """No probe of a drafter is due."""
+    for name in ("mtp", "draft-model"):
+        made.drafting.costs.accepted("greedy", name).asked_at = 0
 
 
 PARAMS = {
@@ -103,7 +113,7 @@ def test_a_long_prompt_that_no_model_has_read(monkeypatch: pytest.MonkeyPatch) -
     made, plainly = engine(LINEAR, step=0.5), Engine(tiny_models.target())
     prompt = [i % 60 + 1 for i in range(40)]
     wanted = plainly.generate(prompt, PARAMS["greedy"]).tokens
-    for _ in range(3):  # every eighth prompt is read by models anyway
+    for _ in range(3):
         assert made.generate(prompt, PARAMS["greedy"]).tokens == wanted
 
 
@@ -190,9 +200,9 @@ def test_who_is_expected_to_draft_has_read_the_prompt_when_the_answer_begins(
     widths: dict[int, float], step: float, primed: bool
 ) -> None:
     made = engine(widths, step=step)
-    made.generate([1, 2], SamplingParams(max_tokens=1), spec=SpecConfig())  # rows 0, 8, ... are primed anyway
     auto, seen = made.drafting.auto, []
     assert auto is not None
+    asked_lately(made)
     propose = auto.propose
     request = made.submit(PROMPTS[1], PARAMS["greedy"])
     auto.propose = lambda *a: seen.append(dict(auto._rows[request.number].queued)) or propose(*a)  # type: ignore
@@ -215,7 +225,8 @@ def test_behind_a_long_known_beginning_who_is_not_expected_to_draft_is_left_out(
     text, few = [i * i % 90 for i in range(600)], SamplingParams(max_tokens=40, ignore_eos=True)
     wanted = Engine(tiny_models.target()).generate([*text, 5], few)
     made = engine(widths, step=step)
-    first = made.generate(text, few, spec=SpecConfig())  # rows 0, 8, ... are primed anyway
+    asked_lately(made)
+    first = made.generate(text, few, spec=SpecConfig())
     assert first.stats.num_cached == 0
     request = made.submit([*text, 5], few)
     made.step()
@@ -286,7 +297,7 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
         drafters=[Listener("ngram-simple", lambda: NgramRow("ngram-simple", 3, 12))],
         spec=SpecConfig(drafters=("ngram-simple",), policy="auto"),
     )
-    made.drafting.follow(Controller(CostModel({0: LINEAR}, {})))
+    made.drafting.follow(Controller(known_costs(LINEAR)))
     made.drafting.auto.control.costs.curve(0, 3).refine = lambda *args: 0.0  # type: ignore[union-attr, method-assign]
     prompts = [list(range(i, i + 20)) for i in (0, 30, 60)]
     requests = [
@@ -311,7 +322,8 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     """A refusal takes microseconds, and the first drafts replace a guess."""
     made, seen, asked = engine(), [], []
     assert made.drafting.auto is not None
-    made.drafting.auto.control.costs.guess_draft("mtp", DraftCost(step=0.001))
+    made.drafting.costs.guesses["mtp"] = DraftCost(step=0.001)
+    made.drafting.costs.drafts.clear()
     monkeypatch.setattr(
         made.drafting.auto.control.costs, "refine_draft", lambda name, *args: seen.append(name)
     )

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import catches
 
-from mlxspec.policy.acceptance import Offer
-from mlxspec.policy.account import EARN
+from mlxspec.policy.acceptance import FIRST_CHANCE, Offer
+from mlxspec.policy.account import LEAST, MOST
 from mlxspec.policy.controller import (
-    MODEL_DEPTH,
     PLAIN,
-    PROBE_DEPTH,
-    SHARED_DEPTHS,
+    PROBE_COST,
+    PROBE_GAP,
     Choice,
     Controller,
     Decision,
     PolicyRow,
 )
-from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.costs import LADDER, DraftCost
+from tests.known_costs import known_costs
 
 FLAT = {1: 1.0, 2: 1.0}
 LINEAR = {1: 1.0, 2: 2.0}
@@ -30,20 +28,27 @@ HEAD = DraftCost(step=0.08, queued=0.01)
 
 
 def controller(widths: dict[int, float], **drafts: DraftCost) -> Controller:
-    return Controller(CostModel({0: widths}, {n.replace("_", "-"): d for n, d in drafts.items()}))
+    return Controller(known_costs(widths, {n.replace("_", "-"): d for n, d in drafts.items()}))
 
 
 def taught(control: Controller, row: PolicyRow, offer: Offer, matched: int, times: int = 40) -> None:
     """The drafter's drafts have fared like this for a while."""
     for _ in range(times):
         if offer.drafter == "mtp":
-            control.drafted(row, offer, 1, ASKED)
+            drafted(control, row, offer)
         control.learn(row, offer, matched, min(matched + 1, offer.length))
+
+
+def drafted(control: Controller, row: PolicyRow, offer: Offer, choice: Choice | None = None) -> None:
+    """A model has drafted, and the draft has been read."""
+    control.asked(row, choice or Choice(model=offer.drafter, depth=offer.length))
+    control.read(row, offer)
 
 
 MODELS = {"mtp": (8, 1)}
 ASKED = Choice(model="mtp", depth=8)
 RICH = 16.0  # plain rounds in an account
+UNTOUCHED = MOST - LEAST  # of them, that rows which decode together leave alone
 
 
 def spent(control: Controller, row: PolicyRow, num_tokens: int, seconds: float) -> None:
@@ -53,8 +58,7 @@ def spent(control: Controller, row: PolicyRow, num_tokens: int, seconds: float) 
 
 def opened(kind: str = "", bucket: int = 0, balance: float = RICH) -> PolicyRow:
     """A row that has gained, so that its account is not what decides."""
-    row = PolicyRow(kind, bucket)
-    row.account.balance = balance
+    row = PolicyRow(kind, bucket, balance)
     return row
 
 
@@ -83,7 +87,7 @@ def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
     row, offer = opened(), Offer("ngram-simple", 16)
     taught(control, row, offer, 16)
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
-    assert cut(control, [row], [offer]) == [16]
+    assert cut(control, [row], [offer]) == [15]  # a round of 16 tokens
 
 
 def test_where_every_token_costs_a_step_nothing_is_ever_verified() -> None:
@@ -112,7 +116,7 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
     rows = [opened() for _ in range(num_rows)]
     for row in rows:
         taught(control, row, offer, 16)
-        row.account.balance = balance
+        row.account.balance = balance + UNTOUCHED * (num_rows > 1)
     widths = cut(control, rows, [offer] * num_rows)
     curve = control.curve(rows)
     plain = curve.seconds(num_rows)
@@ -126,10 +130,10 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
 
 @catches(
     "what one row verifies is not taken from what is left for the next",
-    "mlxspec.policy.controller:_in_turn",
+    "mlxspec.policy.controller:Controller._cut",
     lambda right: (
-        lambda reach, num, curve, num_rows, width, rate, left: right(
-            reach, num, curve, num_rows, width, rate, left + curve.seconds(width) - curve.seconds(num_rows)
+        lambda self, row, draft, curve, num_rows, width, left: right(
+            self, row, draft, curve, num_rows, width, left + curve.seconds(width) - curve.seconds(num_rows)
         )
     ),
     case="[2.4",
@@ -139,7 +143,9 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
 def test_models_drafts_of_a_round_share_what_the_accounts_pay_for(num_rows: int, balance: float) -> None:
     """Rows are cut one by one."""
     control = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}, mtp=DraftCost())
-    rows = [opened("constrained" if i % 2 else "sampled", balance=balance) for i in range(num_rows)]
+    rows = [
+        opened("constrained" if i % 2 else "sampled", balance=balance + UNTOUCHED) for i in range(num_rows)
+    ]
     offer, choice = Offer("mtp", 16, [0.99] * 16), Choice(model="mtp", depth=16)
     decision = control.trim(rows, [offer] * num_rows, [choice] * num_rows)
     assert sum(decision.widths) > 0
@@ -215,19 +221,20 @@ def test_limits_of_room_are_kept() -> None:
     slope=st.floats(0.01, 1.5),
 )
 def test_several_rows_have_few_widths(drafts: list[list[float]], slope: float) -> None:
-    """Each is cut at one of a few depths, and no token is verified that does not exist or is likelier rejected than it costs."""
+    """Each is cut at one of a few depths, and no more is verified than is expected to pay."""
     control = controller({1: 1.0, 2: 1.0 + slope})
     rows = [opened() for _ in drafts]
     offers = [Offer("mtp", len(d), d) if d else None for d in drafts]
     for row in rows:
-        control.drafted(row, Offer("mtp", 1, [0.9]), len(rows), ASKED)
+        drafted(control, row, Offer("mtp", 1, [0.9]))
     widths = cut(control, rows, offers)
     rate = len(rows) / control.curve(rows).seconds(len(rows))
     for row, width, draft in zip(rows, widths, drafts, strict=True):
         assert width <= len(draft)
-        assert width in (0, *SHARED_DEPTHS) or width == len(draft) < SHARED_DEPTHS[0]
+        assert width in {w - 1 for w in LADDER}
         if width:
-            assert control.reaches(row, Offer("mtp", len(draft), draft))[0] >= 0.99 * rate * slope
+            reached = sum(control.reaches(row, Offer("mtp", len(draft), draft))[:width])
+            assert reached >= 0.99 * rate * slope * width
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -236,7 +243,7 @@ def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(l
     control.costs.pause = 0.3
     rows = [opened() for _ in range(3)]
     for row in rows:
-        control.drafted(row, Offer("mtp", length, [0.98] * length), len(rows), ASKED)
+        drafted(control, row, Offer("mtp", length, [0.98] * length))
     # any drafts of three rows cost three tenths of a round, which is about a token
     pays = length > 1
     assert cut(control, rows, [Offer("mtp", length, [0.98] * length), None, None]) == [pays * length, 0, 0]
@@ -251,75 +258,38 @@ def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
     assert widths[0] > widths[1]
 
 
-def test_a_models_token_does_not_depend_on_those_behind_it() -> None:
-    control = controller({1: 1.0, 2: 1.6, 3: 1.7, 4: 1.8}, mtp=HEAD)
-    row = opened()
-    promising = [0.35, 0.98, 0.98]  # the second and third token would pay for the first
-    assert cut(control, [row], [Offer("mtp", 3, [0.2, *promising[1:]])]) == [0]
-    assert cut(control, [row], [Offer("mtp", 3, [0.2, 0.0, 0.0])]) == [0]
-
-
-@given(
-    st.lists(st.floats(0.6, 1.0), min_size=1, max_size=16),
-    st.lists(st.floats(0.0, 1.0), min_size=16, max_size=16),
-    st.integers(1, 3),
-)
-@example([0.98] * 6, [0.5] * 16, 1)
-def test_equal_beginnings_of_a_models_drafts_are_verified_alike(
-    sure: list[float], behind: list[float], num_rows: int
-) -> None:
-    """Lengths are few, so a draft ends at one of them: which, must not be decided by a token behind the last that is known."""
-    known, length = len(sure), 16
-    for widths in (APPLE, {1: 1.0, 2: 1.05, 17: 1.8}):
-        control = controller(widths, mtp=HEAD)
-        rows = [opened() for _ in range(num_rows)]
-        found = []
-        for rest in (behind, [0.0] * length, [1.0] * length):
-            offer = Offer("mtp", length, (sure + rest)[:length])
-            offers = [offer, *([None] * (num_rows - 1))]
-            found.append(cut(control, rows, offers)[0])
-        assert len({width >= known for width in found}) == 1
-
-
-def test_probes_become_rare_and_cost_what_time_earns() -> None:
-    """Of a drafter that never pays, over many rows."""
+def test_probes_become_rare() -> None:
+    """A drafter that never pays is asked at first, then ever less often, over many rows; none of its drafts is verified."""
     control = controller(LINEAR, mtp=HEAD)
     probed: list[int] = []
-    row, price = PolicyRow("", 0), HEAD.seconds(PROBE_DEPTH, 1)
+    row = control.row("")
     for place in range(4000):
         if place % 400 == 399:
-            row = PolicyRow("", 0)
+            row = control.row("")
         (choice,) = control.choose([row], [[]], [MODELS])
         drafts: list[Offer | None] = [None]
         if choice.model:
             assert choice.probe
+            assert choice.price <= PROBE_COST
             probed.append(place)
-            drafts = [Offer("mtp", choice.depth, [0.3] * choice.depth)]
-            control.drafted(row, drafts[0], 1, choice)  # type: ignore[arg-type]
+            drafts = [draft := Offer("mtp", choice.depth, [0.3] * choice.depth)]
+            drafted(control, row, draft, choice)
         decision = control.trim([row], drafts, [choice])
         assert decision.widths == [0]
         control.spent([(row, 1)], 1, 1.0 + choice.price, decision=decision)
-    assert probed[0] == 0  # there catching up costs nothing
     gaps = [b - a for a, b in zip(probed, probed[1:], strict=False)]
-    assert len(probed) > 5
-    assert max(gaps) <= price / EARN + 1
-    assert sum(g >= price / EARN for g in gaps) > len(gaps) / 2
+    assert 8 <= len(probed) <= 20
+    assert gaps == sorted(gaps)
+    assert max(gaps) == PROBE_GAP
 
 
-def test_a_dear_drafter_is_probed_all_the_same_once_it_has_waited_long() -> None:
-    """A probe takes more of the account than probes usually may; where an answer begins it is run at last."""
-    control = controller(LINEAR, mtp=DraftCost(step=0.6, queued=0.1))
-    probed = []
-    for number in range(20):
-        row = PolicyRow("", 0)
-        for place in range(100):
-            (choice,) = control.choose([row], [[]], [{"mtp": (8, place + 1)}])
-            if choice.probe:
-                probed.append((number, place))
-                control.drafted(row, Offer("mtp", choice.depth, [0.3] * choice.depth), 1, choice)
-            control.spent([(row, 1)], 1, 1.0 + choice.price, decision=control.trim([row], [None], [choice]))
-    assert 1 <= len(probed) <= 3
-    assert all(place == 0 for _, place in probed)
+def test_a_drafter_that_has_the_prompt_to_catch_up_on_is_not_probed() -> None:
+    """The price is more than a probe may cost; so the next prompt is read by it, which costs less."""
+    control = controller(LINEAR, mtp=DraftCost(step=0.6, queued=0.1, share=0.3))
+    row = control.row("")
+    assert control.choose([row], [[]], [{"mtp": (8, 60)}]) == [PLAIN]
+    assert control.should_read(row, "mtp", 60)
+    assert not control.should_read(row, "mtp", 6000)
 
 
 def test_a_probe_whose_tokens_come_costs_the_less() -> None:
@@ -329,12 +299,12 @@ def test_a_probe_whose_tokens_come_costs_the_less() -> None:
     for num_tokens in (1, 4):
         control = controller(APPLE, mtp=HEAD)
         row = opened()
-        taught(control, row, Offer("mtp", 3, [0.2] * 3), 0)
+        taught(control, row, Offer("mtp", 3, [0.05] * 3), 0)
         row.account.balance, control.costs.accepted("", "mtp").asked_at = 3.0, -1e9
         (choice,) = control.choose([row], [[]], [{"mtp": (3, 1)}])
         assert choice.probe
         draft = Offer("mtp", 3, [0.98] * 3)
-        control.drafted(row, draft, 1, choice)
+        drafted(control, row, draft, choice)
         decision = control.trim([row], [draft], [choice])
         before = row.account.balance
         control.spent([(row, num_tokens)], 1, 1.0 + longer, decision=decision)
@@ -353,7 +323,7 @@ def test_a_decision_needs_no_outcome_of_rounds_on_their_way() -> None:
     assert first.worst
     behind = decided(control, late, offer)
     other = decided(control, told, offer)
-    assert other == first
+    assert other[:2] == first[:2]
     told.account.settle(0.0, -first.worst, first.worst)
     assert decided(control, told, offer).widths == behind.widths
     for decision in (first, behind):  # told in their order, whenever that is
@@ -384,7 +354,7 @@ TWO = {"mtp": HEAD, "eagle3": DraftCost(step=0.1, queued=0.01)}
 
 
 def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
-    control = Controller(CostModel({0: APPLE}, TWO))
+    control = Controller(known_costs(APPLE, TWO))
     row, chosen = opened(), []
     for _ in range(60):
         row.account.balance = RICH
@@ -392,67 +362,80 @@ def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
         chosen.append(choice.model)
         if choice.model is not None:
             sure = 0.95 if choice.model == "eagle3" else 0.1
-            control.drafted(row, Offer(choice.model, choice.depth, [sure] * choice.depth), 1, choice)
+            drafted(control, row, Offer(choice.model, choice.depth, [sure] * choice.depth), choice)
         spent(control, row, 4, 2.0)
     assert chosen[-10:].count("eagle3") >= 8
 
 
-SURE, MIXED, HARD = [0.97] * 8, [0.97] * 2 + [0.2] * 6, [0.05] * 8
+# ---- when a draft stops, who reads a prompt, and shapes that have not run
 
 
-def drafts(control: Controller, row: PolicyRow, name: str, *sure: list[float], times: int = 40) -> None:
-    for i in range(times):
-        control.drafted(row, Offer(name, 8, sure[i % len(sure)]), 1, Choice(model=name, depth=8))
-
-
-def choice_of(control: Controller, *names: str) -> Choice:
-    return control.choose([opened()], [[]], [dict.fromkeys(names, (8, 1))])[0]
-
-
-@catches(
-    "only the mean of a draft counts", "mlxspec.policy.controller:_by_depth", lambda right: _uncut(right)
-)
-def test_a_draft_that_is_cut_is_worth_more_than_its_mean() -> None:
-    """Half of these drafts are accepted and half are not, and the confidences say which: all that costs nothing is asked for."""
-    control = controller({1: 1.0, 2: 1.6, 3: 2.2}, dflash=DraftCost(call=0.1))
-    drafts(control, opened(), "dflash", SURE, HARD)
-    assert choice_of(control, "dflash").depth >= 7
-    assert choice_of(control, "dflash").gain > 0.5
-
-
-def _uncut(right: Callable[..., list[float]]) -> Callable[..., list[float]]:
-    return lambda *args: 2 * right(*args)[MODEL_DEPTH + 1 :]
-
-
-@catches(
-    "a drafter that nobody has seen drafts as first guessed",
-    "mlxspec.policy.controller:FIRST_CHANCE",
-    lambda right: -1.0,
-)
-@pytest.mark.parametrize(("sure", "cheaper"), [(SURE, "dflash"), (HARD, None)])
-def test_a_drafter_that_nobody_has_seen_is_taken_to_draft_as_the_other(
-    sure: list[float], cheaper: str | None
-) -> None:
-    """So costs decide who is asked: the dearer one's drafts show what this text is like."""
-    control = controller({1: 1.0, 2: 1.3}, mtp=DraftCost(step=0.2), dflash=DraftCost(call=0.3))
-    drafts(control, opened(), "mtp", sure)
-    choice = choice_of(control, "mtp", "dflash")
-    assert (None if choice.probe else choice.model) == cheaper
-
-
-@catches(
-    "the drafter that rests is as good as ever while the text turns hard",
-    "mlxspec.policy.acceptance:Gains.beside",
-    lambda right: lambda self, last: self.usual,
-)
-def test_a_hard_text_is_hard_for_the_drafter_that_rests_too() -> None:
-    control = controller({1: 1.0, 2: 1.3}, mtp=DraftCost(step=0.1), dflash=DraftCost(call=0.8))
+@catches("drafts never stop", "mlxspec.policy.controller:Controller.stops", lambda right: lambda *_: False)
+def test_a_draft_stops_where_its_next_token_is_not_expected_to_pay() -> None:
+    control = controller(APPLE, mtp=HEAD)
     row = opened()
-    drafts(control, row, "dflash", SURE)
-    drafts(control, row, "mtp", SURE, times=200)
-    assert choice_of(control, "mtp", "dflash").model == "mtp"
-    drafts(control, row, "mtp", MIXED, times=8)
-    assert choice_of(control, "mtp", "dflash").model == "mtp"
+    assert not control.stops(row, "mtp", [0.99, 0.99])
+    assert control.stops(row, "mtp", [0.99, 0.05])
+    dear = controller(APPLE, mtp=DraftCost(step=0.9))
+    assert dear.stops(row, "mtp", [0.8])
+
+
+@catches(
+    "a head reads the prompt only where it drafts already",
+    "mlxspec.policy.controller:SMALL_SHARE",
+    lambda right: 0.0,
+)
+def test_a_small_head_reads_every_prompt() -> None:
+    control = controller(LINEAR, mtp=DraftCost(step=0.5, share=0.02))
+    row = opened()
+    taught(control, row, Offer("mtp", 8, [0.05] * 8), 0)
+    assert control.should_read(row, "mtp", 10_000)
+    assert not control.should_read(row, "mtp", 10_000, is_beside=False)
+
+
+def test_a_large_drafter_reads_a_prompt_where_its_drafts_pay_for_that() -> None:
+    for sure, reads in ((0.97, True), (0.05, False)):
+        control = controller(APPLE, mtp=DraftCost(step=0.08, share=0.5))
+        row = opened()
+        taught(control, row, Offer("mtp", 8, [sure] * 8), 8 if sure > 0.5 else 0)
+        assert control.should_read(row, "mtp", 100) == reads
+        assert not control.should_read(row, "mtp", 100_000)
+
+
+@catches(
+    "a width that has never run costs what others do",
+    "mlxspec.policy.controller:Controller._compiling",
+    lambda right: lambda *_: 0.0,
+)
+def test_a_width_that_has_never_run_is_charged_for_compiling() -> None:
+    control, offer = controller(FLAT), Offer("ngram-simple", 16)
+    row = opened()
+    taught(control, row, offer, 16)
+    for width in (1, 4):
+        control.costs.compiled(1, width, None)
+    control.costs.compiled(1, 1, 40.0)
+    assert control.choose([row], [[offer]], [{}])[0].depth == 3
+    row.room, control.costs.lengths[""] = 10_000, 10_000.0  # enough rounds to share it
+    assert control.choose([row], [[offer]], [{}])[0].depth > 3
+
+
+@catches(
+    "lookups' rounds set the price of time between them",
+    "mlxspec.policy.controller:Decision.by_lookup",
+    lambda right: property(lambda self: frozenset()),
+)
+def test_what_lookups_gain_makes_a_models_draft_no_dearer() -> None:
+    """A model's draft saves time at places where no lookup drafts: the pace there is what it is compared with."""
+    control = controller({1: 1.0, 2: 1.3, 16: 2.0}, mtp=DraftCost(step=0.2))
+    row, offer = opened(), Offer("ngram-simple", 16)
+    taught(control, row, offer, 16)
+    before = control.choose([row], [[]], [MODELS])[0]
+    for _ in range(20):
+        decision = decided(control, row, offer)
+        control.spent([(row, 16)], 1, 2.0, decision=decision)
+    after = control.choose([row], [[]], [MODELS])[0]
+    assert before.gain > 0
+    assert after.gain == pytest.approx(before.gain)
 
 
 def test_what_was_learned_survives_the_row_within_its_kind() -> None:
@@ -465,8 +448,11 @@ def test_what_was_learned_survives_the_row_within_its_kind() -> None:
 
 
 def test_costs_of_long_contexts_are_their_own() -> None:
-    costs = CostModel({0: FLAT, 2: LINEAR}, {})
-    control, offer = Controller(costs), Offer("ngram-simple", 8)
+    control, offer = controller(FLAT), Offer("ngram-simple", 8)
+    for width in (2, 3, 4, 6, 8):
+        for _ in range(100):
+            control.costs.curve(2).refine(width, float(width))
+            control.costs.curve(2).refine(1, 1.0)
     for bucket, verified in ((0, 7), (2, 0)):
         row = opened(str(bucket), bucket)
         taught(control, row, offer, 8)
@@ -506,9 +492,9 @@ def test_widths_never_exceed_drafts_and_one_that_cannot_pay_is_never_verified(
 
 def test_unknown_costs_are_not_invented() -> None:
     control = controller(FLAT)
-    assert control.costs.draft("mtp").seconds(3, 9) == 0.0
+    assert control.costs.draft("mtp", "greedy", 1.0).seconds(3, 9) == 0.0
     assert control.choose([opened()], [[]], [MODELS])[0].gain == pytest.approx(
-        sum(0.75**i for i in range(1, 8)), rel=0.01
+        sum(FIRST_CHANCE**i for i in range(1, 8)), rel=0.01
     )
 
 
@@ -516,7 +502,7 @@ def test_unknown_costs_are_not_invented() -> None:
 def test_a_round_costs_what_its_dearest_row_does() -> None:
     """Each kind of sampling has curves of its own; a kind that nobody knows counts as greedy."""
     control = controller(APPLE)
-    greedy, sampled, other = (PolicyRow(kind, 0) for kind in ("greedy", "sampled", "unknown"))
+    greedy, sampled, other = (control.row(kind) for kind in ("greedy", "sampled", "unknown"))
     assert control.curve([sampled]) is control.costs.curve(0, 1, "sampled")
     assert control.curve([sampled]) is not control.curve([greedy])
     assert control.curve([other]) is control.curve([greedy])

@@ -10,21 +10,23 @@ from typing import Any
 
 import pytest
 
-from mlxspec.policy.cost_file import CostFile, known_costs, write_followed
+from mlxspec.errors import ConfigError
+from mlxspec.policy.cost_file import CostFile, write_followed
 from mlxspec.policy.costs import CostModel, DraftCost
+from tests.known_costs import known_costs
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> CostFile:
     """Measured in a bad moment: a verify of four at six times what it really takes."""
     found = CostFile(tmp_path / "costs.json", "model")
-    found.write(CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}))
+    found.write(known_costs({1: 1.0, 4: 9.0}, {"mtp": DraftCost(step=0.4)}))
     return found
 
 
 def loaded(file: CostFile) -> CostModel:
-    costs = known_costs(file.data())
-    assert costs is not None
+    costs = CostModel()
+    costs.learn_from(file.data())
     return costs
 
 
@@ -32,7 +34,7 @@ def lived(costs: CostModel, num_rounds: int) -> None:
     for _ in range(num_rounds // 2):
         costs.curve(0).refine(1, 1.0)
         costs.curve(0).refine(4, 1.5)
-        costs.refine_draft("mtp", 1, 1, 1, 0.1)
+        costs.refine_draft("mtp", "greedy", 1, 1, 1, 0.1, 1.0)
 
 
 def test_processes_put_right_what_was_measured_in_a_bad_moment(file: CostFile) -> None:
@@ -46,14 +48,13 @@ def test_processes_put_right_what_was_measured_in_a_bad_moment(file: CostFile) -
         assert costs.curve(0).seconds(4) < far
         far = costs.curve(0).seconds(4)
     assert far == pytest.approx(1.5, rel=0.1)
-    assert loaded(file).draft("mtp").step == pytest.approx(0.1, rel=0.1)
+    assert loaded(file).draft("mtp", "greedy", 1.0).step == pytest.approx(0.1, rel=0.1)
     assert [p.name for p in file.path.parent.iterdir()] == ["costs.json"]
 
 
-def test_a_few_rounds_teach_nothing(file: CostFile) -> None:
-    costs, before = loaded(file), file.path.read_bytes()
-    file.follow(costs)
-    lived(costs, 6)
+def test_what_no_round_has_taught_is_not_written(file: CostFile) -> None:
+    before = file.path.read_bytes()
+    file.follow(CostModel())
     write_followed()
     assert file.path.read_bytes() == before
 
@@ -61,17 +62,18 @@ def test_a_few_rounds_teach_nothing(file: CostFile) -> None:
 def test_guesses_are_not_kept(file: CostFile) -> None:
     costs = loaded(file)
     file.follow(costs)
-    costs.guess_draft("draft-model", DraftCost(step=0.2))  # nobody has measured this one
+    costs.guesses["draft-model"] = DraftCost(step=0.2)  # it has never drafted
     lived(costs, 100)
     write_followed()
-    assert list(loaded(file).drafts) == ["mtp"]
+    assert [name for name, _ in loaded(file).drafts] == ["mtp"]
 
 
-def test_what_was_measured_anew_is_not_overwritten(file: CostFile) -> None:
-    costs = loaded(file)
+def test_what_was_measured_anew_takes_the_place_of_what_was_followed(file: CostFile) -> None:
+    costs, anew = loaded(file), known_costs({1: 1.0, 4: 1.25})
     file.follow(costs)
     lived(costs, 100)
-    file.write(CostModel({0: {1: 1.0, 4: 1.25}}, {}))
+    file.write(anew)
+    file.follow(anew)
     write_followed()
     assert loaded(file).curve(0).seconds(4) == 1.25
 
@@ -107,18 +109,22 @@ def _spoiled(data: Any, wrong: Any) -> Iterator[Any]:
     ids=["huge", "huge and negative", "large", "small", "infinite", "deep", "long", "null", "object"],
 )
 def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
-    known = CostModel({0: {1: 1.0, 4: 9.0}}, {"mtp": DraftCost(step=0.4)}, ends=[8])
+    known = known_costs({1: 1.0, 4: 9.0}, {"mtp": DraftCost(step=0.4)})
     known.accepted("text", "mtp")
+    known.pace["text", 1], known.lengths["text"], known.bank = 1.0, 50.0, 3.0
     good = json.loads(json.dumps(known.as_data()))
-    assert known_costs(good) is not None
+    CostModel().learn_from(good)
     for spoiled in _spoiled(good, wrong):
-        found = known_costs(spoiled)
-        if found is not None:
-            assert found.curve(0, 2).seconds(5) > 0
-            found.curve(0).refine(4, 0.1)
-            for _ in range(2):
-                found.refine_draft("mtp", 8, 1, 1, 0.1)
-            json.dumps(found.as_data())
+        found = CostModel()
+        try:
+            found.learn_from(spoiled)
+        except ConfigError:
+            assert found.as_data() == CostModel().as_data()  # nothing has changed
+            continue
+        assert found.curve(0, 2).seconds(5) > 0
+        found.curve(0).refine(4, 0.1)
+        found.refine_draft("mtp", "greedy", 8, 1, 1, 0.1, 1.0)
+        json.dumps(found.as_data())
 
 
 def test_what_cannot_be_read_is_as_good_as_none(file: CostFile) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from simulation.machines import MACHINES
 from simulation.replay import Replay
-from simulation.report import Cell, GroupCell, run_cells, run_group_cells
+from simulation.report import GroupCell, run_cells, run_group_cells
 from simulation.requests import (
     Machine,
     Request,
@@ -18,7 +18,6 @@ from simulation.requests import (
     fixed,
     forward_seconds,
     make_requests,
-    oracle,
     plain_group_seconds,
     plain_seconds,
 )
@@ -28,13 +27,12 @@ from simulation.traces import (
     distinct_share,
     matched,
     read_traces,
-    said_by_rates,
     write_traces,
 )
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy import account
-from mlxspec.policy.account import CREDIT, allowance
+from mlxspec.policy.account import GROWTH, MOST
 from mlxspec.policy.costs import Curve, DraftCost
 
 TRACES = Path(__file__).parent / "traces.npz"
@@ -104,23 +102,6 @@ def test_the_first_that_offers_anything_wins() -> None:
     assert rounds.place == [0, 1]
 
 
-def test_the_oracle_is_never_beaten() -> None:
-    rng = np.random.default_rng(1)
-    answer = {
-        "mtp": said(rng.integers(0, 5, 200).tolist(), sure=0.6),
-        "ngram-simple": said(rng.integers(0, 3, 200).tolist()),
-    }
-    requests = make_requests([answer], 120, 3, rng)
-    least = oracle(requests, EVEN)
-    assert np.all(least <= plain_seconds(requests, EVEN) + 1e-9)
-    for drafter in answer:
-        for depth in (1, 2, 4):
-            assert np.all(
-                least <= fixed(requests, drafter, depth).seconds(requests, EVEN, lookups=False) + 1e-9
-            )
-    assert all(Replay(EVEN, rng).seconds(r) >= t for r, t in zip(requests, least, strict=True))
-
-
 def test_every_place_is_decoded_once() -> None:
     rng = np.random.default_rng(2)
     answer = {
@@ -169,18 +150,6 @@ def test_traces_survive_their_file(tmp_path: Path) -> None:
                 assert np.array_equal(before.confidences, theirs[name].confidences)
 
 
-def test_drafters_are_accepted_as_their_cards_say() -> None:
-    """And a place that is hard for one is hard for the other."""
-    given = Workload(name="x", answers=[{"ngram-simple": said([0] * 20_000)}], distinct=[1.0])
-    rates = {"mtp": [0.9, 0.6], "dflash": [0.9, 0.8, 0.5]}
-    answer = said_by_rates(given, rates).answers[0]
-    assert answer.keys() == {"ngram-simple", "mtp", "dflash"}
-    for name, shares in rates.items():
-        reached = [(answer[name].stood > i).mean() for i in range(len(shares))]
-        assert reached == pytest.approx(shares, abs=0.02)
-    assert (answer["dflash"].stood[answer["mtp"].stood == 2] >= 2).all()
-
-
 def test_a_file_that_holds_no_traces_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(b"nothing")
@@ -198,42 +167,15 @@ def test_counting() -> None:
 
 # ---- the promises
 
-
-CHAIN, OTHER_CHAIN = ("ngram-simple", "mtp"), ("ngram-simple", "draft-model")
-# of the best fixed setting, where it is less than 0.95: docs/never-slower.md says so too
-SHORT = {
-    ("CPU", "ask", 256, "cold"): 0.89,
-    ("CPU", "ask", 256, "warm"): 0.90,
-    ("CPU", "ask", 1024, "cold"): 0.88,
-    ("CPU", "ask", 1024, "warm"): 0.88,
-    ("CPU", "edit", 256, "warm"): 0.93,
-    ("CPU", "continue", 256, "cold"): 0.93,
-    ("flat", "ask", 256, "cold"): 0.94,
-    ("M3 Ultra", "sampled", 256, "cold"): 0.94,
-}
-SHORT_WITH_DRAFT_MODEL = {("flat", "edit", 256, "cold"): 0.93}
+NAMES = ("edit", "explain", "continue", "ask", "sampled")
+FIVE = tuple(m for m in MACHINES if m.name in ("CPU", "M1 Ultra", "M3 Max", "M3 Ultra", "M4 Pro"))
+# by tokens of an answer: the least of a single answer over plain decoding, and of the best in hindsight in the mean of the five curves
+LEAST = {16: (0.80, 0.88), 32: (0.88, 0.89), 96: (0.93, 0.955), 256: (0.955, 0.985)}
 
 
-def check(
-    cells: list[Cell],
-    *,
-    blur: float = 0.0,
-    dear_best: float = 0.95,
-    short: Mapping[tuple[str, str, int, str], float] = SHORT,
-) -> None:
-    """0.98 of plain, 0.97 cold at 256 where a drafter takes more than a fifth of a step a token; 0.95 of plain in 95 % of requests, and
-    of the fixed setting that was best on other requests. blur: what a few requests may be off; dear_best: the last, where drafts are
-    dear."""
-    for cell in cells:
-        dear = cell.drafter_cost > 0.2
-        plain = 0.97 if dear and cell.start == "cold" and cell.length == 256 else 0.98
-        assert cell.over_plain >= plain - blur, cell
-        assert cell.slowest >= 0.95 - blur, cell
-        best = min(
-            dear_best if dear else 0.95,
-            short.get((cell.machine, cell.workload, cell.length, cell.start), 1.0),
-        )
-        assert cell.over_best >= best - blur, cell
+def workloads(path: Path) -> dict[str, Workload]:
+    known = read_traces(path)
+    return {name: known[name] for name in NAMES}
 
 
 @pytest.mark.parametrize("path", [TRACES, HELD], ids=lambda p: p.stem)
@@ -242,26 +184,34 @@ def test_shipped_traces_do_not_loop(path: Path) -> None:
         assert min(workload.distinct) >= 0.7
 
 
-NAMES = ("edit", "explain", "continue", "ask", "sampled")
+def check(length: int, count: int, *, blur: float) -> None:
+    """All starts on all machines. No answer is much slower than plain decoding, and the mean is near the best fixed setting of each answer
+    in hindsight. blur: what a few answers may be off."""
+    worst, near = LEAST[length]
+    cells = run_cells(workloads(HELD), length, MACHINES, count=count)
+    for cell in cells:
+        assert cell.worst >= worst - blur, cell
+        assert cell.over_plain >= 0.965 - blur, cell
+    for start, less in (("warm", 0.0), ("restart", 0.0), ("cold", 0.03)):
+        some = [c.over_best for c in cells if c.start == start and c.machine in [m.name for m in FIVE]]
+        assert np.mean(some) >= near - less - blur, start
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_never_slower_on_a_few_requests(name: str) -> None:
-    """All machines, cold and warm; a few requests of prompts that nothing was tuned on."""
-    check(run_cells(read_traces(HELD)[name], 256, MACHINES, count=8, drafters=CHAIN), blur=0.025)
+def test_near_the_best_on_a_few_answers() -> None:
+    """Of prompts that nothing was tuned on."""
+    check(32, 3, blur=0.04)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "count"), [(256, 60), (1024, 20)])
-@pytest.mark.parametrize("name", NAMES)
-def test_never_slower(name: str, length: int, count: int) -> None:
-    check(run_cells(read_traces(HELD)[name], length, MACHINES, count=count, drafters=CHAIN), blur=0.01)
+@pytest.mark.parametrize("length", LEAST)
+def test_near_the_best_and_never_slower(length: int) -> None:
+    check(length, 15, blur=0.01)
 
 
 def check_groups(cells: list[GroupCell], *, blur: float = 0.0) -> None:
-    """Several rows: 0.975 of plain, and 0.94 of what the very first answers of a process would take."""
+    """Several rows: 0.96 of plain decoding, and 0.94 of what the very first answers of a process would take."""
     for cell in cells:
-        assert cell.over_plain >= (0.94 if cell.start == "cold" else 0.975) - blur, cell
+        assert cell.over_plain >= (0.94 if cell.start == "cold" else 0.96) - blur, cell
         assert cell.slowest >= 0.82 - blur, cell
 
 
@@ -273,23 +223,31 @@ def test_four_rows_are_not_slower_on_a_few_groups(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_short_answers_of_all_kinds_behind_each_other_are_not_slower() -> None:
-    """One row, one controller: what one answer has shown of a drafter says little of the next. Each is as long as it was recorded, some
-    of 11 tokens, of which a try that fails is a large part."""
-    known = read_traces(HELD)
-    cells = run_group_cells([known[n] for n in NAMES if n != "sampled"], 1, MACHINES, count=200)
-    for cell in cells:
-        assert cell.over_plain >= (0.965 if cell.start == "cold" else 0.98), cell
-        assert cell.slowest >= 0.83, cell
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [2, 4, 8])
 def test_several_rows_are_not_slower(num_rows: int) -> None:
     """Alike ones, and all workloads mixed."""
     known = read_traces(HELD)
     for which in (*([w] for w in known.values()), list(known.values())):
         check_groups(run_group_cells(which, num_rows, MACHINES, count=60), blur=0.01)
+
+
+def test_the_fastest_setting_in_hindsight_is_no_slower_than_plain_decoding() -> None:
+    """And the one of a kind is no faster than the one of each answer."""
+    for cell in run_cells(workloads(HELD), 16, FIVE, count=2, starts=["warm"]):
+        assert cell.hindsight >= 1.0
+        assert cell.over_kind >= cell.over_best
+
+
+def test_a_restart_forgets_nothing_that_is_kept() -> None:
+    rng = np.random.default_rng(3)
+    answer = {"mtp": said(rng.integers(0, 5, 300).tolist(), sure=0.7)}
+    request = make_requests([answer], 250, 1, rng)[0]
+    auto = Replay(EVEN, np.random.default_rng(5))
+    auto.seconds(request)
+    before = auto.control.costs.as_data()
+    auto.restart()
+    assert auto.control.costs.as_data() == before
+    assert auto.control.bank.balance == before["bank"]
 
 
 def test_a_group_of_one_is_a_row_alone() -> None:
@@ -336,37 +294,24 @@ def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
     machine: Machine, num_rows: int
 ) -> None:
     """Sure of itself all the same. The first tries cost what they do; then it rests, each time for longer."""
-    for length, most in ((20, 4), (100, 6), (1000, 12)):
+    for length in (20, 100, 1000):
         auto = Replay(replace(machine, step_ms=1e9), np.random.default_rng(0), error=0.0)
         for _ in range(6):
             auto.seconds(*[sure_head([8] * 300)] * num_rows)
-        assert lost(auto, [sure_head([0] * length)] * num_rows) <= most
-        late = [place for _, place, choice, _ in auto.rounds if choice.model and place >= length // 2]
-        assert length < 300 or len(late) <= num_rows * 0.02 * length
+        start = MOST if num_rows == 1 else account.LEAST
+        late = lost(auto, [sure_head([0] * length)] * num_rows)
+        assert late <= start + GROWTH * (length + late) + 0.5  # a few forwards take twice as long
+        tries = [place for _, place, choice, _ in auto.rounds if choice.model and place >= length // 2]
+        assert length < 300 or len(tries) <= num_rows * 0.05 * length
 
 
-def test_a_bad_stretch_does_not_end_a_drafter_that_has_gained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it gained before pays for what it loses until it is right again. At the beginning of a row only the credit pays: once that is
-    spent, a drafter that is dear to catch up stays away, and the row loses no more than the credit."""
+def test_a_bad_stretch_does_not_end_a_drafter_that_has_gained() -> None:
+    """What it gained before pays for what it loses until it is right again."""
     machine = replace(next(m for m in MACHINES if m.name == "CPU"), step_ms=1e9)
-    for good, bad in ((100, 3), (0, 41)):
-        auto = Replay(machine, np.random.default_rng(0), error=0.0)
-        # a new account cannot pay for a draft that gains on this curve: these rows have gained otherwise
-        monkeypatch.setattr(account, "FIRST", CREDIT)
-        for _ in range(3):
-            auto.seconds(sure_head([8] * 300))
-        beyond = lost(auto, [sure_head([8] * good + [0] * bad + [8] * 400)])
-        behind = [place for _, place, choice, _ in auto.rounds if choice.model and place > good + bad]
-        if good:
-            assert behind[0] < good + bad + 16
-            assert beyond < -100
-        else:
-            assert beyond < allowance(441 + beyond)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_never_slower_with_a_draft_model(name: str) -> None:
-    """A drafter half as dear again as the head, on the traces that the constants were tuned on."""
-    cells = run_cells(read_traces(TRACES)[name], 256, MACHINES, count=60, drafters=OTHER_CHAIN)
-    check(cells, blur=0.002, dear_best=0.85, short=SHORT_WITH_DRAFT_MODEL)
+    auto = Replay(machine, np.random.default_rng(0), error=0.0)
+    for _ in range(3):
+        auto.seconds(sure_head([8] * 300))
+    beyond = lost(auto, [sure_head([8] * 100 + [0] * 3 + [8] * 400)])
+    behind = [place for _, place, choice, _ in auto.rounds if choice.model and place > 103]
+    assert behind[0] < 103 + 16
+    assert beyond < -100

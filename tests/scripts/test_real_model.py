@@ -31,9 +31,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv(
+        "UV_CACHE_DIR", str(tmp_path / "uv")
+    )  # what was fetched before is no package of this test's
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)  # a folder of packages is no network
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("UV_OFFLINE", "1")
 
 
 # --- places

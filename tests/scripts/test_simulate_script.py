@@ -12,20 +12,12 @@ import simulate
     "words",
     [
         ("--rows", "0"),
-        ("--requests", "-3"),
+        ("--count", "-3"),
         ("--curves", "M9"),
-        ("--workloads", "edit,essay"),
+        ("--starts", "lukewarm"),
         ("--lengths", "256,many"),
-        ("--drafters", "mtp,oracle"),
-        ("--fixed", "--rows=4"),
+        ("--temperatures", "warm"),
         ("--traces", "nowhere.npz"),
-        ("--alone", "--drafters=ngram-simple"),
-        ("--like", "dflash=mtp"),
-        ("--alone", "--like=mtp"),
-        ("--rates", "mtp=94:86"),
-        ("--alone", "--rates=mtp=94:96"),
-        ("--alone", "--rates=ngram-simple=94"),
-        ("--alone", "--rates=mtp=many"),
     ],
 )
 def test_bad_options(

@@ -3,20 +3,16 @@ why it ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxspec.engine.ranks.line import ORDERS
 from mlxspec.engine.ranks.orders import Orders
 from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.ranks.rank_group import RankGroup
-from mlxspec.engine.rehearsal import pieces
 from mlxspec.errors import RankError
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
-
-_NOTHING = object()
 
 
 def follow(engine: Engine, peers: Peers) -> None:
@@ -26,7 +22,7 @@ def follow(engine: Engine, peers: Peers) -> None:
 
 
 def _obey_all(engine: Engine, peers: Peers) -> None:
-    line, rehearsal, group = peers.line, None, engine.group
+    line, group = peers.line, engine.group
     if not isinstance(group, RankGroup):
         raise RankError("This rank's engine has been dismissed.")
     expected = line.begun + 1
@@ -60,11 +56,3 @@ def _obey_all(engine: Engine, peers: Peers) -> None:
             engine.step()
         else:
             engine.end(orders.endings)
-        if orders.work == "rehearse":
-            rehearsal = pieces(engine) if rehearsal is None else rehearsal
-            if not _next(rehearsal):
-                rehearsal = None
-
-
-def _next(rehearsal: Iterator[None]) -> bool:
-    return next(rehearsal, _NOTHING) is not _NOTHING

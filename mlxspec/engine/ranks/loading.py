@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.measure import kept_costs, shared_costs
+from mlxspec.engine.measure import kept_costs
 from mlxspec.engine.ranks.peers import Peers, files_of
 from mlxspec.kernels import launch
 from mlxspec.models.ranks import ALONE, Ranks
@@ -55,19 +55,10 @@ class LoadTogether:
         """Rank 0's value, plain JSON; every rank must ask."""
         return value if self.peers is None else self.peers.share(value)[0]
 
-    def costs(self, engine: Engine, name: str, seconds: float) -> CostModel:
-        """What rounds of this engine cost: kept from an earlier load, or measured for so many seconds. Sums over the ranks are included."""
-        drafters, config = engine.chain.drafters, engine.config
-        peers = self.peers
+    def costs(self, engine: Engine, name: str) -> CostModel:
+        """What rounds of this engine cost, as rank 0 keeps it or as guessed. Sums over the ranks are included."""
+        drafters, config, peers = engine.chain.drafters, engine.config, self.peers
         if peers is None:
-            return kept_costs(engine.model, drafters, config, name, seconds)
+            return kept_costs(engine.model, drafters, CostFile.of(engine.model, drafters, config, name))
         file = CostFile.of(engine.model, drafters, config, name, peers.ranks.size) if peers.leads else None
-        return shared_costs(
-            engine.model,
-            drafters,
-            config,
-            file,
-            lambda value: peers.share(value)[0],
-            seconds,
-            peers.read_clock,
-        )
+        return kept_costs(engine.model, drafters, file, lambda value: peers.share(value)[0])

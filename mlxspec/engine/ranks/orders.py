@@ -28,7 +28,7 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.request import Ending
 from mlxspec.errors import ConfigError, RankError
 
-Work = Literal["step", "rehearse", "end"]
+Work = Literal["step", "end"]
 _HOOKS = "logits_processors", "sampler"
 _MAPPED_BY_TOKEN = "logit_bias"  # JSON's keys are strings
 
@@ -69,7 +69,7 @@ class Clocked:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """See the module. work: a step of the engine, a piece of its rehearsal, or the end of the process. resting: requests whose rows rest
+    """See the module. work: a step of the engine, or the end of the process. resting: requests whose rows rest
     in the step. clocked: None where the last step ran no round, or one that says nothing about costs."""
 
     number: int

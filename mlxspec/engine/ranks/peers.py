@@ -28,7 +28,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.engine.ranks.line import CLOCK, VALUE, Line
+from mlxspec.engine.ranks.line import VALUE, Line
 from mlxspec.errors import RankError
 from mlxspec.models.ranks import Ranks
 from mlxspec.platform import device
@@ -92,14 +92,6 @@ class Peers:
                 first, other = own[0].get(name), theirs.get(name)
                 if first != other:
                     raise RankError(_difference(what, name, rank, first, other))
-
-    def read_clock(self) -> float:
-        """Rank 0's clock, in seconds: what is decided by it is decided alike on every rank."""
-        if self.leads:
-            now = time.perf_counter()
-            self.line.send(CLOCK, json.dumps(now).encode())
-            return now
-        return float(json.loads(self.line.receive(CLOCK)))
 
     def end(self) -> None:
         """This rank ends, and with it the others; rank 0 waits for them. Raises RankError where they ended otherwise than they should."""

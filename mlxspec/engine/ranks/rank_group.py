@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from zlib import crc32
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -22,7 +22,7 @@ from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.errors import CacheError, ConfigError, MlxspecError, RankError
 from mlxspec.models.base import Model
-from mlxspec.models.reads import Agreed, agree
+from mlxspec.models.reads import Reads, agree, reads
 from mlxspec.platform import device
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.grammar import LateClock
@@ -64,10 +64,9 @@ class RankGroup(ProcessGroup):
             )
         options = {"drafters": list(engine.chain.drafters), "options": _deciding(config, engine.spec)}
         peers.compare("plan", memory.plan | options)
-        own = Agreed.of(model, exact=config.exact)
-        agree(model, Agreed.from_data(peers.share(own.as_data())[0]))
+        agree(model, Reads(**peers.share(asdict(reads(model)))[0]))
         if engine.chain.drafters:
-            engine.follow(guessed_costs(model, engine.chain.drafters, peers.read_clock))
+            engine.follow(guessed_costs(model, engine.chain.drafters))
 
     def check_request(self, params: SamplingParams) -> None:
         if params.has_hooks:
@@ -119,10 +118,6 @@ class RankGroup(ProcessGroup):
 
     def learn(self, times: TimedRound, drafting: Drafting) -> None:
         self._unlearned = times, drafting
-
-    def rehearses(self) -> None:
-        if self._leader is not None:
-            self._leader.order("rehearse", self.checksum)
 
     def stepping(self) -> AbstractContextManager[None]:
         """How far this rank has come in the step can be seen by the others."""

@@ -25,7 +25,7 @@ from mlxspec.models.adapted.sizes import LeafForm, measured
 from mlxspec.models.adapted.split import find_trunk, run_head, run_trunk
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
-from mlxspec.models.reads import Agreed, Reads
+from mlxspec.models.reads import Reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class AdaptedModel:
         return sorted(found, key=str)
 
     @cached_property
-    def agreed(self) -> Agreed:
+    def agreed(self) -> Reads:
         """What a forward reads, by the modules' classes: of embeddings a row, of experts a share, of the rest all."""
         trunk = None if self._trunk is None else self._trunk.owner[self._trunk.name]
         inside = {id(v) for _, v in tree_flatten(trunk.parameters())} if trunk is not None else set()
@@ -115,7 +115,7 @@ class AdaptedModel:
         dense = sum(sizes.values()) - embedding - stacks - own_head
         head = own_head or embedding
         each, layers = self.config.experts_share, max(1, len(self.forms))
-        return Agreed(reads=Reads(dense=max(0, dense), stacks=stacks, each=each, head=head, layers=layers))
+        return Reads(dense=max(0, dense), stacks=stacks, each=each, head=head, layers=layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> AdaptedCache:
         """Raises CacheError for kv_bits below 16."""
