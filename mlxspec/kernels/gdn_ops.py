@@ -21,7 +21,6 @@ from mlxspec.kernels.flat import RaggedIndex
 
 CHUNK = 64  # tokens solved together in prefill
 COMPILE_AT_MOST = 64  # tokens a row
-_PARTS = 10  # of a split that is one operation
 _BLOCK = 16  # rows of the triangular inverse found by substitution
 
 
@@ -214,12 +213,8 @@ def per_value_head(x: mx.array, num_heads: int) -> mx.array:
 
 
 def _each_step(x: mx.array, width: int, axis: int) -> list[mx.array]:
-    """W arrays of width 1 on `axis`, where x has W. In two stages where there are many: MLX makes one operation of a split into up to
-    _PARTS, else one for every part."""
-    if width <= _PARTS:
-        return [x] if width == 1 else mx.split(x, width, axis=axis)
-    stretches = mx.split(x, list(range(_PARTS, width, _PARTS)), axis=axis)
-    return [part for stretch in stretches for part in mx.split(stretch, stretch.shape[axis], axis=axis)]
+    """W arrays of width 1 on `axis`, where x has W."""
+    return [x] if width == 1 else mx.split(x, width, axis=axis)
 
 
 def _join_steps(parts: list[mx.array], axis: int) -> mx.array:
