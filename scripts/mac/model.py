@@ -14,14 +14,15 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-import bench_gpu
 import mlx.core as mx
 import write_checkpoint
+from alternating import alternate
 
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.rehearsal import measure
+from mlxspec.kernels.flat import FlatRows
 from mlxspec.policy.costs import CostModel
 
 from .base import ROOT, Here, table
@@ -33,6 +34,7 @@ DEPTHS = (1, 2, 3, 4, 6)  # drafted tokens a round
 RECOMMENDED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}  # what models come with, nearly
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
 BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
+_PROMPT = 128  # tokens before a verify that is timed
 _CHILD = "scripts/mac/decode_child.py"
 
 
@@ -132,7 +134,7 @@ class Model:
     def verify(self) -> None:
         """What verifying w tokens costs in plain steps. Steps at 5 to 6, 10 to 11 and 13 are where MLX's quantized kernels change."""
         widths = self.here.sizes.verify_widths
-        found = bench_gpu.verify(self.engine, self.here.sizes.rounds, widths)["verify_ms"]
+        found = _verify_ms(self.engine, self.here.sizes.rounds, widths)
         curve = " ".join(f"{w}:{found[w] / found[1]:.2f}" for w in widths if w > 1)
         self.here.tell(f"{self._name()}, verify of w tokens over a plain step ({found[1]:.2f} ms): {curve}")
 
@@ -247,6 +249,28 @@ class Model:
 
     def _name(self) -> str:
         return "0.8B shape" if self.here.sizes.num_layers is None else "cut 0.8B shape"
+
+
+def _verify_ms(engine: Engine, rounds: int, widths: Sequence[int]) -> dict[int, float]:
+    """Milliseconds of a verify by width, behind a prompt."""
+    model, prompt = engine.model, mx.array([5 + i % 400 for i in range(_PROMPT)], mx.int32)
+
+    def step(width: int) -> Callable[[], None]:
+        cache = model.make_cache(1)
+        model.forward(prompt, FlatRows((_PROMPT,)), cache, certain=True)
+        cache.commit()
+        mx.eval(cache.arrays)
+        tokens = mx.array([7] * width, mx.int32)
+
+        def run() -> None:
+            out = model.forward(tokens, FlatRows((width,)), cache, certain=width == 1)
+            mx.eval(mx.argmax(out.logits, -1), cache.arrays)
+            cache.commit([1])
+
+        return run
+
+    taken = alternate({str(w): step(w) for w in widths}, rounds=3 * rounds, warmup=3, inner=4)
+    return {w: 1e3 * median(taken[str(w)]) for w in widths}
 
 
 def best_depth(costs: Mapping[int, float], rate: float) -> tuple[int, float]:
