@@ -321,16 +321,6 @@ def gpu_generation() -> int | None:
 
 
 @functools.cache
-def gpu_has_two_dies() -> bool:
-    """Whether an Apple GPU is an Ultra's. MLX picks kernels by that."""
-    if gpu_generation() is None:
-        return False
-    import mlx.core as mx
-
-    return str(mx.device_info().get("architecture", "")).endswith("d")
-
-
-@functools.cache
 def has_matrix_units() -> bool:
     """Whether MLX multiplies with a GPU's matrix units ("neural accelerators"): on an M5 with macOS 26.2."""
     import platform
