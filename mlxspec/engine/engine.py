@@ -48,7 +48,7 @@ from mlxspec.engine.ranks.rank_group import group_of
 from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.stats import EngineStats
-from mlxspec.engine.text_files import open_texts
+from mlxspec.engine.text_files import keep_texts
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
 from mlxspec.events import Event, FinishEvent, TokensEvent
@@ -73,12 +73,12 @@ _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the dis
 class Engine(EngineApi):
     """A loaded model with its drafters.
 
-    Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default
-    for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision
-    (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts
-    from), factory (makes its requests), group (the other processes that run its model), health (tells of drafters that are hardly ever
-    right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why
-    they cannot be used).
+    Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default for
+    requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision (None:
+    text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts from),
+    text_files (their files, None where there are none), factory (makes its requests), group (the other processes that run its model),
+    health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why
+    they do not), refused_adapters (by name, why they cannot be used).
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class Engine(EngineApi):
         room = max(0, budget - bytes_of(model)) // _SHARE if peers is None else 0
         self._file_thread = JobThread("mlxspec-files")
         most_texts = min(self.config.past_texts, room)
-        self.texts = open_texts(most_texts, self.config.past_texts_disk, tokenizer, self._file_thread)
+        self.texts = TextIndex(most_texts)
+        self.text_files = keep_texts(self.texts, self.config.past_texts_disk, tokenizer, self._file_thread)
         self.chain = Chain(drafters, model.hidden_size, self.texts)
         _check_layers(self.chain, model)
         self.drafting = Drafting(self.chain)

@@ -30,17 +30,19 @@ def texts_folder() -> Path:
     return wanted_cache_folder() / "texts"
 
 
-def open_texts(budget: int, disk: int | None, tokenizer: Tokenizer | None, thread: JobThread) -> TextIndex:
-    """The index of earlier texts, filled with those on disk. budget: bytes of memory; disk: bytes of files, None or 0 for none. thread:
-    writes the files. Raises ConfigError for files that cannot be kept."""
-    index = TextIndex(budget)
-    if disk and tokenizer is None:
+def keep_texts(
+    index: TextIndex, disk: int | None, tokenizer: Tokenizer | None, thread: JobThread
+) -> TextFiles | None:
+    """Fill an index with the texts on disk, and keep what it learns. disk: bytes of files, None or 0 for none. thread: writes the files.
+    Raises ConfigError for files that cannot be kept."""
+    if not disk:
+        return None
+    if tokenizer is None:
         raise ConfigError("Without a tokenizer no texts are kept on disk; leave past_texts_disk out.")
-    if disk and tokenizer is not None:
-        texts = TextFiles(text_files(disk), thread, tokenizer.digest[:16])
-        texts.fill(index)
-        index.keep = texts.append
-    return index
+    texts = TextFiles(text_files(disk), thread, tokenizer.digest[:16])
+    texts.fill(index)
+    index.keep = texts.append
+    return texts
 
 
 def text_files(limit: int | None = None) -> KeptFiles:
@@ -53,6 +55,11 @@ class TextFiles:
 
     def __init__(self, files: KeptFiles, thread: JobThread, digest: str) -> None:
         self._files, self._thread, self._digest = files, thread, digest
+
+    @property
+    def num_failed(self) -> int:
+        """Texts that the disk refused."""
+        return self._files.num_failed
 
     def fill(self, index: TextIndex) -> None:
         """Read the latest texts, as many as the index may hold, and add them by owner, the latest last. Before an engine runs."""

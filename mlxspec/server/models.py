@@ -271,6 +271,7 @@ class Models:
             "prefix_disk_written_bytes_total": disk.bytes_written,
             "prefix_disk_lost_total": disk.num_lost,
             "prefix_disk_failed_total": disk.num_failed + disk.num_missed,
+            "past_texts_failed_total": load.texts_failed,
             "model_loads_total": self.num_loads,
             "ready": float(self.state == "ready"),
         }

@@ -18,7 +18,7 @@ from planting import catches
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.kept_files import LOCK, KeptFiles
-from mlxspec.engine.text_files import TextFiles, open_texts, text_files, texts_folder
+from mlxspec.engine.text_files import TextFiles, keep_texts, text_files, texts_folder
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError
 from tests.engine import equality
@@ -155,7 +155,7 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_tried_again(
         files.append("b", text(3))
         settle()
     assert caplog.text.count("could not be written (No space left on device)") == 1
-    assert files._files.num_failed == 2
+    assert files.num_failed == 2
     assert files._files.rests
     monkeypatch.setattr("time.monotonic", lambda real=time.monotonic: real() + 61)
     files.append("b", text(4))
@@ -229,4 +229,4 @@ def test_nothing_is_written_unasked_and_ids_without_meaning_are_not_kept() -> No
     equality.engine().generate([1, 2, 3], SamplingParams(max_tokens=4), spec=SpecConfig(drafters=("suffix",)))
     assert not texts_folder().exists()
     with pytest.raises(ConfigError, match="past_texts_disk"):
-        open_texts(BUDGET, 1 << 20, None, JobThread("files"))
+        keep_texts(TextIndex(BUDGET), 1 << 20, None, JobThread("files"))
