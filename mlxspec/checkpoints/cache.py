@@ -16,15 +16,16 @@ from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx, storage
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.assemble import runs_by_mlx_lm
 from mlxspec.models.folder import ModelFolder, drafter_in
 from mlxspec.models.registry import ARCHITECTURES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One revision of one repository. size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head among them,
-    None where that is not known; problem: why it cannot be used, else empty. memory: bytes that running it
-    takes, None for a drafter and for what cannot be used."""
+    """One revision of one repository. size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head that can
+    draft is among them, None where that is not known; problem: why it cannot be used, else empty. memory: bytes that running it takes,
+    None for a drafter and for what cannot be used."""
 
     name: str
     revision: str
@@ -139,7 +140,8 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
     except ModelError:
         return None
     kind, drafter = config.get("model_type"), drafter_in(config)
-    if kind not in ARCHITECTURES and drafter is None:
+    by_mlx_lm = drafter is None and runs_by_mlx_lm(config)
+    if kind not in ARCHITECTURES and drafter is None and not by_mlx_lm:
         return None
     complete, has_head, problem, quantization = False, None, "", _quantization(config)
     memory = None
@@ -151,9 +153,8 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
             shards, beside = tensor_files(folder)
             names = [n for path in shards or beside for n in check_header(path)]
             lies_beside = any(path.name != VISION_FILE for path in beside)
-            has_head = lies_beside or any(".mtp." in f".{n}" for n in names)
-        modelopt = read_json(folder / MODELOPT_FILE)
-        form = storage(config, modelopt, names=names)
+            has_head = not by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
+        form = "" if by_mlx_lm else storage(config, read_json(folder / MODELOPT_FILE), names=names)
         quantization = form or quantization
         if complete and drafter is None:
             files = sum(path.stat().st_size for path in (*shards, *beside))

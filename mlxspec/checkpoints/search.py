@@ -8,6 +8,7 @@ from typing import Any
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import download
 from mlxspec.loading.published import description, of_mlx, storage
+from mlxspec.models.assemble import runs_by_mlx_lm
 from mlxspec.models.folder import DRAFTER_TYPES
 from mlxspec.models.registry import ARCHITECTURES
 
@@ -51,7 +52,7 @@ def _runs(info: Any) -> bool:
     """Whether the kind and the format of a model are among those that mlxspec runs, as far as the hub says."""
     config = _config(info)
     if config.get("model_type") not in {*ARCHITECTURES, *DRAFTER_TYPES}:
-        return False
+        return runs_by_mlx_lm(config)
     try:
         storage(config, is_excerpt=True)
     except ModelError:

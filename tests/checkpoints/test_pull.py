@@ -17,6 +17,7 @@ from hub_server import COMMIT
 
 from mlxspec.cli.main import main
 from mlxspec.platform.resources import demo_folder
+from tests.models import adapted_zoo
 
 WEIGHTS = demo_folder("target") / "model.safetensors"
 SENT = 14 << 20  # bytes that the stand-in sends before it stops
@@ -311,6 +312,21 @@ def test_a_description_that_was_left_behind(machine: Machine, tmp_path: Path) ->
     machine.hub.served.clear()
     refused(machine.run("pull", repo), "GPTQ or AWQ")
     assert machine.hub.served["model.safetensors"] == 0
+
+
+def test_a_model_that_runs_by_mlx_lms_code_is_found_and_listed(machine: Machine, tmp_path: Path) -> None:
+    """Whatever loads is searched for and listed."""
+    machine.hub.repos["owner/llama"] = adapted_zoo.write("llama", tmp_path / "repo")
+    found = json.loads(machine.run("models", "llama", "--json").out)["models"]
+    assert [m["name"] for m in found] == ["owner/llama"]
+    assert machine.run("pull", "owner/llama").code == 0
+    listed = json.loads(machine.run("models", "--json").out)
+    (entry,) = listed["models"]
+    assert (entry["name"], entry["model_type"], entry["problem"]) == ("owner/llama", "llama", "")
+    assert entry["is_complete"]
+    assert not entry["has_head"]
+    assert entry["memory"] > (tmp_path / "repo" / "model.safetensors").stat().st_size
+    assert listed["others"] == 0
 
 
 def test_a_cached_model_of_another_format_is_listed_as_unusable(machine: Machine, tmp_path: Path) -> None:
