@@ -236,7 +236,7 @@ def load(
         loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
-        loaded.follow(together.costs(loaded, model))
+        loaded.follow(together.costs(loaded))
     return loaded
 
 

@@ -5,7 +5,7 @@ Nothing is timed here. Rounds of answers replace the guesses (policy/costs.py). 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,6 @@ from mlxspec.errors import ConfigError
 from mlxspec.models.base import Model
 from mlxspec.models.reads import reads
 from mlxspec.platform import device
-from mlxspec.policy.cost_file import CostFile
 from mlxspec.policy.costs import LADDER, CostModel, DraftCost, likely
 
 # of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
@@ -30,21 +29,12 @@ def guessed_costs(model: Model, drafters: Mapping[str, Drafter]) -> CostModel:
     return CostModel(likely_rounds(model), guesses, pause=0.0 if device.has_gpu() else _PAUSE)
 
 
-def kept_costs(
-    model: Model,
-    drafters: Mapping[str, Drafter],
-    file: CostFile | None,
-    share: Callable[[Any], Any] = lambda data: data,
-) -> CostModel:
-    """Costs from the cache folder, and guesses for what is not there. What rounds teach until the process ends is put there. file: None on
-    ranks other than rank 0. share: gives every rank the value that rank 0 gave."""
+def kept_costs(model: Model, drafters: Mapping[str, Drafter], data: Any) -> CostModel:
+    """Costs of which a file holds `data`, and guesses for what is not there. None: there is no file."""
     costs = guessed_costs(model, drafters)
-    data = share(None if file is None else file.data())
     if data is not None:
         with suppress(ConfigError):  # of another version, or damaged: as good as none
             costs.learn_from(data)
-    if file is not None:
-        file.follow(costs)
     return costs
 
 

@@ -115,7 +115,9 @@ def loaded() -> Engine:
         config=EngineConfig(prefix_budget=0),
     )
     drafters, config = engine.chain.drafters, engine.config
-    costs = measure.kept_costs(target, drafters, CostFile.of(target, drafters, config, engine.name))
+    file = CostFile.of(target, drafters, config, engine.name)
+    costs = measure.kept_costs(target, drafters, file.data())
+    file.follow(costs)
     engine.drafting.follow(Controller(costs))
     return engine
 

@@ -103,7 +103,7 @@ def test_measuring_learns_each_width_and_keeps_it(tmp_path: Path, monkeypatch: p
     kept = measure_module.kept_costs(
         engine.model,
         engine.chain.drafters,
-        CostFile.of(engine.model, engine.chain.drafters, engine.config, engine.name),
+        CostFile.of(engine.model, engine.chain.drafters, engine.config, engine.name).data(),
     )
     assert path.is_file()
     assert kept.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))

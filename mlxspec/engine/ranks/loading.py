@@ -55,10 +55,13 @@ class LoadTogether:
         """Rank 0's value, plain JSON; every rank must ask."""
         return value if self.peers is None else self.peers.share(value)[0]
 
-    def costs(self, engine: Engine, name: str) -> CostModel:
-        """What rounds of this engine cost, as rank 0 keeps it or as guessed. Sums over the ranks are included."""
-        drafters, config, peers = engine.chain.drafters, engine.config, self.peers
-        if peers is None:
-            return kept_costs(engine.model, drafters, CostFile.of(engine.model, drafters, config, name))
-        file = CostFile.of(engine.model, drafters, config, name, peers.ranks.size) if peers.leads else None
-        return kept_costs(engine.model, drafters, file, lambda value: peers.share(value)[0])
+    def costs(self, engine: Engine) -> CostModel:
+        """What rounds of this engine cost, as rank 0 keeps it or as guessed; what rounds teach until the process ends is kept. Sums over
+        the ranks are included."""
+        drafters, config, file = engine.chain.drafters, engine.config, None
+        if self.peers is None or self.peers.leads:
+            file = CostFile.of(engine.model, drafters, config, engine.name, self.ranks.size)
+        costs = kept_costs(engine.model, drafters, self.first(None if file is None else file.data()))
+        if file is not None:
+            file.follow(costs)
+        return costs
