@@ -45,7 +45,7 @@ class Result:
 
     @classmethod
     def of(cls, request: Request) -> Result:
-        """What a request that has ended came to."""
+        """The result of a request that has ended."""
         return cls(
             text=request.answer.text,
             tokens=tuple(request.history[len(request.prompt) :]),

@@ -145,7 +145,8 @@ class AsyncEngine:
         spec: SpecConfig | None = None,
         **template: Any,
     ) -> Awaitable[Result] | AsyncIterator[Event] | Awaitable[list[Result]]:
-        """As `Engine.chat`: awaited, a Result, or a list of them for several conversations; with `stream` the events of one."""
+        """Answers a conversation like `Engine.chat`: awaited, a Result, or a list of them for several conversations; with `stream` the
+        events of one."""
         asked, single = conversations(messages)
         if not stream:
             return self._chat(asked, params, spec, template, single)

@@ -37,7 +37,7 @@ Found = dict[int, NDArray[np.float32]]  # number of a text -> its vector (H,), o
 
 
 def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
-    """Of texts as token ids, none longer than the context: the vectors (H,) float32 of those that ended with this
+    """Runs texts as token ids, none longer than the context: the vectors (H,) float32 of those that ended with this
     forward. Raises ConfigError where the model makes none."""
     pooling = engine.pooling
     if not isinstance(pooling, Pooling):
@@ -53,7 +53,7 @@ def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
 
 
 def ranks(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
-    """Of texts that `judged` gives: probabilities (1,) float32 of "yes"."""
+    """Runs texts that `judged` gives: probabilities (1,) float32 of "yes"."""
     yes, no = answers_of(engine)
 
     def made(pooled: mx.array) -> mx.array:

@@ -201,8 +201,8 @@ class Engine(EngineApi):
         return request
 
     def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
-        """What takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any thread, and
-        take seconds. Raises GrammarError, ConfigError."""
+        """Makes in advance what takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any
+        thread, and take seconds. Raises GrammarError, ConfigError."""
         return self.factory.constraints.compile(params, num_rows)
 
     def enqueue(self, request: Request) -> None:
@@ -210,7 +210,7 @@ class Engine(EngineApi):
         self.group.submitted(request, None)
 
     def rest(self, numbers: frozenset[int]) -> None:
-        """From the next step on the rows of these requests rest, and those of no others: nobody reads what they have given. They keep their
+        """Pauses the rows of these requests from the next step on, and no others: nobody reads what they have given. They keep their
         memory, and go on where they were once they are not named any more."""
         self._unread = numbers
 
@@ -477,7 +477,7 @@ class Engine(EngineApi):
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
-        """Which Metal kernels this process uses, and why not the others."""
+        """The Metal kernels that this process uses, and why not the others."""
         return needed()
 
     def probe(self, widths: Sequence[int] | None = None) -> ProbeReport:
@@ -491,7 +491,7 @@ class Engine(EngineApi):
         return self.stats.probe
 
     def keep_kv_in(self, bits: int) -> None:
-        """From here on the target's keys and values are kept in so many bits, see EngineConfig. What the prefix store holds in memory
+        """Keeps the target's keys and values in so many bits from here on, see EngineConfig. What the prefix store holds in memory
         goes. Raises ConfigError for a model or an engine that cannot, and EngineBusyError while requests are here; nothing has changed
         then."""
         if bits == self.config.kv_bits:

@@ -32,7 +32,7 @@ from mlxspec.policy.drafting import Drafting
 
 
 class GroupEngine(Protocol):
-    """What a group needs of an engine, see there."""
+    """The part of an engine that a group needs, see there."""
 
     config: EngineConfig
     spec: SpecConfig
@@ -50,7 +50,7 @@ class GroupEngine(Protocol):
 
 
 class Decided(NamedTuple):
-    """By what a step goes. endings: requests that end. resting: those whose rows rest, by number."""
+    """The decisions that a step follows. endings: requests that end. resting: those whose rows rest, by number."""
 
     endings: Sequence[Ending] = ()
     resting: frozenset[int] = frozenset()

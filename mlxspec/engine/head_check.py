@@ -68,7 +68,7 @@ def check_head(
 
 
 def _verdict(data: Any) -> tuple[Shifts, HeadScore] | None:
-    """What a file says, None where it cannot be used."""
+    """The verdict in a file, None where it cannot be used."""
     try:
         score = HeadScore(*(float(x) for x in data["score"]))
         shifts = {str(group): float(by) for group, by in data["shifts"].items()}

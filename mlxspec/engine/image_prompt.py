@@ -53,7 +53,7 @@ def row_images(prompt: PromptWithImages, vision: Vision) -> RowImages:
 def in_one_forward(
     prompt: PromptWithImages, answer: Sequence[int], vision: Vision, tower: RowSource
 ) -> tuple[list[int], ImageInput | None]:
-    """What a forward over all of a prompt and an answer takes: ids as the embedding looks them up, and what it takes of images."""
+    """The input of a forward over all of a prompt and an answer: ids as the embedding looks them up, and what it takes of images."""
     images = row_images(prompt, vision)
     ids = [*images.ids(images.keyed(prompt.tokens)), *answer]
     return ids, image_input([RowPiece(SeenImages(images, tower), 0, len(ids))])

@@ -241,7 +241,8 @@ def load(
 
 
 def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:
-    """Of models that run by mlx-lm's code, which are no modules of ours: whether their caches go back to accepted tokens is tried."""
+    """Notices on models that run by mlx-lm's code, which are no modules of ours: whether their caches go back to accepted tokens is
+    tried."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]
     if not adapted:
         return []

@@ -146,7 +146,7 @@ def drafters_that_draft(
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterBuilder:
-    """What drafters are made of, and what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
+    """Makes drafters, and collects what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
     floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
     and on what is not used. adapted: by name, drafters that were adapted to the user's texts, in the place of those in the folders."""
 
@@ -308,7 +308,7 @@ def towers_of(made: Assembled) -> list[nn.Module]:
 
 
 def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vision | None:
-    """What a draft model has for images. They are prepared once, so its settings must be the target's."""
+    """The parts of a draft model that read images. They are prepared once, so its settings must be the target's."""
     if target.vision is None:
         return None
     if small.vision is None:

@@ -33,7 +33,8 @@ _ALIVE = 64
 
 
 class _Reserved(NamedTuple):
-    """Of one request. nbytes: of its row; length: tokens it may come to have; tower: bytes that reading its largest image takes."""
+    """The memory of one request. nbytes: of its row; length: tokens it may come to have; tower: bytes that reading its largest image
+    takes."""
 
     nbytes: int
     length: int
@@ -119,7 +120,7 @@ class EngineMemory:
         return sum(r.nbytes for r in self._reserved.values())
 
     def needed(self, request: Request) -> int:
-        """Of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
+        """Bytes of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
         found = self.row(_most_tokens(request), request.spec) + request.host_bytes
         if request.seen is not None:  # the rows of its images
             found += request.seen.images.num_tokens * self._model.hidden_size * self._model.dtype.size
@@ -207,7 +208,7 @@ class EngineMemory:
         return max(forward, self._largest_tower)
 
     def activations(self, chunk: int, context: int, *, rows: int | None = None) -> int:
-        """What a forward behind `context` tokens takes while it runs: reading a chunk of so many, or the widest verify of `rows` rows
+        """Bytes that a forward behind `context` tokens takes while it runs: reading a chunk of so many, or the widest verify of `rows` rows
         (None: of those that are here), whichever takes more."""
         rows = max(1, len(self._reserved)) if rows is None else rows
         reading = self._forward(chunk, chunk, context) + 4 * self._model.vocab_size
@@ -217,7 +218,7 @@ class EngineMemory:
         return max(reading, verifying + most_bytes(num, self._model.vocab_size))
 
     def _forward(self, num: int, width: int, context: int) -> int:
-        """Of num tokens, up to `width` of a row, without logits."""
+        """Bytes of a forward of num tokens, up to `width` of a row, without logits."""
         heads = self._model.attention_heads
         scores = max((score_bytes(h, width, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined
@@ -273,7 +274,7 @@ def _shown(nbytes: int) -> str:
 
 
 def default_budget() -> int:
-    """What this machine gives to MLX, and on a Mac never so much that the system has less than 4 GiB, or 15 %, of it."""
+    """The bytes that this machine gives to MLX, and on a Mac never so much that the system has less than 4 GiB, or 15 %, of it."""
     most = machine_memory()
     total = mx.device_info().get("memory_size") if device.has_gpu() else None
     if isinstance(total, int) and total > 0:

@@ -31,7 +31,7 @@ _NO_COPIES = 20 * (50 << 20)
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRound:
-    """What a round took, as policies learn it.
+    """The time that a round took, as policies learn it.
 
     numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not. ahead: it was
     launched before its turn. is_warm: nothing was compiled in it.

@@ -1,4 +1,4 @@
-"""Where the requests of an engine are: in the queue, being read, decoding, or parked so that other clients have a turn.
+"""Keeps the requests of an engine where they are: in the queue, being read, decoding, or parked so that other clients have a turn.
 
 Invariants: `requests` of the rows are in the order of the cache's rows, and there is a cache exactly if there are requests. A parked
 request keeps a snapshot of its row, or its prompt as far as it is read, and goes on from there. Rows join, leave, and are parked only where
@@ -76,7 +76,7 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Of the target's states, parked ones included."""
+        """Bytes of the target's states, parked ones included."""
         parked = sum(s.nbytes for s in self.parked.values())
         return parked + (0 if self.cache is None else self.cache.nbytes)
 

@@ -110,7 +110,7 @@ class Prefill:
         return True
 
     def attempt(self, work: Callable[[], bool], *, failed: bool = False) -> bool:
-        """What `work` returns; `failed` where it raises, which ends the request."""
+        """Returns what `work` does, or `failed` where it raises, which ends the request."""
         try:
             return work()
         except Exception as error:
@@ -135,7 +135,7 @@ class Prefill:
         return self.num_done == len(self.request.prompt)
 
     def next_end(self, chunk: int) -> int:
-        """Where the next piece ends, at most `chunk` tokens on."""
+        """The place at which the next piece ends, at most `chunk` tokens on."""
         at = bisect_right(self._stops, self.num_done)
         grid = (self.num_done // chunk + 1) * chunk
         end = min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
@@ -302,9 +302,9 @@ class Prefills:
         return sum(p.cache.nbytes for p in self.every)
 
     def pieces(self, chunk: int, *, is_busy: bool) -> Iterator[tuple[Prefill, int | None]]:
-        """What is read next, together at most `chunk` tokens: a prompt, and up to where. The caller reads each piece before it asks for
-        the next one. None instead of a place: one of the prompt's images has gone through the tower, which counts as a chunk, whatever its
-        size. is_busy: whether rows decode. A request whose images or kept states fail ends with the error."""
+        """Yields what is read next, together at most `chunk` tokens: a prompt, and up to where. The caller reads each piece before it asks
+        for the next one. None instead of a place: one of the prompt's images has gone through the tower, which counts as a chunk, whatever
+        its size. is_busy: whether rows decode. A request whose images or kept states fail ends with the error."""
         left, ready = chunk, [p for p in self if p.attempt(partial(p.arrive, is_busy=is_busy))]
         waiting = [p for p in self if p.request.finish_reason is None]
         if not ready and waiting and not is_busy:

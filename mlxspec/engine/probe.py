@@ -61,7 +61,7 @@ class ProbeReport:
         return found
 
     def sentence(self) -> str:
-        """What was found, in one or two sentences."""
+        """The result, in one or two sentences."""
         if not self.widths:
             return "No verify width was tried."
         tried = f"up to {max(v.width for v in self.widths)} tokens"

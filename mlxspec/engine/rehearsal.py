@@ -142,7 +142,7 @@ def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = No
 
 
 def rehearse_for(engine: Engine, seconds: float) -> None:
-    """As much of `rehearse` as begins within so many seconds."""
+    """Runs as much of `rehearse` as begins within so many seconds."""
     ends, running = time.perf_counter() + seconds, rehearse(engine)
     try:
         for _ in running:
@@ -199,7 +199,7 @@ def unraced(engine: Engine) -> list[tuple[qmv_rows.QuantizedWeight, mx.Dtype, in
 
 
 def modules_of(engine: Engine) -> list[nn.Module]:
-    """What rounds run: the model, its drafters' modules and the rows of a head that they propose from."""
+    """The modules that rounds run: the model, its drafters' modules and the rows of a head that they propose from."""
     modules: list[object] = [engine.model]
     for drafter in engine.chain.drafters.values():
         if isinstance(drafter, ModelDrafter):

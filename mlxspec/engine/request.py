@@ -199,7 +199,7 @@ class Request:
             self.hiddens.add(hidden)
 
     def rest(self) -> list[TokensEvent]:
-        """Behind its end: text that was held back, where nothing has given it yet."""
+        """Returns the text that was held back at its end, where nothing has given it yet."""
         if self._is_said:
             return []
         self._is_said = True
@@ -214,13 +214,14 @@ class Request:
     def read_logprobs(
         self, found: Logprobs | None, tokens: Sequence[int], start: int
     ) -> list[TokenLogprob] | None:
-        """Those of tokens that were chosen at positions start, start + 1, ... of a round; None where this request wants none."""
+        """The log-probabilities of tokens that were chosen at positions start, start + 1, ... of a round; None where this request wants
+        none."""
         if found is None or self.logprobs is None:
             return None
         return found.read(tokens, self.params.top_logprobs, start, self._bytes)
 
     def read_prompt(self, found: Logprobs, tokens: Sequence[int]) -> None:
-        """Those of the next tokens of its prompt."""
+        """Adds the log-probabilities of the next tokens of its prompt."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += found.read(tokens, self.params.top_logprobs, 0, self._bytes)
 
@@ -334,7 +335,7 @@ class Request:
 
 
 def text_bytes(num_tokens: int) -> int:
-    """What so many tokens of a request take on the host, and those of them that its client has not read."""
+    """Bytes that so many tokens of a request take on the host, and those of them that its client has not read."""
     return num_tokens * TOKEN_BYTES + min(num_tokens, UNREAD) * _UNREAD_BYTES
 
 

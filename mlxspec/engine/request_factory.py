@@ -1,4 +1,4 @@
-"""From what a caller gives to a checked Request: token ids, options, marks. Knows the model's sizes; runs nothing.
+"""Makes a checked Request of what a caller gives: token ids, options, marks. Knows the model's sizes; runs nothing.
 
 Marks are places in a prompt to which a later prompt may share its beginning: the ends of the system prompt and of each turn. Where nobody
 gives them they are taken to be behind the tokens that end a turn.
@@ -154,7 +154,7 @@ class RequestFactory:
         return [int(t) for t in prompt]
 
     def _named(self, token: object) -> str:
-        """What cannot be read, and why."""
+        """Names what cannot be read, and why."""
         text = None
         if (
             self.tokenizer is not None

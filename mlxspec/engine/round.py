@@ -76,11 +76,11 @@ class Round:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What is read of it."""
+        """The arrays that reading it waits for."""
         return [*self.sampled.arrays, *(x for p in self.proposals for x in p.beside)]
 
     def closed(self) -> Round:
-        """The same without drafts, committed: its tokens are certain."""
+        """This round without drafts, committed: its tokens are certain."""
         for place, request in enumerate(self.requests):
             request.tail = (self.hidden, place)
         return replace(self, is_open=False)

@@ -49,7 +49,7 @@ class Shares:
 
 
 def makes_room(running: Sequence[Request], client: str, step: int) -> Request | None:
-    """Which of the requests that have a place is parked for `client`, None where none is. step: of the engine, now."""
+    """The request, of those that have a place, that is parked for `client`, None where none is. step: of the engine, now."""
     places = Counter(r.client for r in running)
     most = max(places.values(), default=0)
     richest = [r for r in running if places[r.client] == most]
@@ -74,7 +74,7 @@ class Queue:
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts that wait."""
+        """Tokens of all prompts that wait."""
         return sum(len(r.prompt) for r in self._requests)
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ class RequestStats:
 
     @property
     def other_seconds(self) -> float:
-        """Of decoding: accepting, telling drafters, text."""
+        """Seconds of decoding for accepting, telling drafters, and text."""
         return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
 
     @property

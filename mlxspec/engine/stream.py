@@ -53,7 +53,7 @@ class Stream:
             return self._decision()
 
     async def accepted(self) -> Request:
-        """The same in an event loop."""
+        """Waits like `wait_accepted`, in an event loop."""
         await self._until(self._is_decided)
         with self._changed:
             return self._decision()

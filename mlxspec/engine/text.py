@@ -35,7 +35,7 @@ class AnswerText:
         return self._give(self._stream.push(token), self._stop if may_stop else ())
 
     def finish(self, *, cut: bool = False) -> tuple[str, bool]:
-        """What is left at the end: held-back text and an incomplete character, unless the answer was cut inside it."""
+        """Returns what is left at the end: held-back text and an incomplete character, unless the answer was cut inside it."""
         if self._stream is None or self._stopped:
             return "", self._stopped
         piece, stopped = self._give(self._stream.rest(cut=cut), self._stop)

@@ -51,7 +51,7 @@ _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is not
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine was busy with when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
+    """The load of an engine when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
     the prefix store, and of all arrays of the process, weights and both of these included; bytes of the prefix store on disk, and what it
     has done, None where there is none; earlier texts that the disk refused."""
 

@@ -71,7 +71,7 @@ class DiskStats:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """What a folder holds of one model. num_states: texts that can be continued; used: nanoseconds, the newest."""
+    """The files of one model in a folder. num_states: texts that can be continued; used: nanoseconds, the newest."""
 
     model: str
     num_states: int
@@ -140,7 +140,7 @@ class Fetch:
             self._changed.notify_all()
 
     def hit(self) -> Hit | None:
-        """What the file holds; None where it is not what was asked for. Parts of drafters that this engine does not have are left out."""
+        """The state in the file; None where it is not what was asked for. Parts of drafters that this engine does not have are left out."""
         try:
             parts, length = {}, self.length
             for index, part in enumerate(json.loads((self._metadata or {})["parts"])):
@@ -211,7 +211,7 @@ class PrefixDisk:
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return self.files.nbytes
 
     # --- reading
@@ -478,7 +478,7 @@ def open_disk(
 
 
 def stored_models(files: KeptFiles) -> list[StoredModel]:
-    """What a folder holds, by name of the model, the last used first. It reads the header of every file."""
+    """The models of a folder, by name, the last used first. It reads the header of every file."""
     by_model: dict[str, list[str]] = {}
     for name in files.found:
         by_model.setdefault(files.metadata(name).get("model", "unknown"), []).append(name)
@@ -511,7 +511,7 @@ def _arrays(
 
 
 def _try(work: Callable[[], None]) -> None:
-    """What the disk refuses here is told when it is written."""
+    """Does `work`. An error of the disk is logged."""
     try:
         work()
     except OSError as error:

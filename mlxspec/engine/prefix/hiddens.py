@@ -17,7 +17,7 @@ _JOINED = 64  # pieces that become one array: each holds on to the hiddens of it
 
 
 class Hiddens:
-    """Of the tokens from `start` on; `end` is behind the newest."""
+    """The hiddens of the tokens from `start` on; `end` is behind the newest."""
 
     def __init__(self, start: int) -> None:
         self.start = self.end = start
@@ -36,13 +36,13 @@ class Hiddens:
             mx.async_eval(newest)
 
     def until(self, end: int) -> mx.array | None:
-        """Those of tokens `start` to `end`; None where there are none, or not so many."""
+        """The hiddens of tokens `start` to `end`; None where there are none, or not so many."""
         if not self.start < end <= self.end:
             return None
         return self._join()[: end - self.start]
 
     def drop(self, end: int) -> None:
-        """Those of the first `end` tokens are needed no more."""
+        """Lets go of the hiddens of the first `end` tokens."""
         num = min(end, self.end) - self.start
         if num > 0:
             left = self._join()[num:]

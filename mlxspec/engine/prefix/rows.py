@@ -87,7 +87,8 @@ class Prefix:
         self.limit(0)
 
     def stops(self, marks: Sequence[int], num_prompt: int) -> tuple[int, ...]:
-        """Where a prompt's pieces must end so that states can be kept there: depends on the prompt alone, not on what is in the store."""
+        """The places at which a prompt's pieces must end so that states can be kept there: depends on the prompt alone, not on what is in
+        the store."""
         if not self.is_on:
             return ()
         kept: list[int] = []

@@ -60,7 +60,7 @@ def of_target(
 
 
 def of_drafter(target: str, drafter: Drafter) -> str | None:
-    """The same; None for a drafter whose states are not written. target: what its target is called."""
+    """64 hexadecimal digits for a drafter, None where its states are not written. target: what its target is called."""
     modules = drafter.modules
     if modules is None:
         return None
@@ -70,13 +70,13 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
 
 
 def of_states(target: str, drafters: Sequence[str]) -> str:
-    """The same for whole states: by the target's, and those of drafters without which a state is of no use."""
+    """64 hexadecimal digits for whole states, by the target's and those of drafters without which a state is of no use."""
     return _digest(target, sorted(drafters))
 
 
 def fingerprint(module: Any) -> str:
-    """Of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each; and of its config:
-    rotary positions, windows and layers that are read change states, not weights."""
+    """A digest of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each; and of
+    its config: rotary positions, windows and layers that are read change states, not weights."""
     named = sorted(tree_flatten(module.parameters()))
     waiting: list[mx.array] = []
     found = hashlib.sha256("\n".join(_settings(module)).encode())

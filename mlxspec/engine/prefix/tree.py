@@ -104,7 +104,7 @@ class Node:
 
 
 class Hit(NamedTuple):
-    """What is known of a text's first `length` tokens: by part a snapshot to restore, the target's of all of them and a drafter's of as
+    """The state behind a text's first `length` tokens: by part a snapshot to restore, the target's of all of them and a drafter's of as
     many as there are; hidden (1, H) of the last of them. sources: first token and hiddens (n, H) of each stretch, the last one first."""
 
     length: int
@@ -160,7 +160,7 @@ class PrefixTree:
         return None if found is None or found.hidden is None else found
 
     def hit(self, node: Node) -> Hit:
-        """What is known behind the text of a node that has a state."""
+        """The state behind the text of a node that has one."""
         if node.hidden is None:
             raise ValueError("the state has been dropped")
         line = list(_line(node))
@@ -170,7 +170,7 @@ class PrefixTree:
         return Hit(node.length, parts, node.hidden, sources)
 
     def starts(self, text: KeyedText, length: int, names: Iterable[str]) -> dict[str, int]:
-        """By part, how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
+        """Tells by part how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
         line = self._line_of(text, length)
         return {name: next((n.length for n in line if name in n.pieces), 0) for name in names}
 

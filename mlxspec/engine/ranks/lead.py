@@ -14,7 +14,7 @@ from mlxspec.errors import RankError
 
 
 class Leader:
-    """Of one engine."""
+    """The leader of one engine's ranks."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -56,7 +56,7 @@ class Leader:
         return orders
 
     def reason(self, error: BaseException) -> BaseException:
-        """What to say where a computation failed with `error`: a rank that is gone, where one is."""
+        """The sentence to say where a computation failed with `error`: a rank that is gone, where one is."""
         return self._line.explain() or RankError(
             f"Rank 0 cannot go on: {str(error).strip().rstrip('.') or type(error).__name__}."
         )

@@ -124,7 +124,7 @@ class Line:
 
     @contextmanager
     def counting(self, count: Callable[[], int]) -> Iterator[None]:
-        """What `count` grows by inside is progress."""
+        """Counts what `count` grows by inside as progress."""
         before = count()
         self._count = lambda: count() - before
         try:
@@ -197,7 +197,7 @@ class Line:
         callback(fault)
 
     def explain(self) -> RankError | None:
-        """What became of the ranks, where a computation has failed: the reason may come a moment later."""
+        """Tells what became of the ranks, where a computation has failed: the reason may come a moment later."""
         until = time.monotonic() + _EXPLAIN_SECONDS
         while self.fault is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -292,7 +292,7 @@ class Line:
                     self.fail(why)
 
     def _wrong(self, peer: _Peer, now: float) -> str | None:
-        """What is wrong with a rank, None where nothing is."""
+        """The fault of a rank, None where there is none."""
         rank = peer.rank
         if peer.silent.is_over(now - peer.heard):
             return (

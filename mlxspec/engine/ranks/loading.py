@@ -56,7 +56,7 @@ class LoadTogether:
         return value if self.peers is None else self.peers.share(value)[0]
 
     def costs(self, engine: Engine) -> CostModel:
-        """What rounds of this engine cost, as rank 0 keeps it or as guessed; what rounds teach until the process ends is kept. Sums over
+        """The costs of rounds of this engine, as rank 0 keeps it or as guessed; what rounds teach until the process ends is kept. Sums over
         the ranks are included."""
         drafters, config, file = engine.chain.drafters, engine.config, None
         if self.peers is None or self.peers.leads:

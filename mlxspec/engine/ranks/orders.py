@@ -57,7 +57,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """What the last round took by rank 0's clock. seconds: all of it; is_warm: nothing was compiled in it. drafting: seconds of choosing
+    """The time of the last round by rank 0's clock. seconds: all of it; is_warm: nothing was compiled in it. drafting: seconds of choosing
     and drafting; asked: for each time that a model drafted since such times were last told, its seconds and whether nothing was
     compiled."""
 
@@ -87,7 +87,7 @@ class Orders:
             raise ValueError(f"there is no work {self.work!r}")
 
     def encode(self) -> bytes:
-        """As JSON. What has its default is left out, so the orders of most steps take about 100 bytes."""
+        """JSON, in which what has its default is left out, so the orders of most steps take about 100 bytes."""
         data: dict[str, Any] = {"n": self.number, "c": self.checksum}
         if self.work != "step":
             data["w"] = self.work

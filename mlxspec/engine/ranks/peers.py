@@ -106,7 +106,7 @@ class Peers:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Where this rank fails by itself the others are told why, and end."""
+        """Tells the others why this rank fails by itself, so that they end."""
         try:
             yield
         except RankError as error:
@@ -236,7 +236,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 def _tell_all(ranks: Ranks, said: dict[str, Any] | None) -> dict[str, Any]:
-    """What rank 0 says to all, over MLX's group."""
+    """Sends what rank 0 says to all, over MLX's group."""
     raw = np.zeros(_HELLO_BYTES, np.int32)
     if said is not None:
         text = json.dumps(said).encode()
@@ -263,7 +263,7 @@ def address_of_first() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Of everything that has a say in the text."""
+    """The versions of everything that has a say in the text."""
     found = {"mlxspec's code": _code(), "Python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -293,7 +293,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """Of one file, see `files_of`."""
+    """The digest of one file, see `files_of`."""
     size, found = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         if size <= _WHOLE:

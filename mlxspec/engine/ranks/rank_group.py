@@ -153,7 +153,7 @@ class RankGroup(ProcessGroup):
 
 
 def _clocked(times: TimedRound, drafting: Drafting) -> Clocked:
-    """What this rank's clock said of a round."""
+    """The time of a round by this rank's clock."""
     seconds, asked = drafting.readings
     return Clocked(seconds=times.seconds, is_warm=times.is_warm, drafting=seconds, asked=asked)
 
