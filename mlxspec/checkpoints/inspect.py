@@ -85,9 +85,8 @@ def inspect(
     with it. ranks: among how many processes the model is to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see
     EngineConfig and SpecConfig. Reads headers only. Raises MlxspecError subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
-    weights = folder.read()
-    what = folder.kind()
-    if what != "model":
+    if folder.kind() != "model":
+        weights = folder.read()
         return DrafterReport(
             name=name,
             folder=str(folder.path),
@@ -102,7 +101,7 @@ def inspect(
         from mlxspec.checkpoints.inspect_adapted import inspect_adapted  # slow to import
 
         return inspect_adapted(name, folder, context=context, rows=rows, draft_model=draft_model)
-    kind = architecture(config)
+    kind, weights = architecture(config), folder.read()
     made = assemble_lazily(
         config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.image_settings
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import check_links, tensor_files
+from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.weights import FolderWeights, read_folder
 from mlxspec.models.dflash_config import is_block_drafter, kind_of
@@ -86,8 +87,8 @@ class ModelFolder:
         return image_settings(self.path)
 
     def kind(self) -> Kind:
-        """What it can be to a target. A folder of nothing but a head needs no config."""
-        names = self.read().keys()
+        """What it can be to a target, whatever format its tensors have. A folder of nothing but a head needs no config."""
+        names = {name for path in self.files() for name in check_header(path)}
         needs_config = not all(name.startswith("mtp.") for name in names)
         return kind_by(names, self.config() if needs_config else {})
 

@@ -29,6 +29,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import Ranks, share
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
+from tests.models import adapted_zoo
 
 QUANTIZED = {
     "mlx-4bit": tiny.Quantization(bits=4, group_size=32),
@@ -424,3 +425,26 @@ def test_counts_of_parameters_have_three_digits_and_no_exponent() -> None:
         999_500_000: "1B", 999_999_999: "1B", 1_000_000_000: "1B", 27_400_000_000: "27.4B", 1_234_000_000_000: "1234B",
     }.items():  # fmt: skip
         assert count(n) == wanted, n
+
+
+def test_a_format_of_others_that_mlx_lms_code_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AWQ: loading leaves the weights to mlx-lm's code, and so do inspecting and converting."""
+    told = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    folder = adapted_zoo.write("llama", tmp_path / "awq", quantization_config=told)
+    path, layer = folder / "model.safetensors", "model.layers.0.mlp.up_proj"
+    weights = dict(mx.load(str(path)))
+    mx.eval(weights)
+    width, size = weights.pop(f"{layer}.weight").shape
+    weights[f"{layer}.qweight"] = mx.full((size, width // 8), 0x7654321, mx.int32)
+    weights[f"{layer}.qzeros"] = mx.full((size // 32, width // 8), 0x7777777, mx.int32)
+    weights[f"{layer}.scales"] = mx.full((size // 32, width), 0.01, mx.float16)
+    path.unlink()
+    mx.save_safetensors(str(path), weights, {"format": "pt"})
+    report = inspect(str(folder))
+    assert isinstance(report, InspectReport)
+    assert report.model_type.startswith("llama, by mlx-lm")
+    for words in ("generate -p hi -n 3 -m", "convert -o made"):
+        given = [str(tmp_path / w) if w == "made" else w for w in words.split()]
+        assert main([*given, str(folder)]) == 0, capsys.readouterr().err
