@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
@@ -115,49 +115,34 @@ def _probe(model: Model, widths: list[int], kv_bits: int) -> ProbeReport:
 
 def _prompt(model: Model, tokens: list[int], kv_bits: int) -> Snapshot:
     cache = model.make_cache(1, kv_bits=kv_bits)
-    model.forward(_ids(tokens), FlatRows((len(tokens),)), cache, certain=True, logits_at="none")
-    cache.commit()
+    _run(model, cache, tokens)
     return cache.snapshot(0)
 
 
 def _steps(model: Model, start: Snapshot, tokens: list[int], kv_bits: int) -> NDArray[np.float32]:
     """Logits (len(tokens), V) of plain steps."""
-    cache, found = model.make_cache(1, kv_bits=kv_bits), []
+    cache = model.make_cache(1, kv_bits=kv_bits)
     cache.restore(start)
-    for token in tokens:
-        out = model.forward(_ids([token]), FlatRows((1,)), cache, certain=True)
-        cache.commit()
-        found.append(_numbers(out.logits))
-    return np.concatenate(found)
+    return np.concatenate([_run(model, cache, [token]) for token in tokens])
 
 
 def _verify(
-    model: Model,
-    start: Snapshot,
-    tokens: list[int],
-    kept: int,
-    behind: list[int],
-    kv_bits: int,
+    model: Model, start: Snapshot, tokens: list[int], kept: int, behind: list[int], kv_bits: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of one wide forward, and of a plain step behind the first `kept` of its tokens."""
     cache = model.make_cache(1, kv_bits=kv_bits)
     cache.restore(start)
-    wide = model.forward(_ids(tokens), FlatRows((len(tokens),)), cache)
-    logits = _numbers(wide.logits)
-    cache.commit([kept])
-    out = model.forward(_ids(behind), FlatRows((1,)), cache, certain=True)
-    cache.commit()
-    return logits, _numbers(out.logits)
+    return _run(model, cache, tokens, kept), _run(model, cache, behind)
 
 
-def _ids(tokens: list[int]) -> mx.array:
-    return mx.array(np.asarray(tokens, np.int32))
-
-
-def _numbers(logits: mx.array | None) -> NDArray[np.float32]:
-    if logits is None:
+def _run(model: Model, cache: ModelCache, tokens: list[int], kept: int | None = None) -> NDArray[np.float32]:
+    """Logits (len(tokens), V) of a forward of which `kept` tokens are committed, None for all of certain ones."""
+    ids = mx.array(np.asarray(tokens, np.int32))
+    out = model.forward(ids, FlatRows((len(tokens),)), cache, certain=kept is None)
+    cache.commit(*([] if kept is None else [[kept]]))
+    if out.logits is None:
         raise ValueError("logits were asked for")
-    return numbers(logits)
+    return numbers(out.logits)
 
 
 def _same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
