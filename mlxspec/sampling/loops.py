@@ -1,7 +1,7 @@
 """Notices a text that loops, by its last tokens alone: the same tokens give the same verdict, whoever drafted them.
 
-A text loops with a period of up to LONGEST tokens where of its last LEAST tokens, and of its last three periods, nine in ten are those one
-period before. So a loop may drift (a counter that rises), and a list whose entries differ is none.
+A text loops where it brings nothing new: its last LEAST tokens at least, and its last four periods at least, repeat one period of up to
+LONGEST tokens without a single other token. So an enumeration that counts, alternates or grows is no loop, however alike its items are.
 
 An answer is looked at every EVERY tokens. One that loops ends there. Thinking that loops there is closed DELAY tokens later: no round that
 is on its way by then reaches so far, so until a loop is found nothing is forbidden, and rows run ahead as without looking.
@@ -17,28 +17,26 @@ import numpy as np
 from mlxspec.sampling.thinking import Thinking, ThinkingState
 
 LONGEST = 400  # tokens of a period
-LEAST = 400  # tokens that must repeat
+LEAST = 200  # tokens that hold nothing but the period
 EVERY = 64  # tokens between two looks
 DELAY = 128  # tokens from a look to the closing tag; drafts are no longer
-WINDOW = 4 * LONGEST  # tokens that a verdict depends on
-_PERIODS, _DRIFT = 3, 10  # one token in so many may differ
-_NEAR = 3  # last tokens of which two must be those one period before: the rest is not looked at
+_PERIODS = 4
+WINDOW = _PERIODS * LONGEST  # tokens that a verdict depends on
+_NEAR = 3  # last tokens that must be those one period before: the rest is not looked at
 
 
 def period_of(tokens: Sequence[int]) -> int | None:
     """The shortest period with which the end of `tokens` loops; None where it does not."""
     text = np.asarray(tokens[-WINDOW:], np.int64)
-    most = min(LONGEST, len(text) // (_PERIODS + 1), len(text) - LEAST)
-    if most < 1:
+    if len(text) < LEAST:
         return None
+    most = min(LONGEST, len(text) // _PERIODS)
     ends = np.arange(len(text) - _NEAR, len(text))
-    agree = (text[ends] == text[ends - np.arange(1, most + 1)[:, None]]).sum(axis=1)
-    for period in (np.flatnonzero(agree >= _NEAR - 1) + 1).tolist():
-        length = max(LEAST, _PERIODS * period)
-        if length + period <= len(text):
-            last = text[-length:]
-            if _DRIFT * np.count_nonzero(last != text[-length - period : -period]) <= length:
-                return period
+    agree = (text[ends] == text[ends - np.arange(1, most + 1)[:, None]]).all(axis=1)
+    for period in (np.flatnonzero(agree) + 1).tolist():
+        last = text[-max(LEAST, _PERIODS * period) :]
+        if np.array_equal(last[period:], last[:-period]):
+            return period
     return None
 
 

@@ -10,7 +10,7 @@ from mlxspec.sampling.loops import DELAY, EVERY, LEAST
 from tests.server.serving import Served
 
 SAID = "thinking looped and was closed: it repeats every 1 tokens (loop_breaker)"
-THOUGHT = -(-(LEAST + 1) // EVERY) * EVERY + DELAY
+THOUGHT = -(-LEAST // EVERY) * EVERY + DELAY
 MOST = THOUGHT + 20  # tokens of an answer
 LOOPS: dict[str, Any] = {"logit_bias": {"300": 100}, "ignore_eos": True}
 USER = {"role": "user", "content": "Think."}
