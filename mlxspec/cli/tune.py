@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "Tuning compares drafting with plain decoding; --draft off leaves nothing to compare."
         )
-    spec = replace(options.spec_config(args), policy="fixed")  # costs are measured below, more thoroughly
+    spec = replace(options.spec_config(args), policy="auto")  # whose costs are measured
     if args.plot is not None:
         plots.check(Path(args.plot))
     if args.texts:

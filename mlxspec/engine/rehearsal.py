@@ -90,10 +90,14 @@ class Script(Auto):
 def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]]:
     """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
     of each width of the ladder and drafts of each model."""
+    if engine.spec.policy == "auto" and engine.spec.drafters:
+        return drafting_steps(engine, turns)
+    return [] if (1, 1) in engine.drafting.costs.ran else _plain(turns)
+
+
+def drafting_steps(engine: Engine, turns: int) -> list[tuple[str | None, int]]:
+    """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has."""
     costs = engine.drafting.costs
-    plain: list[tuple[str | None, int]] = [(None, 0)] * (turns + 1)
-    if engine.spec.policy != "auto" or not engine.spec.drafters:
-        return [] if (1, 1) in costs.ran else plain
     widest = min(_WIDEST, 1 + engine.chain.longest_draft(engine.spec))
     steps: list[tuple[str | None, int]] = []
     for width in [w for w in LADDER if 1 < w <= widest and (1, w) not in costs.ran]:
@@ -105,7 +109,11 @@ def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]
             and costs.is_guess(name, GREEDY)
         ):
             steps += [(name, 1), (name, _DEPTH)] * turns
-    return [*plain, *steps, *plain] if steps else []
+    return [*_plain(turns), *steps, *_plain(turns)] if steps else []
+
+
+def _plain(turns: int) -> list[tuple[str | None, int]]:
+    return [(None, 0)] * (turns + 1)
 
 
 def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = None) -> Generator[None]:
@@ -161,7 +169,7 @@ def measure(engine: Engine) -> Path:
     it from now on."""
     drafters = engine.chain.drafters
     engine.follow(guessed_costs(engine.model, drafters))
-    steps = steps_of(engine, _MEASURED)
+    steps = drafting_steps(engine, _MEASURED)
     for _ in rehearse(engine, steps):
         pass
     file = CostFile.of(engine.model, drafters, engine.config, engine.name)

@@ -92,9 +92,12 @@ def test_each_width_of_the_ladder_and_each_model_run_twice() -> None:
     assert list(rehearse(engine)) == []  # nothing is left to be run
 
 
-def test_measuring_learns_each_width_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["auto", "fixed"])
+def test_measuring_learns_each_width_and_keeps_it(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-    engine = make()
+    engine = make(policy)
     path = measure(engine)
     costs = engine.drafting.costs
     assert set(costs.curve(0).known) >= {w for w in LADDER if w <= 16}
