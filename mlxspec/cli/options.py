@@ -64,6 +64,7 @@ COMMANDS = {
 _MOVED = {
     "list": "`mlxspec models` lists the models that are here.",
     "search": "`mlxspec models WORD` searches Hugging Face.",
+    "bench mtp": "`mlxspec bench --workloads mtp` asks the ten tasks.",
     "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same.",
 }
 DEMO = "demo"
@@ -143,6 +144,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if args.command is None:
         raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
     if extra:
+        _refuse_moved(f"{args.command} {extra[0]}")
         refuse(extra[0], args.command, parsers[args.command])
     return args
 
@@ -185,10 +187,14 @@ def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
 def _refuse_command(word: str) -> None:
     if " " in word.strip():
         raise ConfigError('There was no command before the text; `mlxspec generate "TEXT"` answers it.')
-    if word in _MOVED:
-        raise ConfigError(_MOVED[word])
+    _refuse_moved(word)
     tip = near(word, COMMANDS) or f"there are: {', '.join(COMMANDS)}."
     raise ConfigError(f"There is no command {word!r}; {tip}")
+
+
+def _refuse_moved(words: str) -> None:
+    if words in _MOVED:
+        raise ConfigError(_MOVED[words])
 
 
 MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Face id like owner/name"
@@ -244,7 +250,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
         ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
         ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
         ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
-        ("--loop-breaker", get_args(LoopBreaker), None, "close thinking that loops (the default), or end the answer too"),
+        ("--loop-breaker", get_args(LoopBreaker), "WHAT", "thinking (the default): close thinking that loops; all: end answers too; off"),
         ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
         ("--regex", text_or_file, "REGEX", "the answer matches this expression; @FILE reads it, [@] begins one with @"),
         ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),

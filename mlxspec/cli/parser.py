@@ -94,8 +94,9 @@ def near(word: str, known: Collection[str]) -> str:
 def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
     """Raise ConfigError for a word that no option took."""
     if not extra.startswith("-"):
+        named = "--model names a model, and " if "--model" in flags(parser) else ""
         raise ConfigError(
-            f"{shown(extra)} belongs to no option; `mlxspec {command} --help` lists the options."
+            f"{shown(extra)} belongs to no option; {named}`mlxspec {command} --help` lists the options."
         )
     flag = extra.split("=", 1)[0]
     known = flags(parser)
