@@ -245,6 +245,8 @@ class SamplingParams:
             raise ConfigError(
                 "top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token."
             )
+        if self.typical_p == 0:
+            raise ConfigError("typical_p must be above 0: at 0 no token is left.")
         breakers = _strings("dry_sequence_breakers", self.dry_sequence_breakers)
         object.__setattr__(self, "dry_sequence_breakers", breakers)
         if not isinstance(self.logit_bias, Mapping):

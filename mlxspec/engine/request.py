@@ -24,6 +24,7 @@ from mlxspec.models.image_rows import SeenImages
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker, ends_of
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.loops import DELAY, EVERY
+from mlxspec.sampling.round import NO_TOKEN_LEFT
 from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
@@ -246,9 +247,7 @@ class Request:
                 break
             if self.constraints is not None and not self.constraints.push(token):
                 self.end_token, self.finish_reason = token, "error"
-                self.failure = GrammarError(
-                    "What was asked of the answer (grammar, bad words, thinking) left no token to go on with."
-                )
+                self.failure = GrammarError(NO_TOKEN_LEFT)
                 self.error = str(self.failure)
                 break
             taken.append(token)

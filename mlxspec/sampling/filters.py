@@ -47,15 +47,16 @@ def typical(scores: mx.array, shares: mx.array) -> mx.array:
     order = mx.argsort(distance, axis=-1)
     mass, ranked = (mx.take_along_axis(x, order, axis=-1) for x in (probabilities, distance))
     before = mx.cumsum(mass, axis=-1, inclusive=False)
-    farthest = mx.max(
-        mx.where((before < shares) & (ranked < mx.inf), ranked, -mx.inf), axis=-1, keepdims=True
-    )
+    # a share below the smallest float32 is 0 here: the first token stays all the same
+    stays = ((before < shares) | (before <= 0.0)) & (ranked < mx.inf)
+    farthest = mx.max(mx.where(stays, ranked, -mx.inf), axis=-1, keepdims=True)
     return mx.where((distance > farthest) & (shares < 1.0), -mx.inf, scores)
 
 
 def xtc(scores: mx.array, thresholds: mx.array, happens: mx.array) -> mx.array:
-    """Without all tokens of at least the threshold's probability (N, 1) but the least likely of them, where it happens (N, 1) bool."""
+    """Without all possible tokens of at least the threshold's probability (N, 1) but the least likely of them, where it happens (N, 1)
+    bool."""
     probabilities = mx.softmax(scores, axis=-1)
-    is_top = probabilities >= thresholds
+    is_top = (probabilities >= thresholds) & (probabilities > 0)
     least = mx.min(mx.where(is_top, probabilities, mx.inf), axis=-1, keepdims=True)
     return mx.where(is_top & (probabilities > least) & happens, -mx.inf, scores)

@@ -1,8 +1,8 @@
 """The one entry of a round into sampling: from logits at every verified position to what the target chooses there.
 
 `sample` reads top to bottom: logits processors of the caller, what constraints allow, scores, a draw, samplers of the caller,
-log-probabilities. It builds lazy arrays only. What goes wrong for one row (a grammar, a callable of the caller) is that
-row's failure and costs the others nothing. Knows rows as `RoundRow`s; knows no requests, no drafters and no caches.
+log-probabilities. A place where nothing is left is marked. It builds lazy arrays only. What goes wrong for one row (a grammar, a callable
+of the caller) is that row's failure and costs the others nothing. Knows rows as `RoundRow`s; knows no requests, no drafters and no caches.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
-from mlxspec.errors import NotANumberError
+from mlxspec.errors import GrammarError, NotANumberError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.processors import Failure, draw, process
 from mlxspec.sampling.row import RowSampler
-from mlxspec.sampling.sampler import BatchSampler
+from mlxspec.sampling.sampler import NO_TOKEN, BatchSampler, possible
 from mlxspec.sampling.scores import DraftedBefore
 
 # In place of a token. A round that is launched before this one is read embeds it as the last row but one of the vocabulary
 NO_NUMBER = -2
+NO_TOKEN_LEFT = "What was asked of the answer (allowed tokens, grammar, bad words, thinking, logits processors) left no token to follow."
 _DAMAGED = "The model's logits are not numbers. The likely cause is a damaged weight: fetch or convert the model again."
 _CAUSES = {
     mx.float16: "The model's logits are not numbers. The likely cause is that its values overflow in float16: load it with dtype "
@@ -64,8 +65,8 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """tokens (N,) int32: equal to the draft behind it where that is accepted, NO_NUMBER where the logits are not numbers. logprobs: of
-    those tokens, where a row asks for them. dtype: of the logits.
+    """tokens (N,) int32: equal to the draft behind it where that is accepted, NO_NUMBER where the logits are not numbers,
+    NO_TOKEN where no token is possible. logprobs: of those tokens, where a row asks for them. dtype: of the logits.
 
     failed: index of a row -> at which of its positions something of its own failed; tokens from there on mean nothing.
     """
@@ -84,6 +85,8 @@ class Sampled:
         strange = next((i for i, t in enumerate(tokens) if not 0 <= t < self.vocab_size), None)
         if strange is not None and tokens[strange] == NO_NUMBER:
             return tokens[:strange], NotANumberError(_CAUSES.get(self.dtype, _DAMAGED))
+        if strange is not None and tokens[strange] == NO_TOKEN:
+            return tokens[:strange], GrammarError(NO_TOKEN_LEFT)
         if strange is not None:
             why = f"The sampler chose {tokens[strange]}, which is no token id of this model."
             return tokens[:strange], why
@@ -108,14 +111,17 @@ def sample(
     hooked = any(r.params.needs_text for r in rows)
     if hooked and ahead:
         raise ValueError("callables must know the tokens before them")
+    adjusted = _processed(rows, layout, tokens, logits, failed) if hooked else logits
     given = (
-        _processed(rows, layout, tokens, logits, failed) if hooked else logits,
+        adjusted,
         [i for i, width in enumerate(layout.widths) for _ in range(width)],
         _positions(rows, layout, ahead),
         _drafts_before(layout, tokens) if sampler.needs_drafts and max(layout.widths) > 1 else None,
         _masks(rows, ahead, failed),
     )
     chosen = sampler.sample(*given)
+    if hooked:
+        chosen = possible(adjusted, chosen)
     if any(r.params.sampler is not None for r in rows):
         chosen = _by_own_samplers(rows, layout, sampler.scores(*given), chosen, failed)
     chosen = _marked(logits, chosen)
@@ -225,6 +231,7 @@ def _by_own_samplers(
         own, failure = draw(row.params.sampler, scores[start:end])
         if failure is not None and (i not in failed or failure.place < failed[i].place):
             failed[i] = failure
+        own = mx.where(chosen[start:end] == NO_TOKEN, NO_TOKEN, own)
         chosen = mx.concatenate([chosen[:start], own, chosen[end:]])
     return chosen
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
+from mlxspec.sampling import bits
 from mlxspec.sampling.constraints import Constraints
 from mlxspec.sampling.history import processors_of
 
@@ -31,7 +32,8 @@ class RowSampler:
         constraints: Constraints | None = None,
         breaks: NDArray[np.bool_] | None = None,
     ) -> None:
-        """breaks (V,): tokens that no repeated sequence goes beyond, for DRY. Raises ConfigError for a token the model does not have."""
+        """breaks (V,): tokens that no repeated sequence goes beyond, for DRY. Raises ConfigError for a token the
+        model does not have, and where no token may begin the answer."""
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
@@ -56,6 +58,21 @@ class RowSampler:
             bias[named["allowed_token_ids"]] = 0.0
             bias[named["logit_bias"]] += list(params.logit_bias.values())
             self.bias = mx.array(bias)
+        self._check_beginning()
+
+    def _check_beginning(self) -> None:
+        """Raise ConfigError where allowed_token_ids or min_tokens, with the other constraints, leave no first token."""
+        params = self.params
+        if self.constraints is None or not (params.allowed_token_ids or params.min_tokens):
+            return
+        (first,) = self.constraints.masks(())
+        if first is None:
+            return
+        tokens = params.allowed_token_ids
+        if not (any(bits.holds(first, token) for token in tokens) if tokens else first.any()):
+            raise ConfigError(
+                "No token may begin the answer: allowed_token_ids, min_tokens, bad words, the grammar and the thinking budget leave none."
+            )
 
     def observe(self, tokens: Sequence[int]) -> None:
         """These tokens of the answer are final."""

@@ -20,6 +20,8 @@ from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.scores import DraftedBefore, processed, truncated
 from mlxspec.sampling.truncate import confidence
 
+# In place of a token, where none was possible. A round that is launched before this one is read embeds it as a row of the vocabulary
+NO_TOKEN = -3
 OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its confidence, for `device.start`
 
 
@@ -45,7 +47,7 @@ class BatchSampler:
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
-        """Tokens (N,) for logits (N, V), lazily.
+        """Tokens (N,) for logits (N, V), lazily; NO_TOKEN where no token is possible.
 
         owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts: which tokens
         stand between the row's final tokens and each position; None for none. masks: what may come at each position.
@@ -88,7 +90,10 @@ class BatchSampler:
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
         """`sample` in one block: its plain twin."""
-        return self._drawn(processed(self.rows, logits, owners, drafts, masks), owners, positions)
+        given = processed(self.rows, logits, owners, drafts, masks)
+        chosen = self._drawn(given, owners, positions)
+        is_plain = given is logits  # nothing is forbidden, so something is left
+        return chosen if is_plain else possible(given, chosen)
 
     def _drawn(
         self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
@@ -165,6 +170,14 @@ class BatchSampler:
     def needs_drafts(self) -> bool:
         """Whether `sample` needs the drafted tokens before a position."""
         return any(r.counts is not None for r in self.rows)
+
+
+@mx.compile
+def possible(logits: mx.array, chosen: mx.array) -> mx.array:
+    """chosen (N,) int32, with NO_TOKEN where logits (N, V) make it impossible: all filters leave one of the possible tokens, so then
+    there was none. Read with the tokens, so it costs no wait."""
+    found = mx.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
+    return mx.where(found > -mx.inf, chosen, NO_TOKEN)
 
 
 def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:

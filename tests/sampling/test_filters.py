@@ -99,6 +99,36 @@ def test_a_neutral_value_leaves_all(form: str, off: float) -> None:
     assert mx.array_equal(filtered(form, scores, off), scores)
 
 
+@catches(
+    "impossible tokens are the least likely of XTC's top",
+    "mlxspec.sampling.filters:xtc",
+    lambda right: lambda s, t, h: mx.where((mx.softmax(s, axis=-1) > 0) & (t <= 0), -mx.inf, s),
+    case="xtc-0.0",
+)
+@catches(
+    "a share that is 0 in float32 leaves nothing",
+    "mlxspec.sampling.filters:typical",
+    lambda right: lambda s, p: mx.where(p > 0, right(s, p), -mx.inf),
+    case="typical-1e-60",
+)
+@pytest.mark.parametrize("value", [0.0, 1e-60, 1e-30, 1e-9, 1.0])
+@pytest.mark.parametrize("form", FORMS)
+@given(given_scores=positions())
+@settings(max_examples=20, deadline=None)
+def test_one_of_the_possible_tokens_stays_at_any_value(
+    form: str, value: float, given_scores: NDArray[np.float32]
+) -> None:
+    found = np.asarray(filtered(form, mx.array(given_scores), value))
+    assert (found > -np.inf).any(axis=1).all()
+    assert ((found == given_scores) | np.isneginf(found)).all()
+
+
+def test_xtc_leaves_the_least_likely_of_top_k() -> None:
+    asked = {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+    assert drawn(SamplingParams(**asked, top_k=3), LOGITS)[2] == 1.0
+    assert drawn(SamplingParams(**asked), LOGITS)[-1] == 1.0
+
+
 def drawn(params: SamplingParams, logits: Sequence[float], num: int = 4000) -> Floats:
     """How often each token is drawn, at `num` positions."""
     rows = [RowSampler(params, [], len(logits))]
@@ -256,6 +286,7 @@ def test_allowed_tokens_and_bias() -> None:
         ({"min_tokens": 1, "regex": "a"}, "min_tokens and regex"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"typical_p": 2}, "typical_p"),
+        ({"typical_p": 0}, "typical_p must be above 0"),
         ({"dry_base": 0.5}, "dry_base"),
         ({"xtc_probability": 0.5, "sampler": max}, "sampler and xtc_probability"),
     ],
