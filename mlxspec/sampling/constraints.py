@@ -194,6 +194,11 @@ def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
 
 
+def _may_close(thinking: Thinking, params: SamplingParams) -> bool:
+    """Whether allowed_token_ids leave the closing tag's tokens."""
+    return not params.allowed_token_ids or set(thinking.closing) <= set(params.allowed_token_ids)
+
+
 def _both(one: Bits | None, other: Bits | None) -> Bits | None:
     """The tokens that both allow; None allows anything."""
     if one is None or other is None:
@@ -253,8 +258,13 @@ class ConstraintMaker:
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
         compiled = compiled or self.compile(params)
+        thinking = self._thinking(params, params.thinking_budget) if watches else None
+        if thinking is not None and params.thinking_budget is not None and not _may_close(thinking, params):
+            raise ConfigError(
+                "thinking_budget and allowed_token_ids contradict each other: the closing tag of thinking_tags has other tokens."
+            )
         return Constraints(
-            thinking=self._thinking(params, params.thinking_budget) if watches else None,
+            thinking=thinking,
             words=compiled.words,
             grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
             prompt=prompt,
@@ -268,7 +278,10 @@ class ConstraintMaker:
         if params.loop_breaker == "off" or self._tokenizer is None:
             return None
         opens = self._thinking_tags == params.thinking_tags
-        loops = Loops(self._thinking(params, None), prompt, opens=opens, ends=params.loop_breaker == "all")
+        thinking = self._thinking(params, None)
+        if thinking is not None and not _may_close(thinking, params):
+            thinking = None
+        loops = Loops(thinking, prompt, opens=opens, ends=params.loop_breaker == "all")
         return loops if loops.is_on else None
 
     def unconstrained(self) -> Constraints:

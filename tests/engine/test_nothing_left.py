@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ from planting import catches
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.errors import ConfigError, GrammarError
+from mlxspec.sampling import loops
 from mlxspec.sampling.round import NO_TOKEN_LEFT, RoundRow, sample
 from mlxspec.sampling.row import RowSampler
 from tests import tiny_models
@@ -126,6 +128,30 @@ def test_what_leaves_no_first_token_is_refused(tiny: Engine, asked: dict[str, An
     with pytest.raises((ConfigError, GrammarError), match="No token may begin the answer"):
         tiny.generate(PROMPT, SamplingParams(max_tokens=8, **asked))
     assert tiny.is_idle
+
+
+THINKS = [ord(letter) - 32 for letter in "why? <think>"]
+
+
+@catches(
+    "a closing tag is forced whose tokens may not come",
+    "mlxspec.sampling.constraints:_may_close",
+    lambda right: lambda thinking, params: True,
+)
+def test_a_closing_tag_that_may_not_come_is_not_forced(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by the loop breaker: closing would leave nothing and end the request."""
+    monkeypatch.setattr(loops, "LEAST", 24)
+    asked = SamplingParams(max_tokens=64 + loops.DELAY + 16, allowed_token_ids=(A,), ignore_eos=True)
+    found = tiny.generate(THINKS, asked)
+    assert (found.finish_reason, set(found.tokens), found.stats.num_loops) == ("length", {A}, 0)
+    ended = tiny.generate(THINKS, replace(asked, loop_breaker="all"))
+    assert (ended.finish_reason, len(ended.tokens), ended.stats.num_loops) == ("length", loops.EVERY, 1)
+    with pytest.raises(ConfigError, match="thinking_budget and allowed_token_ids"):
+        tiny.generate(THINKS, replace(asked, thinking_budget=5))
+    tag = tuple(ord(letter) - 32 for letter in "</think>")
+    closed = tiny.generate(THINKS, replace(asked, thinking_budget=5, allowed_token_ids=(A, *tag)))
+    assert closed.error is None
+    assert closed.text[5:].startswith("</think>")
 
 
 def test_a_first_token_that_is_left_is_taken(tiny: Engine) -> None:
