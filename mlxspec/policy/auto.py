@@ -117,9 +117,11 @@ class Auto(Policy):
         self._drafting = 0.0  # seconds of this round so far
         self._asked: list[_Asked] = []  # calls of models, of which nothing has been learned
         self._still = 0  # rounds at rest that are left until models are weighed again
-        self._seen: set[tuple[object, ...]] = (
-            set()
-        )  # shapes of drafts that have run: the first run of a shape compiles
+        # shapes of drafts that have run: the first run of a shape compiles
+        self._seen: set[tuple[object, ...]] = set()
+        self._rested, self._rested_seconds = 0, 0.0  # plain rounds of which nothing has been learned
+        self._resting: Sequence[ChainRow] = ()  # whose they were
+        self._at_once = REST  # rounds at rest that are still learned from one by one
 
     # --- rows
 
@@ -127,9 +129,11 @@ class Auto(Policy):
         kind = "greedy" if state.sampler.is_greedy else "sampled"
         kind = kind if state.sampler.constraints is None else "constrained"
         models = [d.name for d in self.chain.drafters_of(state) if isinstance(d, ModelDrafter)]
+        self._learn_rested()
         self._rows[state.row] = AutoRow(kind, self.control.bank.start, models)
 
     def close(self, row: int) -> None:
+        self._learn_rested()
         gone = self._rows.pop(row, None)
         if gone is not None and gone.answered:
             self.control.ended(gone, gone.answered)
@@ -137,6 +141,10 @@ class Auto(Policy):
     def wake(self) -> None:
         """Rows have changed, of this policy or another, or somebody may draft: whether rows rest is found out anew."""
         self._still = 0
+
+    def answers(self, state: ChainRow) -> None:
+        row = self._rows[state.row]
+        row.emitted = row.answered = 0
 
     def primes(self, state: ChainRow, drafter: Drafter) -> bool:
         row = self._rows[state.row]
@@ -169,7 +177,7 @@ class Auto(Policy):
     def observe(self, state: ChainRow, num_tokens: int) -> None:
         """At rest the row's drafters need not hear tokens at once."""
         row = self._rows[state.row]
-        row.emitted = num_tokens
+        row.emitted += num_tokens
         row.answered += num_tokens
         if not self._still or not row.plain_rounds or row.waiting or row.ran:
             self.tell(state)
@@ -208,6 +216,7 @@ class Auto(Policy):
 
     def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
         started = time.perf_counter()
+        self._learn_rested()
         rows = [self._rows[s.row] for s in plan.rows]
         for row in rows:
             row.account.reserved = 0.0  # all rounds before have been read, or have failed
@@ -225,6 +234,7 @@ class Auto(Policy):
         nothing left beside that round's worst case."""
         if not self.runs_ahead:
             return None
+        self._learn_rested()
         rows = [self._rows[s.row] for s in plan.rows]
         found = self._look_up(plan.rows, plan)
         for row in rows:
@@ -463,7 +473,18 @@ class Auto(Policy):
         is_warm: bool,
     ) -> None:
         """A round was read. Rounds that compile say nothing of what a width costs. The plain round behind drafts cannot run ahead: what it
-        takes longer is a cost of those drafts."""
+        takes longer is a cost of those drafts. Plain rounds at rest are learned from several at once: that costs the host less."""
+        if ahead and is_warm and num_tokens == num_rows == len(states) and self._launch.decision is None:
+            if self._rested and self._resting != states:
+                self._learn_rested()
+            self._launch, self._next, self._resting = self._next, _Launch(), states
+            self._rested += 1
+            self._rested_seconds += seconds
+            if self._at_once or self._rested >= REST:
+                self._at_once = max(0, self._at_once - 1)
+                self._learn_rested()
+            return
+        self._learn_rested()
         launch, self._launch, self._next = self._launch, self._next, _Launch()
         rows = [r for s in states if (r := self._rows.get(s.row)) is not None and r.emitted]
         if not rows:
@@ -489,6 +510,20 @@ class Auto(Policy):
                 self.control.paused(rows, num_rows, max(0.0, min(spent - usual, usual)))
         took = spent + max(0.0, drafting - compiling)
         self.control.spent([(r, r.emitted) for r in rows], num_rows, took, launch.decision)
+        for row in rows:
+            row.emitted = 0
+
+    def _learn_rested(self) -> None:
+        """Learn what the plain rounds at rest took."""
+        num, seconds, states = self._rested, self._rested_seconds, self._resting
+        if not num:
+            return
+        self._rested, self._rested_seconds = 0, 0.0
+        rows = [r for s in states if (r := self._rows.get(s.row)) is not None and r.emitted]
+        if rows:
+            self.control.costs.compiled(len(states), len(states), None)
+            self.control.curve(rows, len(states)).refine(len(states), seconds / num)
+            self.control.spent([(r, r.emitted) for r in rows], len(states), seconds, num_rounds=num)
         for row in rows:
             row.emitted = 0
 

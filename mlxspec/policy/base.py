@@ -39,6 +39,9 @@ class Policy(ABC):
         """The row's drafters hear what waits for them."""
         self.chain.tell(row)
 
+    def answers(self, row: ChainRow) -> None:  # noqa: B027
+        """The row's answer begins: its prompt and first token have been observed."""
+
     def primes(self, row: ChainRow, drafter: Drafter) -> bool:
         """Whether a drafter runs the prompt before the answer begins: for one that may draft."""
         return True

@@ -296,14 +296,14 @@ class Controller:
 
     def should_read(self, row: PolicyRow, name: str, queued: int, *, is_beside: bool = True) -> bool:
         """Whether a drafter reads so many tokens of a prompt. is_beside: the target reads them too; a drafter that adds little to that
-        reads them in any case, so that it can be judged. Otherwise it reads what costs no more than a probe where one is due, and what
-        its drafts are expected to gain in an answer of the usual length."""
+        reads them in any case, so that it can be judged. Otherwise it reads what costs a plain round at most, or a probe where one
+        is due, and what its drafts are expected to gain in an answer of the usual length."""
         curve = self.costs.curve(row.bucket, 1, row.kind)
         cost = self.costs.draft(name, row.kind, curve.plain)
         if is_beside and cost.share < SMALL_SHARE:
             return True
         price = cost.share * READ * queued  # plain rounds
-        if price <= PROBE_COST and self._is_due(row, name):
+        if price <= (PROBE_COST if self._is_due(row, name) else 1.0):
             return True
         gain = self._model(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.plain).gain
         rounds = self.costs.lengths.get(row.kind, LENGTH) / (1.0 + sum(self._reach(row, name)[:PROBE_DEPTH]))
@@ -409,9 +409,12 @@ class Controller:
         num_rows: int,
         seconds: float,
         decision: Decision | None = None,
+        *,
+        num_rounds: int = 1,
     ) -> None:
         """A round of `num_rows` rows took `seconds`. parts: rows of this controller, and how many tokens each got. decision: None for a
-        plain round."""
+        plain round; num_rounds: so many plain ones together."""
+        fade = FADE if num_rounds == 1 else 1.0 - (1.0 - FADE) ** num_rounds
         plain = self.curve([row for row, _ in parts], num_rows).plain
         rounds, share = seconds / plain, seconds / num_rows
         worst = None if decision is None else decision.worst
@@ -426,8 +429,8 @@ class Controller:
             key = row.kind, num_rows
             pace = self.costs.pace.get(key, 1.0)
             self.costs.pace[key] = pace + _PACE * min(rounds, _ROUNDS) * (num_tokens / rounds - pace)
-            row.tokens += num_tokens - FADE * row.tokens
-            row.seconds += share - FADE * row.seconds
+            row.tokens += num_tokens - fade * row.tokens
+            row.seconds += share - fade * row.seconds
 
     def ended(self, row: PolicyRow, num_tokens: int) -> None:
         """An answer of so many tokens has ended."""

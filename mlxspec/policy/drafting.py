@@ -72,6 +72,7 @@ class Drafting:
     def prime(self, row: int) -> None:
         """The row's answer begins: drafters that are likely to draft for it run its prompt."""
         state, policy = self._told(row)
+        policy.answers(state)
         self.chain.prime(state, lambda drafter: policy.primes(state, drafter))
 
     def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:

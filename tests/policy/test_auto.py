@@ -271,7 +271,7 @@ def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widt
     assert made.drafting.auto is not None
     control, told = made.drafting.auto.control, []
     spent = control.spent
-    control.spent = lambda parts, *a: (told.extend(n for _, n in parts), spent(parts, *a))[1]  # type: ignore
+    control.spent = lambda parts, *a, **m: (told.extend(n for _, n in parts), spent(parts, *a, **m))[1]  # type: ignore
     results = made.generate(PROMPTS, PARAMS["greedy"])
     assert sum(told) == sum(r.stats.num_decoded for r in results)
 

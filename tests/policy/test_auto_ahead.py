@@ -55,11 +55,14 @@ def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **
     policy.runs_ahead = True  # as on a GPU
     spent = policy.control.spent
 
-    def by_costs(parts: Any, num_rows: int, seconds: float, decision: Any = None) -> None:
+    def by_costs(
+        parts: Any, num_rows: int, seconds: float, decision: Any = None, *, num_rounds: int = 1
+    ) -> None:
         curve = policy.control.curve([row for row, _ in parts], num_rows)
         curve.refine = lambda *_: None  # type: ignore[method-assign]
-        taken = curve.seconds(num_rows + sum(decision.widths if decision else ()))
-        spent(parts, num_rows, taken + (3 * step if decision and decision.worst else 0.0), decision)
+        taken = num_rounds * curve.seconds(num_rows + sum(decision.widths if decision else ()))
+        taken += 3 * step if decision and decision.worst else 0.0
+        spent(parts, num_rows, taken, decision, num_rounds=num_rounds)
 
     policy.control.spent = by_costs  # type: ignore[method-assign]
     return made
