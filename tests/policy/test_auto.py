@@ -39,7 +39,7 @@ def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float
     made = Engine(target, drafters=drafters, spec=SpecConfig(drafters=NAMES, policy=policy))  # type: ignore[arg-type]
     costs = known_costs(
         widths,
-        {"mtp": DraftCost(step=step, share=0.2), "draft-model": DraftCost(step=2 * step, share=0.2)},
+        {"mtp": DraftCost(step=step, share=0.9), "draft-model": DraftCost(step=2 * step, share=0.9)},
     )
     # the machine at hand is not what is tested
     costs.refine_draft = lambda *args: None  # type: ignore[method-assign]
