@@ -379,8 +379,7 @@ class SpecConfig:
 
     policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
     and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
-    may take. None is what the engine was made with: `load` makes it "auto" and measures what rounds cost here; an Engine made by hand
-    has measured nothing and is "fixed".
+    may take. None is what the engine was made with: `load` makes it "auto", and an Engine made by hand "fixed".
 
     A draft is accepted while it equals the token that the target samples there, so a seed gives the same text with and without drafting.
     Drafters that run a model draw with the target's own noise. acceptance and draft_sampling, which chose otherwise, are refused.

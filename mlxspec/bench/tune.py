@@ -1,4 +1,4 @@
-"""Measures what rounds and drafts cost here, and the speed of every drafter over plain decoding, with one model.
+"""Measures the speed of every drafter over plain decoding, with one model.
 
 Each prompt is answered plainly and by every contestant in turn, in an order that turns, so what slows the machine slows all of them. A
 contestant whose texts differ has no speed-up. Knows the engine; prints nothing.

@@ -136,7 +136,9 @@ def line(outcome: WorkloadOutcome) -> str:
     if outcome.speedup is None:
         return f"{begin}nothing was decoded."
     used = (
-        ", ".join(f"{n} {accepted}/{drafted}" for n, (drafted, accepted) in outcome.drafted.items())
+        ", ".join(
+            f"{n} {accepted}/{drafted}" for n, (drafted, accepted) in outcome.drafted.items() if drafted
+        )
         or "nothing drafted"
     )
     return (

@@ -1,6 +1,6 @@
 """`mlxspec tune`: what rounds and drafts cost on this machine with this model, every drafter beside plain decoding, and what follows.
 
-Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.measure.
+Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.rehearsal.
 """
 
 from __future__ import annotations

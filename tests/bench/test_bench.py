@@ -47,7 +47,7 @@ def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str
 def test_a_workload_is_one_line() -> None:
     same = {
         "workload": "long_code_review", "num_prompts": 1, "num_rows": 1, "pairs": (1.2, 2.5, 1.9), "plain_speed": 40.0,
-        "decode_speed": 76.2, "tokens_per_round": 2.5, "drafted": {"mtp": (153, 140)},
+        "decode_speed": 76.2, "tokens_per_round": 2.5, "drafted": {"mtp": (153, 140), "suffix": (0, 0)},
     }  # fmt: skip
     assert line(WorkloadOutcome(num_different=0, **same)) == (
         "long_code_review 1.90x plain (1.20x to 2.50x)  40 -> 76 tok/s, 2.50 tokens a round, mtp 140/153"

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from mlxspec.config import NUMBERS, SamplingParams, SpecConfig
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review
 from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.forms.shared import ALIASES, canonical
+from mlxspec.server.request_parsing import spec_of
+from tests import tiny_models
 from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
 from tests.server.serving import QUESTION, Served, content
 
@@ -407,3 +411,17 @@ def test_completions_in_llama_cpps_form(demo: Served) -> None:
     status, answer = demo.post("/chat/completions/input_tokens", {"messages": [USER]})
     prompt = demo.post("/apply-template", {"messages": [USER]})[1]["prompt"]
     assert answer["input_tokens"] == demo.post("/tokenize", {"content": prompt})[1]["count"]
+
+
+def test_a_request_may_choose_policy_auto_where_the_server_drafts_always() -> None:
+    target = tiny_models.target()
+    engine = Engine(
+        target,
+        tiny_models.tokenizer(),
+        drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
+        spec=SpecConfig(drafters=("mtp",), policy="fixed"),
+    )
+    spec = spec_of({"policy": "auto"}, engine)
+    assert spec == SpecConfig(drafters=("mtp",), policy="auto")
+    assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), spec=spec)[0].stats.num_rounds > 0
+    assert engine.drafting.auto is not None
