@@ -91,16 +91,16 @@ def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]
     """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
     of each width of the ladder and drafts of each model."""
     if engine.spec.policy == "auto" and engine.spec.drafters:
-        return drafting_steps(engine, turns)
+        return drafting_steps(engine, turns, 1 + engine.chain.longest_draft(engine.spec))
     return [] if (1, 1) in engine.drafting.costs.ran else _plain(turns)
 
 
-def drafting_steps(engine: Engine, turns: int) -> list[tuple[str | None, int]]:
-    """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has."""
+def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[tuple[str | None, int]]:
+    """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has. widest: tokens of a round
+    at most."""
     costs = engine.drafting.costs
-    widest = min(_WIDEST, 1 + engine.chain.longest_draft(engine.spec))
     steps: list[tuple[str | None, int]] = []
-    for width in [w for w in LADDER if 1 < w <= widest and (1, w) not in costs.ran]:
+    for width in [w for w in LADDER if 1 < w <= min(_WIDEST, widest) and (1, w) not in costs.ran]:
         steps += [(None, width - 1)] * turns
     for name, drafter in engine.chain.drafters.items():
         if (

@@ -48,7 +48,7 @@ def points(model: Model, here: Here) -> None:
         "prompts are read in large chunks": _chunk,
         "qmv_rows was raced at this model's shapes": _raced,
         "rounds that wait hand work over early": _partial,
-        "costs are measured where MLX's kernels change": _cliffs,
+        "each width of policy auto's rounds was run": _widths,
         "memory is wired without an error": _wired,
     }
     rows, wrong = [], []
@@ -171,8 +171,8 @@ def _partial(model: Model) -> Found:
     return Found(each >= 1, f"{each:.1f} times a round")
 
 
-def _cliffs(model: Model) -> Found:
-    """By the rounds that policy auto decides by: each width of its ladder was run, and none is dearer than a wider one."""
+def _widths(model: Model) -> Found:
+    """Whether the rounds that policy auto decides by were run at each width of its ladder."""
     known = model.costs.curve(0).known
     missing = [str(w) for w in LADDER if w <= 16 and w not in known]
     told = " ".join(f"{w}:{s / known[1]:.2f}" for w, s in known.items())

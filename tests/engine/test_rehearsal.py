@@ -112,6 +112,16 @@ def test_measuring_learns_each_width_and_keeps_it(
     assert kept.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
 
 
+def test_measuring_runs_each_width_also_of_an_engine_whose_drafts_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    engine = make()
+    engine.spec = SpecConfig(drafters=("mtp",), policy="fixed")  # three tokens
+    measure(engine)
+    assert set(engine.drafting.costs.curve(0).known) >= {w for w in LADDER if w <= 16}
+
+
 def test_who_comes_while_an_engine_rehearses_is_answered_as_without() -> None:
     engine = make()
     running = rehearse(engine)
