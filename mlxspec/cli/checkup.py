@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlxspec import __version__
-from mlxspec.cli.stats_line import size
+from mlxspec.cli.stats_line import counted, size
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import MlxspecError
 from mlxspec.platform import device, folders
@@ -234,7 +234,9 @@ def _prefix_store() -> Iterator[Finding]:
         yield Finding(name="prefix store", found=f"nothing on disk ({path} is not there)")
         return
     files = open_files(path, None)
-    yield Finding(name="prefix store", found=f"{path}, {len(files.found)} files, {size(files.nbytes)}")
+    yield Finding(
+        name="prefix store", found=f"{path}, {counted(len(files.found), 'file')}, {size(files.nbytes)}"
+    )
 
 
 def _existing(path: Path) -> Path:

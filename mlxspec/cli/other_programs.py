@@ -78,6 +78,11 @@ def _flag(program: str, fate: Literal["same", "needless", "refused"], target: st
     )
 
 
+def gone(flag: str) -> str | None:
+    """What to use in place of an option that mlxspec had; None for any other flag."""
+    return next((f.target for f in table().get(flag, ()) if f.program == "mlxspec"), None)
+
+
 def aliases() -> dict[str, str]:
     """Flags that are nothing but other names of ours, and those."""
     plain = [f for flags in table().values() for f in flags if f.fate == "same" and not f.reader]

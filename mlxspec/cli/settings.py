@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxspec.cli.other_programs import aliases
+from mlxspec.cli.other_programs import aliases, gone
 from mlxspec.cli.parser import flags, near
 from mlxspec.config import shown
 from mlxspec.errors import ConfigError
@@ -194,5 +194,6 @@ def _spelled(flag: str, action: argparse.Action, value: Any, where: str) -> list
 
 def _refuse(key: str, where: str, known: Mapping[str, Any]) -> None:
     names = [s[2:] for s in known if s.startswith("--")]
-    tip = near(key, names) or "a key is an option without its dashes."
+    instead = gone(f"--{key}")
+    tip = f"{instead}." if instead else near(key, names) or "a key is an option without its dashes."
     raise ConfigError(f"There is no option {shown(key)} for {where}; {tip}")

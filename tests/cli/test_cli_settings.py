@@ -95,6 +95,7 @@ def test_what_wins(file: Path) -> None:
         ("dtype = 'float'", ("--dtype", "float32")),
         ("temp = 900", ("--temp", "100")),
         ("[chta]\ntemp = 1", ("[chta]", "did you mean chat?")),
+        ("rollback = 'tape'", ("'rollback'", "the tape is the only rollback")),
         ("[generate]\nresume = true", ("'resume'", "[generate]")),
         ("[presets]\ncoder = 1", ("[presets.NAME]",)),
         ("prompt = 'x'", ("'prompt'",)),
