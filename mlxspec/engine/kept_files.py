@@ -90,7 +90,7 @@ class KeptFiles:
             names = {item.name for item in path.iterdir()} if path.exists() else set()
             if names and LOCK not in names:
                 raise ConfigError(
-                    f"{path} holds other files; name an empty folder, or one that is not there yet."
+                    f"{path} holds other files; remove them if an earlier version wrote them, else name an empty folder."
                 )
             make_private(path)
             self.look()

@@ -53,7 +53,9 @@ def test_an_absent_folder_is_not_made(run: Run, tmp_path: Path) -> None:
 
 def test_a_folder_of_other_things_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
-    refused(run("cache", "--prefix-dir", tmp_path, "--clear", "--yes"), "holds other files")
+    refused(
+        run("cache", "--prefix-dir", tmp_path, "--clear", "--yes"), "holds other files", "earlier version"
+    )
     refused(run("cache", "--prefix-dir", ""), "--prefix-dir")
 
 
