@@ -273,7 +273,7 @@ def test_a_file_of_a_head_that_is_cut_short_costs_a_notice(trunks: dict[str, Pat
     path.write_bytes(path.read_bytes()[:-1000])
     with mlxspec.load(str(folder), draft="off") as engine:
         assert [n for n in engine.notices if "mtp.safetensors was passed over" in n and "cut short" in n]
-    with pytest.raises(ModelError, match=r"mtp\.safetensors was passed over"):
+    with pytest.raises(ModelError, match=r"mtp\.safetensors is cut short"):
         convert(str(folder), tmp_path / "out", Wish())
 
 
