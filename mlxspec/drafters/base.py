@@ -79,7 +79,7 @@ class Needs:
 class Ask(NamedTuple):
     """A row to draft for. history: all its known tokens, the last of them not yet seen by the target, not to be changed. limit: at most so
     many, >= 1. sampler: the row's, not to be changed. stops: where it is given, a drafter that makes its draft token by token asks it after
-    each token whether the draft ends there, with the confidences of all tokens so far."""
+    every few tokens whether the draft ends there, with the confidences of all tokens so far."""
 
     row: int
     history: Sequence[int]

@@ -30,6 +30,9 @@ from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler
 QUEUE_AT_MOST = (
     512  # tokens a row may queue before they are run without drafting: bounds what a long prompt holds
 )
+_LOOKS = (
+    3  # tokens that are drafted between two waits for their confidences: each wait lets the device fall idle
+)
 _OF_A_STEP = 30  # kernels that Metal launches for one forward of a small head, for `device.start`
 
 
@@ -345,7 +348,10 @@ class ModelDrafter(Drafter):
             # the tokens only: their confidences are read where somebody asks for them
             device.start(chosen, num_launches=_OF_A_STEP + OF_A_DRAW)
             depth += 1
-            going = [i for i, a in enumerate(active) if a.limit > depth and not _ends(a, sure[a.row])]
+            looks = depth % _LOOKS == 0
+            going = [
+                i for i, a in enumerate(active) if a.limit > depth and not (looks and _ends(a, sure[a.row]))
+            ]
             if not going:
                 break
             if len(going) < len(active):

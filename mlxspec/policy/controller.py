@@ -419,7 +419,9 @@ class Controller:
         rounds, share = seconds / plain, seconds / num_rows
         worst = None if decision is None else decision.worst
         gained = 0.0
-        if worst is not None:  # a round that took longer than its worst case was held up by something else than its drafts
+        if (
+            worst is not None
+        ):  # a round that took longer than its worst case was held up by something else than its drafts
             gained = max(-worst, sum(num for _, num in parts) / len(parts) - rounds)
         self.bank.settle(rounds, gained)
         self.costs.bank = self.bank.balance
