@@ -147,7 +147,8 @@ def _params(rng: np.random.Generator) -> SamplingParams:
         0.1, dry_multiplier=float(rng.choice([0.8, 4.0])), dry_allowed_length=int(rng.choice([1, 2]))
     )
     chosen |= maybe(0.15, repeat_last_n=int(rng.choice([0, 4, 16])))
-    chosen |= maybe(0.1, allowed_token_ids=[*range(10, tiny_models.EOS + 1)])
+    if "thinking_budget" not in chosen:  # whose closing tag has to be allowed
+        chosen |= maybe(0.1, allowed_token_ids=[*range(10, tiny_models.EOS + 1)])
     chosen |= maybe(0.1, stop_token_ids=[int(rng.integers(0, tiny_models.EOS))], keeps_stop=True)
     if not {"json_schema", "regex", "lark"} & chosen.keys():
         chosen |= maybe(0.1, min_tokens=int(rng.integers(1, chosen["max_tokens"] + 1)))
