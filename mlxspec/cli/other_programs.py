@@ -79,7 +79,7 @@ def _flag(program: str, fate: Literal["same", "needless", "refused"], target: st
 
 
 def gone(flag: str) -> str | None:
-    """What to use in place of an option that mlxspec had; None for any other flag."""
+    """The sentence on what to use in place of an option that mlxspec had; None for any other flag."""
     return next((f.target for f in table().get(flag, ()) if f.program == "mlxspec"), None)
 
 
