@@ -134,8 +134,8 @@ class Controller:
         return out
 
     def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
-        """Of a draft the first `matched` tokens are those that came; `known` tokens came. Verified or not makes no difference. What stands
-        behind the first wrong token was never in question."""
+        """Learn how a draft fared, verified or not: `known` tokens have come, and its first `matched` tokens are among them. The tokens
+        after its first wrong one teach nothing."""
         name, known = offer.drafter, min(offer.length, known)
         table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
         cells, places = table.cells(offer, streak, min(known, matched + 1))

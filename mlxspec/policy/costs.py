@@ -312,7 +312,7 @@ class CostModel:
         return sum(self._num_drafts.values()) + sum(curve.num_rounds for curve in self._curves.values())
 
     def as_data(self) -> dict[str, Any]:
-        """For `from_data`, plain JSON: what rounds and drafts have taught, no guesses."""
+        """For `learn_from`, plain JSON: what rounds and drafts have taught, no guesses."""
         curves = [
             {"bucket": b, "rows": rows, "kind": kind, "seconds": curve.known, "pause": curve.pause}
             for (b, rows, kind), curve in self._curves.items()
