@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number, check_options, option, options, shown, texts
 
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
 MAX_CONTEXT = 1 << 24
 MAX_BYTES = 1 << 50
 FIXED_DEPTH, AUTO_DEPTH = 3, 8  # tokens a model drafts at once, unless told otherwise
-DRAFT_BITS = (4, 8, 16)
 KV_BITS = (4, 8, 16)  # of keys and values; 16 stands for whatever they are computed in
 MAX_TOP_LOGPROBS = 20
 Policy = Literal["fixed", "auto"]
@@ -51,119 +51,15 @@ ONE_ACCEPTANCE = (  # why nobody can choose how drafts are accepted
 OTHER_NAMES = dict.fromkeys(("ngram-mod", "ngram-cache"), ("suffix", "ngram-simple"))  # llama.cpp's
 
 
-def check_number(name: str, value: object, low: float, high: float, *, integer: bool = False) -> None:
-    """Raise ConfigError unless `value` is a finite number (not a bool) in [low, high]."""
-    kind = "an integer" if integer else "a number"
-    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
-        raise ConfigError(f"{name} must be {kind}, not {shown(value)}.")
-    if not low <= value <= high:  # also false for nan; isfinite would choke on integers beyond float
-        ends = (int(end) if float(end).is_integer() else end for end in (low, high))
-        raise ConfigError(f"{name} must be between {' and '.join(map(str, ends))}, not {shown(value)}.")
-
-
-def shown(value: object) -> str:
-    """A value as an error message may show it."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to spell integers of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def check_kv_bits(name: str, value: object) -> None:
-    """Raise ConfigError for a number of bits in which keys and values cannot be kept."""
-    if type(value) is not int or value not in KV_BITS:
-        raise ConfigError(f"{name} must be one of {', '.join(map(str, KV_BITS))}, not {shown(value)}.")
-
-
-def _strings(name: str, value: object) -> tuple[str, ...]:
-    """A string, or several of them, as a tuple. Raises ConfigError for anything else, and for empty ones."""
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
-    if any(not isinstance(item, str) or not item for item in found):
-        raise ConfigError(f"{name} must be non-empty strings, not {shown(value)}.")
-    return tuple(str(item) for item in found)
-
-
 def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
     """Drafters by the names that they bear, each once. Raises ConfigError for what is no name, and for one that is given twice."""
-    names = _strings("drafters", given)
+    names = texts("drafters", given)
     for name in names:
         if not DRAFTER_NAME.fullmatch(name):
             raise ConfigError(f"A drafter's name is letters, digits and dashes, not {shown(name)}.")
     if len(set(names)) != len(names):
         raise ConfigError(f"A drafter is named twice in {', '.join(names)}.")
     return tuple(dict.fromkeys(own for name in names for own in OTHER_NAMES.get(name, (name,))))
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}.")
-
-
-@dataclass(frozen=True)
-class Span:
-    """The numbers that an option may have, from low to high; above: without low itself."""
-
-    low: float
-    high: float
-    whole: bool = False
-    above: bool = False
-
-
-def _whole(low: int, high: int) -> Span:
-    return Span(low, high, whole=True)
-
-
-NUMBERS = {  # of the classes below, by field; forms of requests have them from here
-    # SamplingParams
-    "max_tokens": _whole(1, MAX_CONTEXT),
-    "temperature": Span(0, 100),
-    "top_p": Span(0, 1, above=True),
-    "top_k": _whole(0, 1 << 30),
-    "min_p": Span(0, 1),
-    "top_n_sigma": Span(0, 1000),
-    "typical_p": Span(0, 1),
-    "xtc_probability": Span(0, 1),
-    "xtc_threshold": Span(0, 1),
-    "repetition_penalty": Span(0.01, 100),
-    "presence_penalty": Span(-100, 100),
-    "frequency_penalty": Span(-100, 100),
-    "repeat_last_n": _whole(-1, MAX_CONTEXT),
-    "dry_multiplier": Span(0, 100),
-    "dry_base": Span(1, 100),
-    "dry_allowed_length": _whole(1, MAX_CONTEXT),
-    "dry_penalty_last_n": _whole(-1, MAX_CONTEXT),
-    "seed": _whole(0, 2**63 - 1),
-    "min_tokens": _whole(0, MAX_CONTEXT),
-    "top_logprobs": _whole(0, MAX_TOP_LOGPROBS),
-    "thinking_budget": _whole(0, MAX_CONTEXT),
-    # SpecConfig
-    "n_max": _whole(0, MAX_DRAFT),
-    "n_min": _whole(0, MAX_DRAFT),
-    "p_min": Span(0, 1),
-    "ngram_n": _whole(1, 64),
-    "ngram_m": _whole(1, MAX_DRAFT),
-    "ngram_min_hits": _whole(1, 1024),
-    "draft_vocab": _whole(0, MAX_CONTEXT),
-    # EngineConfig
-    "max_rows": _whole(1, MAX_ROWS),
-    "max_waiting": _whole(1, 1 << 20),
-    "memory_budget": _whole(1, MAX_BYTES),
-    "prefix_budget": _whole(0, MAX_BYTES),
-    "prefix_disk": _whole(0, MAX_BYTES),
-    "past_texts": _whole(0, MAX_BYTES),
-    "past_texts_disk": _whole(0, MAX_BYTES),
-    "prefill_chunk": _whole(16, 1 << 16),
-    "max_context": _whole(2, MAX_CONTEXT),
-}
-
-
-def _check_numbers(config: Any) -> None:
-    """Raise ConfigError for a field out of its span; None is allowed where it is the default."""
-    for option in fields(config):
-        span, value = NUMBERS.get(option.name), getattr(config, option.name)
-        if span is not None and not (value is None and option.default is None):
-            check_number(option.name, value, span.low, span.high, integer=span.whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,82 +95,75 @@ class SamplingParams:
     nothing but their arguments (a sampler may use a random generator). One that raises ends its request with an error.
     """
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    top_n_sigma: float = 0.0  # 0: off
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repeat_last_n: int = -1  # -1: all
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1  # -1: all
-    dry_sequence_breakers: str | Sequence[str] = ("\n", ":", '"', "*")
+    # fmt: off
+    max_tokens: int = option(int, 256, "longest answer in tokens", 1, MAX_CONTEXT, "N", off=-1, aliases="n_predict")
+    temperature: float = option(float, 0.0, "0 always takes the most likely token", 0, 100, "T", flag="--temp")
+    top_p: float = option(float, 1.0, "keep the most likely tokens up to this probability; 1: off", 0, 1, "P", above=True)
+    top_k: int = option(int, 0, "keep the K most likely tokens; 0: off", 0, 1 << 30, "K", off=-1)
+    min_p: float = option(float, 0.0, "keep tokens at least P times as likely as the likeliest; 0: off", 0, 1, "P")
+    repetition_penalty: float = option(
+        float, 1.0, "above 1: tokens that occurred become less likely", 0.01, 100, "R", aliases="repeat_penalty"
+    )
+    presence_penalty: float = option(float, 0.0, "above 0: tokens of the answer become less likely", -100, 100, "R")
+    frequency_penalty: float = option(float, 0.0, "above 0: tokens become less likely each time they occur in the answer", -100, 100, "R")
+    repeat_last_n: int = option(int, -1, "penalties look at the last N tokens only; -1: at all", -1, MAX_CONTEXT, "N")
+    top_n_sigma: float = option(float, 0.0, "keep logits within N deviations of the highest; 0: off", 0, 1000, "N", off=-1)
+    typical_p: float = option(
+        float, 1.0, "keep the tokens of the most usual surprise up to this probability; 1: off", 0, 1, "P", above=True
+    )
+    xtc_probability: float = option(float, 0.0, "XTC: how often all likely tokens but the least likely go", 0, 1, "P")
+    xtc_threshold: float = option(float, 0.1, "XTC: tokens at least so probable are likely ones", 0, 1, "P")
+    dry_multiplier: float = option(float, 0.0, "above 0: DRY, against repeating sequences", 0, 100, "M")
+    dry_base: float = option(float, 1.75, "DRY: how much more each further token of a repetition costs", 1, 100, "B")
+    dry_allowed_length: int = option(int, 2, "DRY: the shortest sequence that costs", 1, MAX_CONTEXT, "N")
+    dry_penalty_last_n: int = option(int, -1, "DRY looks at the last N tokens only; -1: at all", -1, MAX_CONTEXT, "N")
+    dry_sequence_breakers: str | Sequence[str] = option(
+        list, ("\n", ":", '"', "*"), "DRY: no sequence goes beyond this text", high=16, metavar="TEXT", flag="--dry-sequence-breaker",
+        unset="line break, colon, quote and asterisk; none: none",
+    )
+    min_tokens: int = option(int, 0, "nothing ends the answer before N tokens", 0, MAX_CONTEXT, "N")
+    seed: int | None = option(int, None, "the same seed gives the same text, with drafting and without", 0, 2**63 - 1, "S", off=-1)
+    stop: str | Sequence[str] = option(list, (), "end the answer before this text", high=16, metavar="TEXT")
+    bad_words: str | Sequence[str] = option(list, (), "the answer never contains this text", high=1000, metavar="TEXT", flag="--bad-word")
+    thinking_budget: int | None = option(
+        int, None, "close the model's thinking after N tokens", 0, MAX_CONTEXT, "N", off=-1, unset="no limit",
+        aliases="thinking_token_budget thinking_budget_tokens reasoning_budget_tokens",
+    )
+    loop_breaker: LoopBreaker = option(
+        get_args(LoopBreaker), "thinking", "thinking: close thinking that loops; all: end answers that loop too; off", metavar="WHAT"
+    )
+    json_schema: Mapping[str, Any] | str | None = option("schema", None, "the answer is JSON of this schema", metavar="JSON")
+    regex: str | None = option("grammar", None, "the answer matches this expression", metavar="REGEX")
+    lark: str | None = option("grammar", None, "the answer is of this Lark grammar", metavar="GRAMMAR")
+    keeps_stop: bool = option(bool, False, "the stop string is part of the answer", flag="", body="include_stop_str_in_output")
+    ignore_eos: bool = option(bool, False, "end tokens do not end the answer", flag="")
+    allowed_token_ids: Sequence[int] = option("ids", (), "an answer has no other tokens", 0, 1 << 30, flag="")
+    stop_token_ids: Sequence[int] = option("ids", (), "they end the answer, and are no part of it", 0, 1 << 30, flag="")
+    logprobs: bool = option(bool, False, "log-probabilities of the answer's tokens", flag="", body="")
+    top_logprobs: int = option(int, 0, "and of so many likeliest tokens at each place", 0, MAX_TOP_LOGPROBS, flag="", body="")
+    prompt_logprobs: bool = option(bool, False, "log-probabilities of the prompt's tokens", flag="", body="")
+    # fmt: on
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] = ()  # none: all
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    keeps_stop: bool = False
-    stop_token_ids: Sequence[int] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: int = 0
-    prompt_logprobs: bool = False
-    bad_words: str | Sequence[str] = ()
-    json_schema: Mapping[str, Any] | str | None = None
-    regex: str | None = None
-    lark: str | None = None
-    thinking_budget: int | None = None
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
-    loop_breaker: LoopBreaker = "thinking"
     adapters: Mapping[str, float] = field(default_factory=dict)
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
-        if self.top_p == 0:
-            raise ConfigError(
-                "top_p must be above 0: at 0 no token is left; use temperature 0 for the most likely token."
-            )
-        if self.typical_p == 0:
-            raise ConfigError("typical_p must be above 0: at 0 no token is left.")
-        breakers = _strings("dry_sequence_breakers", self.dry_sequence_breakers)
-        object.__setattr__(self, "dry_sequence_breakers", breakers)
+        check_options(self)
+        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, integer=True)
         if not isinstance(self.logit_bias, Mapping):
             raise ConfigError("logit_bias must map token ids to numbers.")
         for token, bias in self.logit_bias.items():
             check_number("a token id in logit_bias", token, 0, 1 << 30, integer=True)
             check_number(f"logit_bias of token {token}", bias, -1e9, 1e9)
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            given = getattr(self, name)
-            if not isinstance(given, (list, tuple)):
-                raise ConfigError(f"{name} must be a list of token ids, not {shown(given)}.")
-            for token in given:
-                check_number(f"a token id in {name}", token, 0, 1 << 30, integer=True)
-            object.__setattr__(self, name, tuple(given))
-        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, integer=True)
-        object.__setattr__(self, "stop", _strings("stop", self.stop))
-        for name in ("keeps_stop", "ignore_eos", "logprobs", "prompt_logprobs"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, not {shown(getattr(self, name))}.")
-        object.__setattr__(self, "bad_words", _strings("bad_words", self.bad_words))
         self._check_grammar()
-        tags = _strings("thinking_tags", self.thinking_tags)
+        tags = texts("thinking_tags", self.thinking_tags)
         if len(tags) != 2 or tags[0] == tags[1]:
             raise ConfigError(
                 "thinking_tags must be two different strings: what opens and what closes thinking."
             )
         object.__setattr__(self, "thinking_tags", tags)
-        _check_choice("loop_breaker", self.loop_breaker, get_args(LoopBreaker))
         if not isinstance(self.adapters, Mapping) or not all(isinstance(name, str) for name in self.adapters):
             raise ConfigError("adapters must map names to numbers.")
         for name, scale in self.adapters.items():
@@ -290,7 +179,7 @@ class SamplingParams:
             return
         if not callable(self.sampler):
             raise ConfigError(f"sampler must be a callable, not {shown(self.sampler)}.")
-        own = SamplingParams.__dataclass_fields__
+        own = options(SamplingParams)
         for name in ("temperature", "top_p", "top_k", "min_p", "top_n_sigma", "typical_p", "xtc_probability"):
             if getattr(self, name) != own[name].default:
                 raise ConfigError(
@@ -309,12 +198,6 @@ class SamplingParams:
             raise ConfigError(
                 f"min_tokens and {given[0]} contradict each other: a grammar says where an answer ends."
             )
-        for name in ("regex", "lark"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise ConfigError(f"{name} must be a non-empty string, not {shown(value)}.")
-        if self.json_schema is not None and not isinstance(self.json_schema, (Mapping, str)):
-            raise ConfigError(f"json_schema must be a mapping or JSON text, not {shown(self.json_schema)}.")
 
     @property
     def has_grammar(self) -> bool:
@@ -386,18 +269,31 @@ class SpecConfig:
     """
 
     drafters: tuple[str, ...] = ()
-    n_max: int | None = None
-    n_min: int = 0
-    p_min: float = 0.0
-    ngram_n: int = 3  # with ngram_m 16 the best of those tried on held-out edits: docs/tried.md
-    ngram_m: int = 16
-    ngram_min_hits: int = 1
+    # fmt: off
+    n_max: int | None = option(
+        int, None, "most tokens a model drafts at once", 0, MAX_DRAFT, "N", flag="--draft-max", aliases="speculative.n_max",
+        unset=f"{AUTO_DEPTH}, policy fixed {FIXED_DEPTH}",
+    )
+    n_min: int = option(int, 0, "drop drafts shorter than this", 0, MAX_DRAFT, "N", flag="--draft-min", aliases="speculative.n_min")
+    p_min: float = option(
+        float, 0.0, "end a draft before a token less probable than this", 0, 1, "P", flag="--draft-p-min", aliases="speculative.p_min"
+    )
+    # ngram_n 3 with ngram_m 16 is the best of those tried on held-out edits: docs/tried.md
+    ngram_n: int = option(int, 3, "n-gram lookup: tokens that must repeat", 1, 64, "N", body="")
+    ngram_m: int = option(int, 16, "n-gram lookup: most tokens drafted", 1, MAX_DRAFT, "M", body="")
+    ngram_min_hits: int = option(int, 1, "ngram-map-*: how often they must have stood before", 1, 1024, "N", body="")
+    draft_vocab: int | None = option(
+        int, None, "a model proposes over the N most frequent tokens only; 0: all", 0, MAX_CONTEXT, "N", body="",
+        unset="32768 of a large vocabulary",
+    )
+    draft_bits: int = option(
+        (4, 8, 16), 4, "bits of a drafter's weights if the model is quantized, 16 to leave floats", metavar="B", body=""
+    )
+    draft_kv_bits: int = option(KV_BITS, 16, "bits of drafters' own keys and values, as of kv_bits", metavar="B", body="")
+    policy: Policy | None = option(get_args(Policy), None, "auto drafts where it pays, fixed always", metavar="NAME", unset="auto")
+    # fmt: on
     predicted: str | tuple[int, ...] = ()
     owner: str = ""
-    draft_vocab: int | None = None
-    draft_bits: int = 4
-    draft_kv_bits: int = 16
-    policy: Policy | None = None
     acceptance: InitVar[None] = None
     draft_sampling: InitVar[None] = None
 
@@ -405,18 +301,12 @@ class SpecConfig:
         for name, value in (("acceptance", acceptance), ("draft_sampling", draft_sampling)):
             if value is not None:
                 raise ConfigError(f"There is no {name}: {ONE_ACCEPTANCE}.")
-        if self.policy is not None:
-            _check_choice("policy", self.policy, get_args(Policy))
+        check_options(self)
         object.__setattr__(self, "drafters", drafter_names(self.drafters))
         if not isinstance(self.owner, str):
             raise ConfigError(f"owner must be a string, not {shown(self.owner)}.")
         if not isinstance(self.predicted, str):
             self._check_predicted()
-        _check_numbers(self)
-        check_number("draft_bits", self.draft_bits, 4, 16, integer=True)
-        if self.draft_bits not in DRAFT_BITS:
-            raise ConfigError(f"draft_bits must be one of 4, 8, 16, not {self.draft_bits}.")
-        check_kv_bits("draft_kv_bits", self.draft_kv_bits)
         # only drafters that know probabilities drop short drafts
         longest = dict.fromkeys(("mtp", "eagle3", "draft-model"), ("n_max", self.model_depth))
         if self.n_max is not None:  # else a block drafter drafts whole blocks
@@ -463,33 +353,39 @@ class EngineConfig:
     That may cost all drafting, and decoding rows together. Without it, greedy text is that of plain decoding up to near ties.
     """
 
-    max_rows: int = 8
-    max_waiting: int = 512
-    prefill_chunk: int | None = None
-    memory_budget: int | None = None
-    prefix_budget: int | None = None
-    prefix_disk: int | None = None
-    prefix_dir: str | Path | None = None
-    past_texts: int = 64 << 20
-    past_texts_disk: int | None = None
-    max_context: int | None = None
-    kv_bits: int = 16
-    exact: bool = False
+    # fmt: off
+    max_rows: int = option(int, 8, "answers that are decoded together", 1, MAX_ROWS, "N")
+    max_waiting: int = option(int, 512, "requests that may wait for a row", 1, 1 << 20, flag="")
+    prefill_chunk: int | None = option(
+        int, None, "tokens of prompts read between two rounds", 16, 1 << 16, "N", unset="2048 on a GPU, 512 on a CPU"
+    )
+    memory_budget: int | None = option(
+        "bytes", None, "memory in all, weights included, like 6G", 1, MAX_BYTES, "SIZE", unset="what is there"
+    )
+    prefix_budget: int | None = option(
+        "bytes", None, "of that, what is kept of earlier texts; 0 keeps nothing", 0, MAX_BYTES, "SIZE", unset="a share"
+    )
+    prefix_disk: int | None = option(
+        "bytes", None, "keep computed states in files of at most SIZE bytes, for later runs", 0, MAX_BYTES, "SIZE", unset="none"
+    )
+    prefix_dir: str | Path | None = option(
+        Path, None, "a private folder for these files", metavar="DIR", unset="prefix in the cache folder"
+    )
+    past_texts: int = option("bytes", 64 << 20, "memory for texts that the drafter suffix has heard", 0, MAX_BYTES, flag="")
+    past_texts_disk: int | None = option(
+        "bytes", None, "keep texts in files of at most SIZE bytes, for the drafter suffix", 0, MAX_BYTES, "SIZE", unset="none"
+    )
+    max_context: int | None = option(int, None, "tokens of context", 2, MAX_CONTEXT, "N", unset="the model's")
+    kv_bits: int = option(KV_BITS, 16, "bits of keys and values: 8, 4, or 16 for as they are computed", metavar="B")
+    exact: bool = option(
+        bool, False, "draft only where results equal plain decoding bit for bit; may leave no drafting")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exact, bool):
-            raise ConfigError(f"exact must be True or False, not {shown(self.exact)}.")
-        check_kv_bits("kv_bits", self.kv_bits)
-        _check_numbers(self)
-        self._check_disk()
-
-    def _check_disk(self) -> None:
-        path = self.prefix_dir
-        if path is not None and (not isinstance(path, (str, Path)) or not str(path)):
-            raise ConfigError(f"prefix_dir must be a folder's path, not {shown(path)}.")
+        check_options(self)
         if self.prefix_disk and self.prefix_budget == 0:
             raise ConfigError(
                 "prefix_disk needs a prefix_budget above 0: what is written is kept in memory first."
             )
-        if path is not None and not self.prefix_disk:
+        if self.prefix_dir is not None and not self.prefix_disk:
             raise ConfigError("prefix_dir needs prefix_disk: how many bytes may be written there.")

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "mlxspec"
 # Lowest first. A module may import from its own layer and from those below; `cli.main` is loaded by name in `__main__`.
 LAYERS = (
     ("errors",),
+    ("option",),
     ("config",),
     ("events",),
     ("platform", "platform.folders", "platform.helper", "platform.helper_child"),
@@ -46,7 +47,7 @@ LAYERS = (
     ("__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-FREE_OF_ARRAYS = ("errors", "config", "events", *(name for names in LAYERS[3:5] for name in names))
+FREE_OF_ARRAYS = ("errors", "option", "config", "events", *(name for names in LAYERS[4:6] for name in names))
 MACHINE_PATHS = re.compile(r"/(?:work|root|farm)/|/tmp/[a-z]")
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlxspec.cli.serve import KEY_VARIABLE
+from mlxspec.server.settings import KEY_VARIABLE
 
 PROVIDER = "mlxspec"  # what Codex and opencode call the server
 

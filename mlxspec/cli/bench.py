@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near
 from mlxspec.cli.progress_bar import Waiting
-from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from mlxspec.bench.bench import WorkloadOutcome

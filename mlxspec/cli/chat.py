@@ -21,11 +21,11 @@ from mlxspec.cli.images import pasted
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.keys import no_echo
 from mlxspec.cli.line_editor import LineEditor, PlainReader, Typed
-from mlxspec.cli.parser import declare
+from mlxspec.cli.parser import declare, declare_options
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.recommended import recommended
 from mlxspec.cli.view import View, best_view
-from mlxspec.config import MAX_CONTEXT
+from mlxspec.config import MAX_CONTEXT, EngineConfig
 from mlxspec.errors import CacheError, ConfigError, ContextOverflowError, MlxspecError
 
 _WRITING = 0.2  # seconds behind an answer, in which the prefix store on disk is written
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--no-history", bool, "", "keep neither what is typed nor the conversation"),
         STATS,
     )
-    options.add_prefix_disk(parser)
+    declare_options(parser, EngineConfig, "prefix_disk prefix_dir past_texts_disk")
     options.add_debug(parser)
 
 

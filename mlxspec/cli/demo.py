@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
-from mlxspec.config import SpecConfig, check_number
+from mlxspec.config import SpecConfig
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,5 @@
-"""`mlxspec flags`: flags and fields of other programs, and what becomes of them here. Knows the tables that commands and forms read."""
+"""`mlxspec flags`: options of models and requests with their flags and fields, and what becomes of flags and fields of other programs.
+Knows the tables that commands and forms are made from."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ import argparse
 import json
 from collections.abc import Iterator
 
+from mlxspec import option
 from mlxspec.cli import options, other_programs, terminal
 from mlxspec.cli.parser import declare
 from mlxspec.cli.table import print_table
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.server.settings import ServerConfig
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -17,17 +21,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print both tables. Returns 0."""
-    flags, fields = list(flag_rows()), list(field_rows())
+    """Print the tables. Returns 0."""
+    own, flags, fields = list(option_rows()), list(flag_rows()), list(field_rows())
     if args.json:
-        terminal.say(json.dumps({"flags": flags, "fields": fields}) + "\n")
+        terminal.say(json.dumps({"options": own, "flags": flags, "fields": fields}) + "\n")
         return 0
-    terminal.say("Flags that are other names of ours:\n\n")
+    terminal.say("Options of a server, an engine and a request:\n\n")
+    print_table(["flag", "field of a request", "in Python", "values", "meaning"], own)
+    terminal.say("\nFlags that are other names of ours:\n\n")
     print_table(["flags", "of", "option here"], flags)
     terminal.say("\nFields of /v1/chat/completions, /v1/completions and /completion:\n\n")
     print_table(["fields", "here"], fields)
     terminal.note("A flag or a field that is refused says in its error what to use instead.")
     return 0
+
+
+def option_rows() -> Iterator[list[str]]:
+    """[flag, field and its other names, name in Python, values, meaning]; a flag or a field that there is none of is a dash."""
+    for config in (ServerConfig, EngineConfig, SamplingParams, SpecConfig):
+        is_asked = config in (SamplingParams, SpecConfig)
+        for own in option.options(config).values():
+            fields = " ".join((own.body, *own.aliases)) if is_asked and own.body else "-"
+            yield [own.flag or "-", fields, f"{config.__name__}.{own.name}", own.values, own.about]
 
 
 def flag_rows() -> Iterator[list[str]]:

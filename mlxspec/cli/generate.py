@@ -19,9 +19,10 @@ from mlxspec.cli.images import read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
-from mlxspec.config import SamplingParams, shown
+from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.events import Event, FinishEvent, TokensEvent
+from mlxspec.option import shown
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine

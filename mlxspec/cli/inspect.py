@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mlxspec.cli import terminal
+from mlxspec.cli import options, terminal
 from mlxspec.cli.table import print_pairs
-from mlxspec.config import check_kv_bits, check_number
+from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from mlxspec.checkpoints.division import Division
@@ -29,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         check_number("--context", args.context, 1, 1 << 24, integer=True)
     check_number("--rows", args.rows, 1, 1024, integer=True)
-    check_kv_bits("--kv-bits", args.kv_bits)
-    check_kv_bits("--draft-kv-bits", args.draft_kv_bits)
+    with options.named_by_flags():
+        EngineConfig(kv_bits=args.kv_bits)
+        SpecConfig(draft_kv_bits=args.draft_kv_bits)
     check_number("--ranks", args.ranks, 1, 64, integer=True)
     report = inspect(
         args.model,

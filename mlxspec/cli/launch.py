@@ -29,9 +29,9 @@ from mlxspec.cli.interrupt import clearing_away
 from mlxspec.cli.parser import choice, declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.run import fetch_absent
-from mlxspec.cli.serve import KEY_VARIABLE
-from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
+from mlxspec.server.settings import KEY_VARIABLE
 
 _HERE = "127.0.0.1"
 _STOP_SECONDS = 8.0  # in which a process that was asked to end does so

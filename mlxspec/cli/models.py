@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from mlxspec.cli import terminal
 from mlxspec.cli.table import print_table
-from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
 
 _SAID = {True: "yes", False: "no", None: "?"}
 

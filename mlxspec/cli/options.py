@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
 from mlxspec.cli import checkpoint_options, other_programs
@@ -22,26 +22,24 @@ from mlxspec.cli.parser import (
     CommandParser,
     aliases_of,
     declare,
+    declare_options,
     flags,
     near,
+    options_given,
     refuse,
-    size,
-    text_or_file,
 )
 from mlxspec.config import (
-    AUTO_DEPTH,
     DRAFTER_NAMES,
-    FIXED_DEPTH,
     MAX_CONTEXT,
     OTHER_NAMES,
     EngineConfig,
-    LoopBreaker,
-    Policy,
     SamplingParams,
     SpecConfig,
-    shown,
 )
 from mlxspec.errors import ConfigError, MemoryBudgetError
+from mlxspec.option import options as option_rows
+from mlxspec.option import shown
+from mlxspec.server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -58,7 +56,7 @@ COMMANDS = {
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
-    "flags": "list flags and fields of other programs, and what becomes of them here",
+    "flags": "list options, and what becomes of flags and fields of other programs here",
     "completion": "print a script that completes commands and options in a shell",
 }
 _MOVED = {
@@ -74,35 +72,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = ("auto", "mlx-lm")
 HEADS = ("adapted", "base")
 
-# Flags that are not their field's name with dashes.
-_OTHER_WORDS = {
-    "temperature": "--temp",
-    "dry_sequence_breakers": "--dry-sequence-breaker",
-    "bad_words": "--bad-word",
-    "n_max": "--draft-max",
-    "n_min": "--draft-min",
-    "p_min": "--draft-p-min",
-}
-
-
-def _flags_of(fields: str) -> dict[str, str]:
-    """The flag of each field of a config class."""
-    return {field: _OTHER_WORDS.get(field, f"--{field.replace('_', '-')}") for field in fields.split()}
-
-
-SAMPLING = _flags_of(
-    "max_tokens temperature top_p top_k min_p top_n_sigma typical_p xtc_probability xtc_threshold repeat_last_n "
-    "dry_multiplier dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers min_tokens "
-    "repetition_penalty presence_penalty frequency_penalty seed stop json_schema regex lark bad_words "
-    "thinking_budget loop_breaker"
-)
-_SPEC = _flags_of("n_max n_min p_min ngram_n ngram_m ngram_min_hits draft_vocab draft_bits draft_kv_bits")
-_ENGINE = _flags_of(
-    "max_context kv_bits max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir "
-    "past_texts_disk"
-)
-_SERVER = _flags_of("host port idle_unload")
-_FLAGS = {**SAMPLING, **_SPEC, **_ENGINE, **_SERVER}
+SAMPLING = {o.name: o.flag for o in option_rows(SamplingParams).values() if o.flag}
+_CONFIGS = (SamplingParams, SpecConfig, EngineConfig, ServerConfig)
+_FLAGS = {o.name: o.flag for config in _CONFIGS for o in option_rows(config).values() if o.flag}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -202,13 +174,12 @@ MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Fac
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     more = "; NAME=M serves it under another name, NAME=M+DIR with an adapter; given again: another one, loaded when asked for"
+    group = parser.add_argument_group("model")
     declare(
-        parser.add_argument_group("model"),
+        group,
         ("--model", list, "M", MODEL + more) if several else ("--model", str, "M", MODEL, DEMO),
         ("--revision", str, "R", "branch, tag or commit of a Hugging Face id (default: the newest)"),
         ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
-        ("--max-context", int, "N", "tokens of context (default: the model's)"),
-        ("--kv-bits", int, "B", _KV_BITS),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
         ("--engine", ENGINES, "NAME", "whose code runs the model: auto, or mlx-lm for any that mlx-lm has", "auto"),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
@@ -217,72 +188,28 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None
         ("--preserve-thinking", bool, "", "keep the thinking of earlier turns in the prompt"),
         ("--chat-template-args", list, "JSON", "an object of variables of the chat template; may be given again"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
-        ("--exact", bool, "", "draft only where results equal plain decoding bit for bit; may leave no drafting"),
     )  # fmt: skip
+    declare_options(group, EngineConfig, "max_context kv_bits exact")
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
     """recommended: what is not given is the model's own recommendation. max_tokens: MAX_CONTEXT stands for no limit but the context's."""
-    default = "the model's recommendation, else 0" if recommended else "0"
     longest = "to the end of the context" if max_tokens == MAX_CONTEXT else str(max_tokens)
-    declare(
-        parser.add_argument_group("sampling"),
-        ("--max-tokens", int, "N", f"longest answer in tokens (default: {longest})"),
-        ("--temp", float, "T", f"temperature; 0 always takes the most likely token (default: {default})"),
-        ("--top-p", float, "P", "keep the most likely tokens up to this probability (default 1: off)"),
-        ("--top-k", int, "K", "keep the K most likely tokens (default 0: off)"),
-        ("--min-p", float, "P", "keep tokens at least P times as likely as the likeliest (default 0: off)"),
-        ("--repetition-penalty", float, "R", "above 1: tokens that occurred become less likely (default 1)"),
-        ("--presence-penalty", float, "R", "above 0: tokens of the answer become less likely (default 0)"),
-        ("--frequency-penalty", float, "R", "above 0: tokens become less likely each time they occur (default 0)"),
-        ("--repeat-last-n", int, "N", "penalties look at the last N tokens only (default -1: at all)"),
-        ("--top-n-sigma", float, "N", "keep logits within N deviations of the highest (default 0: off)"),
-        ("--typical-p", float, "P", "keep the tokens of the most usual surprise up to P (default 1: off)"),
-        ("--xtc-probability", float, "P", "how often all likely tokens but the least likely go (default 0)"),
-        ("--xtc-threshold", float, "P", "XTC: tokens at least so probable are likely ones (default 0.1)"),
-        ("--dry-multiplier", float, "M", "above 0: against repeating sequences (default 0: off)"),
-        ("--dry-base", float, "B", "DRY: what loses B times as much with each token (default 1.75)"),
-        ("--dry-allowed-length", int, "N", "DRY: the shortest sequence that costs (default 2)"),
-        ("--dry-penalty-last-n", int, "N", "DRY looks at the last N tokens only (default -1: at all)"),
-        ("--dry-sequence-breaker", list, "TEXT", "DRY: no sequence goes beyond it; again for more; none: none"),
-        ("--min-tokens", int, "N", "nothing ends the answer before N tokens (default 0)"),
-        ("--seed", int, "S", "the same seed gives the same text, with drafting and without"),
-        ("--stop", list, "TEXT", "end the answer before this text; may be given again"),
-        ("--bad-word", list, "TEXT", "the answer never contains this text; may be given again"),
-        ("--thinking-budget", int, "N", "close the model's thinking after N tokens (default: no limit)"),
-        ("--loop-breaker", get_args(LoopBreaker), "WHAT", "thinking (the default): close thinking that loops; all: end answers too; off"),
-        ("--json-schema", text_or_file, "JSON", "the answer is JSON of this schema; @FILE reads it"),
-        ("--regex", text_or_file, "REGEX", "the answer matches this expression; @FILE reads it, [@] begins one with @"),
-        ("--lark", text_or_file, "GRAMMAR", "the answer is of this Lark grammar; @FILE reads it"),
-    )  # fmt: skip
+    told = {"max_tokens": longest} | (
+        {"temperature": "the model's recommendation, else 0"} if recommended else {}
+    )
+    declare_options(parser.add_argument_group("sampling"), SamplingParams, defaults=told)
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("drafting")
     declare(
-        parser.add_argument_group("drafting"),
+        group,
         ("--draft", str, "LIST", f"off, auto (the default), or in order: {', '.join(DRAFTER_NAMES)}", "auto"),
-        ("--policy", get_args(Policy), None, "auto (the default) drafts where it pays, fixed always"),
         DRAFT_MODEL,
         ("--head", HEADS, None, "which drafters draft: adapted ones (the default; by `scripts/adapt`) or base, those in the folders"),
-        ("--draft-max", int, "N", f"most tokens a model drafts at once (default {AUTO_DEPTH}, {_FIXED})"),
-        ("--draft-min", int, "N", f"drop drafts shorter than this (default {SpecConfig.n_min})"),
-        ("--draft-p-min", float, "P", "end a draft before a token less probable than this (default 0)"),
-        ("--draft-vocab", int, "N", _DRAFT_VOCAB),
-        ("--draft-bits", int, "B", _DRAFT_BITS),
-        ("--draft-kv-bits", int, "B", "the same as --kv-bits for drafters' own keys and values (default 16)"),
-        ("--ngram-n", int, "N", f"n-gram lookup: tokens that must repeat (default {SpecConfig.ngram_n})"),
-        ("--ngram-m", int, "M", f"n-gram lookup: most tokens drafted (default {SpecConfig.ngram_m})"),
-        ("--ngram-min-hits", int, "N", "ngram-map-*: how often they must have stood before (default 1)"),
     )  # fmt: skip
-
-
-def add_prefix_disk(parser: argparse._ActionsContainer) -> None:
-    declare(
-        parser,
-        ("--prefix-disk", size, "SIZE", _PREFIX_DISK),
-        ("--prefix-dir", str, "DIR", "a private folder for these files (default: prefix in the cache folder)"),
-        ("--past-texts-disk", size, "SIZE", "keep texts in files of at most SIZE bytes, for the drafter suffix"),
-    )  # fmt: skip
+    declare_options(group, SpecConfig)
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
@@ -293,13 +220,6 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_PREFIX_DISK = "keep computed states in files of at most SIZE bytes, for later runs (default: none)"
-_FIXED = f"policy fixed {FIXED_DEPTH}"
-_DRAFT_VOCAB = (
-    "a model proposes over the N most frequent tokens only; 0: all (default: 32768 of a large vocabulary)"
-)
-_KV_BITS = "bits of keys and values: 8, 4, or 16 for as they are computed (default 16)"
-_DRAFT_BITS = f"bits of a drafter's weights if the model is quantized, 16 to leave floats (default {SpecConfig.draft_bits})"
 _DRAFT_MODEL = "a small model of the same vocabulary, an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter: folder or id"
 DRAFT_MODEL = ("--draft-model", str, "D", _DRAFT_MODEL)
 DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")
@@ -328,25 +248,19 @@ def _budget_by_flag() -> Iterator[None]:
 
 def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
-    given = {field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in SAMPLING.items()}
-    stop, bad_words = given.pop("stop") or (), given.pop("bad_words") or ()
-    if given["dry_sequence_breakers"] == ["none"]:
-        given["dry_sequence_breakers"] = ()
-    if "" in stop:
-        raise ConfigError("--stop must not be empty.")
+    found = defaults | options_given(args, SamplingParams)
+    if found.get("dry_sequence_breakers") == ["none"]:
+        found["dry_sequence_breakers"] = ()
     with named_by_flags():
-        return SamplingParams(**{**defaults, **_given(given)}, stop=tuple(stop), bad_words=tuple(bad_words))
+        return SamplingParams(**found)
 
 
 def spec_config(args: argparse.Namespace) -> SpecConfig:
     """Limits of the drafts. Which drafters run is a matter of loading. Raises ConfigError."""
-    given = _given({field: getattr(args, flag[2:].replace("-", "_"), None) for field, flag in _SPEC.items()})
-    given |= _given({"policy": args.policy})
+    found = options_given(args, SpecConfig)
     with named_by_flags():
-        SpecConfig(
-            drafters=("mtp",), **given
-        )  # checks what only matters with drafters, before anything is loaded
-        return SpecConfig(**given)
+        SpecConfig(drafters=("mtp",), **found)  # what only matters with drafters, before anything is loaded
+        return SpecConfig(**found)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -366,10 +280,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
                 f"There is no drafter {name.strip()!r}; {tip} All are: {', '.join(DRAFTER_NAMES)}."
             )
     with named_by_flags():
-        sizes = _given({field: getattr(args, field, None) for field in _ENGINE})
+        sizes = options_given(args, EngineConfig)
         if args.command in _ASKS_AGAIN:
             sizes["past_texts"] = 0
-        return EngineConfig(**sizes, exact=args.exact)
+        return EngineConfig(**sizes)
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:
@@ -450,7 +364,3 @@ def load_engine(
     if args.trace and engine.drafting.auto is not None:
         engine.drafting.auto.log = trace
     return engine
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if v is not None}

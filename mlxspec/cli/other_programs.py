@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from mlxspec.config import MAX_CONTEXT, shown
+from mlxspec.config import MAX_CONTEXT
 from mlxspec.errors import ConfigError
+from mlxspec.option import shown
 
 DATA = Path(__file__).with_name("other_programs.toml")
 _LISTS = ("--stop", "--model", "--allowed-origins", "--chat-template-args")  # may be given again

@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mlxspec.cli import other_programs
-from mlxspec.config import shown
 from mlxspec.errors import ConfigError
+from mlxspec.option import Option, options, shown
 
 _LONGEST_NUMBER = 40  # characters
 _LARGEST_FILE = 1 << 20  # bytes of a value that is read from a file
@@ -64,6 +64,55 @@ def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
         elif isinstance(kind, tuple):
             settings["type"] = choice(flag, kind)
         group.add_argument(*flags, **settings)
+
+
+def declare_options(
+    group: argparse._ActionsContainer,
+    config: type[Any],
+    names: str = "",
+    defaults: Mapping[str, str] | None = None,
+) -> None:
+    """Options of a config class, in the order of `names`, or all that have a flag. defaults: what help tells of the default, by name, where
+    it is not the class's."""
+    found = options(config)
+    for name in names.split() or found:
+        own = found[name]
+        if own.flag:
+            told = (defaults or {}).get(name) or _default(own)
+            declare(
+                group,
+                (
+                    own.flag,
+                    _kind(own),
+                    own.metavar,
+                    f"{own.about}{told and f' (default: {told})'}{_more(own)}",
+                ),
+            )
+
+
+def _default(own: Option) -> str:
+    """The default of an option, for people; empty where its meaning says it."""
+    if own.default is None or own.kind in (bool, list):
+        return own.unset
+    return f"{own.default:g}" if isinstance(own.default, int | float) else str(own.default)
+
+
+def _kind(own: Option) -> Any:
+    if isinstance(own.kind, tuple):
+        return int if isinstance(own.kind[0], int) else own.kind
+    return {"bytes": size, "grammar": text_or_file, "schema": text_or_file, Path: str}.get(own.kind, own.kind)
+
+
+def _more(own: Option) -> str:
+    return {list: "; may be given again", "grammar": "; @FILE reads it", "schema": "; @FILE reads it"}.get(
+        own.kind, ""
+    )
+
+
+def options_given(args: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
+    """The options of a config class that were given, by the names of its fields."""
+    found = {o.name: getattr(args, o.dest, None) for o in options(config).values() if o.flag}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def aliases_of(parser: argparse.ArgumentParser) -> str:

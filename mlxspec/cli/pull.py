@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from mlxspec.cli import terminal
 from mlxspec.cli.progress_bar import shown_progress
-from mlxspec.config import check_number
 from mlxspec.errors import MlxspecError
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from mlxspec.checkpoints.head import HeadOffer

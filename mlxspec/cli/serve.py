@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.parser import declare, near, num_bytes, size
+from mlxspec.cli.parser import declare, declare_options, near, num_bytes, options_given
 from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig, shown
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError, RankError
+from mlxspec.option import shown
+from mlxspec.server.settings import DEFAULT_MAX_TOKENS, KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -25,24 +27,16 @@ if TYPE_CHECKING:
     from mlxspec.server.models import Loaded
     from mlxspec.server.run import Watch
 
-KEY_VARIABLE = "MLXSPEC_API_KEY"
-MAX_TOKENS = 4096
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser, several=True)
-    key = f"what clients must send, @FILE to read it from a file (default: {KEY_VARIABLE} of the environment)"
     bound = "change a limit on the work of one client, like max_grammar=256K; may be given again; GET /limits lists all"
+    group = parser.add_argument_group("server")
+    declare_options(group, ServerConfig)
     declare(
-        parser.add_argument_group("server"),
-        ("--host", str, "ADDRESS", "address to listen on; all but 127.0.0.1 (the default) need a key", "127.0.0.1"),
+        group,
         ("--alias", str, "NAME", "what clients call the model, where there is one; of several by commas the first"),
-        ("--port", int, "N", "port to listen on, 0 for any that is free (default 8080)", 8080),
-        ("--api-key", str, "KEY", key),
-        ("--allowed-origins", list, "ORIGIN", "an origin that may call, like https://example.com; may be given again"),
-        ("--allowed-hosts", list, "NAME", "another host name of this machine that requests may use; may be given again"),
         ("--embedding-model", list, "[NAME=]M", "a model for embeddings or a reranker, held beside the others; may be given again"),
-        ("--idle-unload", float, "SECONDS", "unload the model after this time without a request (default: never)"),
         ("--limit", list, "NAME=VALUE", bound),
     )  # fmt: skip
     declare(
@@ -51,15 +45,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--hostfile", str, "FILE", "the same from a file that mlx.distributed_config wrote"),
     )
     memory = parser.add_argument_group("rows and memory")
-    declare(
+    declare_options(
         memory,
-        ("--max-rows", int, "N", "answers that are decoded together (default 8)"),
-        ("--prefill-chunk", int, "N", "tokens of prompts read between two rounds (default 2048 on a GPU, 512 on a CPU)"),
-        ("--memory-budget", size, "SIZE", "memory in all, weights included, like 6G (default: what is there)"),
-        ("--prefix-budget", size, "SIZE", "of that, what is kept of earlier texts; 0 keeps nothing (default: a share)"),
-    )  # fmt: skip
-    options.add_prefix_disk(memory)
-    options.add_sampling(parser, MAX_TOKENS, recommended=True)
+        EngineConfig,
+        "max_rows prefill_chunk memory_budget prefix_budget prefix_disk prefix_dir past_texts_disk",
+    )
+    options.add_sampling(parser, DEFAULT_MAX_TOKENS, recommended=True)
     options.add_drafting(parser)
     options.add_debug(parser)
 
@@ -69,19 +60,13 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.server import log
     from mlxspec.server.models import Models
     from mlxspec.server.run import serve
-    from mlxspec.server.settings import ServerConfig
 
     options.spec_config(args)  # what is wrong with it is said first
     with options.named_by_flags():
         config = ServerConfig(
-            host=args.host,
-            port=args.port,
-            api_key=_key(args.api_key),
-            allowed_origins=tuple(args.allowed_origins or ()),
-            allowed_hosts=tuple(args.allowed_hosts or ()),
+            **options_given(args, ServerConfig) | {"api_key": _key(args.api_key)},
             limits=limits(args.limit or ()),
-            idle_unload=args.idle_unload,
-            params=options.sampling_params(args, max_tokens=MAX_TOKENS),
+            params=options.sampling_params(args, max_tokens=DEFAULT_MAX_TOKENS),
         )
     watch = _watch(args)
     makers = _makers(args)
@@ -96,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         if notice is not None:
             log.writing.put(partial(terminal.note, notice))
         own = options.for_model(args, name, models[name])
-        return options.sampling_params(own, max_tokens=MAX_TOKENS, **found)
+        return options.sampling_params(own, max_tokens=DEFAULT_MAX_TOKENS, **found)
 
     try:
         beside = _beside(args, makers)

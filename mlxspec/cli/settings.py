@@ -30,8 +30,8 @@ from typing import Any
 
 from mlxspec.cli.other_programs import aliases, gone
 from mlxspec.cli.parser import flags, near
-from mlxspec.config import shown
 from mlxspec.errors import ConfigError
+from mlxspec.option import shown
 
 _ANSWERING = ("generate", "chat", "run", "serve", "launch", "bench", "tune")
 _LARGEST = 1 << 20  # bytes

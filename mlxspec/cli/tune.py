@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.parser import declare, size
+from mlxspec.cli.parser import declare, declare_options
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_table
-from mlxspec.config import check_number
+from mlxspec.config import EngineConfig
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from mlxspec.bench.tune import Reduced, Score
@@ -42,17 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "PATH",
             "count this file's or folder's tokens: models propose the most frequent of them",
         ),
-        (
-            "--memory-budget",
-            size,
-            "SIZE",
-            "memory in all, weights included, like 6G (default: what is there)",
-        ),
         ("--repeat", int, "N", "measured answers of each drafter to each prompt (default 2)", 2),
         ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
         options.PLOT,
         options.JSON,
     )
+    declare_options(parser, EngineConfig, "memory_budget")
     options.add_debug(parser)
 
 

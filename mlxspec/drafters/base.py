@@ -22,9 +22,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
-from mlxspec.config import shown
 from mlxspec.errors import ConfigError
 from mlxspec.models.image_rows import SeenImages
+from mlxspec.option import shown
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 

@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import Snapshot
-from mlxspec.config import shown
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Needs
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
+from mlxspec.option import shown
 
 _ROUNDING = 2.0**-7  # by so much a probability in 16 bits may be above 1
 _MOST_WORDS = 300  # characters of a drafter's error that a notice shows

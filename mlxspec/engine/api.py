@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-from mlxspec.config import SamplingParams, SpecConfig, shown
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import RequestStats
@@ -19,6 +19,7 @@ from mlxspec.errors import ConfigError, ImageError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.vision.base import Vision
+from mlxspec.option import shown
 
 Prompt = str | Sequence[int] | PromptWithImages
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]

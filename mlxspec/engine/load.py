@@ -16,7 +16,7 @@ from mlxspec.checkpoints.adapted_head import AdaptedHead
 from mlxspec.checkpoints.adapted_head import find as find_adapted
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
-from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig, shown
+from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_health import DrafterHealth
@@ -57,6 +57,7 @@ from mlxspec.models.fill import check_finite, evaluate
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.sizes import bytes_of
+from mlxspec.option import shown
 from mlxspec.platform import device
 from mlxspec.policy.cost_file import models_of
 

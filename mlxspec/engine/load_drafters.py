@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.checkpoints.adapted_head import AdaptedHead
-from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig, shown
+from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.checked import check_description
 from mlxspec.drafters.dflash import DFlashDrafter
@@ -42,6 +42,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.vision.base import Vision
+from mlxspec.option import shown
 
 Made = TypeVar("Made", bound=nn.Module)
 _TITLES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mlxspec.config import ALWAYS_THERE, READ_AT_LOAD, SamplingParams, SpecConfig, check_number, shown
+from mlxspec.config import ALWAYS_THERE, READ_AT_LOAD, SamplingParams, SpecConfig
 from mlxspec.engine.api import Prompt
 from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
@@ -18,6 +18,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.models.vision.base import Vision
+from mlxspec.option import check_number, shown
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker
 
 LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 
-from mlxspec.config import check_number
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_number
 
 _MOST = {"bytes": 1 << 34, "count": 1 << 30, "seconds": 86_400.0}
 

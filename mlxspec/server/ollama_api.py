@@ -67,7 +67,7 @@ class OllamaTool(t.Fields):
 
 
 class OllamaOptions(shared.Generation):
-    stop: shared.Word | shared.Words | None = None
+    stop: t.Word | shared.Words | None = None
     num_predict: Annotated[int, t.Range(1, MAX_CONTEXT, also=(-1, -2, 0))] | None = t.optional(
         "-1 and -2: to the context's end; 0: as if it were left out"
     )

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.config import ALWAYS_THERE, NUMBERS, SamplingParams, SpecConfig, drafter_names
+from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.tokenizer import Tokenizer
+from mlxspec.option import options
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
@@ -34,14 +35,9 @@ from mlxspec.server.messages import call_lead, render_conversation, without_unse
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
-_PLAIN = (
-    "temperature", "top_p", "top_k", "min_p", "top_n_sigma", "typical_p", "xtc_probability", "xtc_threshold", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "repeat_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "dry_sequence_breakers", "allowed_token_ids", "stop_token_ids", "min_tokens", "ignore_eos", "thinking_budget", "loop_breaker",
-    "max_tokens",
-)  # fmt: skip
 _NEVER = -1e9  # a bias
 _SEED_BITS = 2**63 - 1
+_FORMATS = ("json_schema", "regex", "lark")  # read by answer_format, with their other names
 _AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")
 
 
@@ -238,15 +234,16 @@ def _render(
     return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
 
 
-def _given(body: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The fields that a body has. A whole number may be written as 5.0."""
-    given = {name: body[name] for name in names if body.get(name) is not None}
-    return {k: int(v) if isinstance(v, float) and NUMBERS[k].whole else v for k, v in given.items()}
+def _given(body: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
+    """The options of a config class that a checked body has. A whole number may be written as 5.0."""
+    found = {own: body[own.body] for own in options(config).values() if body.get(own.body) is not None}
+    whole = {own: int(v) if isinstance(v, float) and own.is_whole else v for own, v in found.items()}
+    return {own.name: own.default if own.off is not None and v == own.off else v for own, v in whole.items()}
 
 
 def spec_of(body: Mapping[str, Any], engine: Engine) -> SpecConfig:
     """Who drafts for this request, and how much. Raises ConfigError."""
-    changes = _given(body, ("n_max", "n_min", "p_min", "policy"))
+    changes = _given(body, SpecConfig)
     draft = body.get("draft")
     if draft is not None:
         changes["drafters"] = _drafters(draft, engine)
@@ -348,27 +345,15 @@ def _params(
     num_prompt: int,
     engine: Engine,
 ) -> SamplingParams:
-    given = _given(body, _PLAIN)
+    given = _given({name: v for name, v in body.items() if name not in _FORMATS}, SamplingParams)
     given |= extra
     room = max(1, engine.max_context - num_prompt)
-    if "max_tokens" not in given:
+    if body.get("max_tokens") is None:
         given["max_tokens"] = min(defaults.max_tokens, room)
-    elif given["max_tokens"] == -1:
+    elif body["max_tokens"] == -1:
         given["max_tokens"] = room
-    for name in ("top_k", "top_n_sigma"):
-        if given.get(name) == -1:
-            given[name] = 0
-    if body.get("include_stop_str_in_output") is not None:
-        given["keeps_stop"] = body["include_stop_str_in_output"]
-    if given.get("thinking_budget") == -1:
-        given["thinking_budget"] = None
-    if body.get("seed") is not None:
-        given["seed"] = None if body["seed"] == -1 else int(body["seed"]) & _SEED_BITS
-    stop = body.get("stop")
-    if stop is not None:
-        given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    if body.get("bad_words") is not None:
-        given["bad_words"] = tuple(body["bad_words"])
+    if given.get("seed") is not None:
+        given["seed"] &= _SEED_BITS
     if body.get("logit_bias"):
         given["logit_bias"] = _biases(body["logit_bias"], engine)
         size = engine.model.vocab_size
@@ -378,8 +363,8 @@ def _params(
             )
     if body.get("lora") is not None:
         given["adapters"] = scales_of(body["lora"], engine, "lora")
-    if any(name in given for name in ("json_schema", "regex", "lark")):
-        given = {"json_schema": None, "regex": None, "lark": None, **given}
+    if any(name in given for name in _FORMATS):
+        given = dict.fromkeys(_FORMATS) | given
     return replace(defaults, **given)
 
 

@@ -220,7 +220,7 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
     instructions: t.Text | None = None
     stream: t.Flag = None
     stream_options: t.Fields | None = None
-    stop: shared.Word | shared.Words | None = None
+    stop: t.Word | shared.Words | None = None
     tools: t.Tools[ResponsesTool] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]

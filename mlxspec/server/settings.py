@@ -6,11 +6,13 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from mlxspec.config import SamplingParams, check_number
+from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
+from mlxspec.option import check_options, option
 from mlxspec.server.limits import ServerLimits
 
 DEFAULT_MAX_TOKENS = 4096
+KEY_VARIABLE = "MLXSPEC_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,22 +22,24 @@ class ServerConfig:
     client may cause. idle_unload: seconds without a request after which the model leaves memory. params: sampling where neither a
     request nor a model says anything; its max_tokens is the longest answer nobody asked to be longer."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    api_key: str | None = None
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
+    # fmt: off
+    host: str = option(str, "127.0.0.1", "address to listen on; all but this machine's own need a key", metavar="ADDRESS")
+    port: int = option(int, 8080, "port to listen on, 0 for any that is free", 0, 65535, "N")
+    api_key: str | None = option(
+        str, None, "what clients must send, @FILE to read it from a file", metavar="KEY", unset=f"{KEY_VARIABLE} of the environment"
+    )
+    allowed_origins: tuple[str, ...] = option(list, (), "an origin that may call, like https://example.com", metavar="ORIGIN")
+    allowed_hosts: tuple[str, ...] = option(list, (), "another host name of this machine that requests may use", metavar="NAME")
+    idle_unload: float | None = option(
+        float, None, "unload the model after this time without a request", 0.1, 1e9, "SECONDS", unset="never"
+    )
+    # fmt: on
     limits: ServerLimits = field(default_factory=ServerLimits)
     keepalive_seconds: float = 10.0
-    idle_unload: float | None = None
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=DEFAULT_MAX_TOKENS))
 
     def __post_init__(self) -> None:
-        check_number("port", self.port, 0, 65535, integer=True)
-        if self.idle_unload is not None:
-            check_number("idle_unload", self.idle_unload, 0.1, 1e9)
-        if not self.host:
-            raise ConfigError("host must not be empty.")
+        check_options(self)
         if self.api_key is not None and len(self.api_key) < 4:
             raise ConfigError("The API key must have at least 4 characters.")
         for origin in self.allowed_origins:

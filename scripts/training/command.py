@@ -15,8 +15,8 @@ from mlxspec.cli import options, saved, terminal
 from mlxspec.cli.interrupt import Ended, clearing_away
 from mlxspec.cli.parser import CommandParser, declare
 from mlxspec.cli.settings import drafter_of
-from mlxspec.config import check_number
 from mlxspec.errors import ConfigError, MlxspecError
+from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from training.adapt import Adapted, Named

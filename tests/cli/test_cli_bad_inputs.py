@@ -50,7 +50,7 @@ BAD = [
     ("generate x --temp=-1", "--temp must be between"),
     ("generate x --temp nan", "--temp must be between"),
     ("generate x --top-p 0", "--top-p must be above 0"),
-    ("generate x --top-p 2", "--top-p must be between"),
+    ("generate x --top-p 2", "--top-p must be above 0 and at most 1"),
     ("generate x --min-p 2", "--min-p must be between"),
     ("generate x --top-k=-5", "--top-k must be between"),
     ("generate x --repetition-penalty 0", "--repetition-penalty"),

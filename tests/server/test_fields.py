@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlxspec.config import NUMBERS, SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
+from mlxspec.option import options
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review
@@ -23,6 +24,7 @@ from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
 from tests.server.serving import QUESTION, Served, content
 
 USER = {"role": "user", "content": QUESTION}
+REQUEST = options(SamplingParams) | options(SpecConfig)
 BODY: dict[str, Any] = {"messages": [USER], "max_tokens": 12}
 
 
@@ -65,12 +67,12 @@ def accepts(make: Any, error: type[Exception]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(NUMBERS.keys() & ChatCompletionRequest.model_fields.keys() - {"seed"})
+    "name", [o.name for o in REQUEST.values() if o.kind in (int, float) and o.body and o.name != "seed"]
 )
 def test_a_form_takes_the_numbers_that_the_config_class_takes(name: str) -> None:
     """But for -1, "not set" of other servers; and a whole number may be written as 5.0."""
-    span = NUMBERS[name]
-    made = SpecConfig if name in SpecConfig.__dataclass_fields__ else SamplingParams
+    span = REQUEST[name]
+    made = SpecConfig if name in options(SpecConfig) else SamplingParams
     more = {"max_tokens": 1 << 24} if name == "min_tokens" else {}
     for value in (-2, 0, 1, 0.5, span.low, span.high, span.high + 1, True, "1"):
         by_class = accepts(lambda v=value: made(**{name: v}, **more), ConfigError)

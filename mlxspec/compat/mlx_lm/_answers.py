@@ -12,7 +12,7 @@ from mlx_lm.generate import BatchResponse, BatchStats, GenerationResponse, gener
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxspec.compat.mlx_lm._load import LoadedModel, PromptCache
-from mlxspec.config import MAX_CONTEXT, SamplingParams, check_kv_bits
+from mlxspec.config import MAX_CONTEXT, EngineConfig, SamplingParams
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, MlxspecError
@@ -295,7 +295,7 @@ def _prepare(model: LoadedModel, engine: Engine, options: Mapping[str, Any]) -> 
     if chunk is not None and (type(chunk) is not int or not 16 <= chunk <= 1 << 16):
         raise ConfigError(f"prefill_step_size must be an integer between 16 and {1 << 16}, not {chunk!r}.")
     if bits is not None:
-        check_kv_bits("kv_bits", bits)
+        EngineConfig(kv_bits=bits)
     engine.keep_kv_in(model.kv_bits if bits is None else int(bits))
     engine.prefill_chunk = model.prefill_chunk if chunk is None else chunk
 

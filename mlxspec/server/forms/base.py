@@ -14,11 +14,11 @@ A field that is none of these is ignored, and the answer's `mlxspec.notices` nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -32,10 +32,12 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from mlxspec.config import NUMBERS
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.option import Option, options, span
 from mlxspec.server.errors import BadField
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Fields")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,15 +128,55 @@ class Range:
         if value not in self.also and not (
             self.low <= value <= self.high and not (self.above and value == self.low)
         ):
-            span = f"above {self.low} and at most" if self.above else f"between {self.low} and"
-            raise PydanticCustomError("range", f"must be {span} {self.high}.")  # type: ignore[arg-type]
+            said = span(self.low, self.high, above=self.above)
+            raise PydanticCustomError("range", f"must be {said}.")  # type: ignore[arg-type]
         return value
 
 
-def option(name: str, *also: int) -> Range:
-    """The range of a field of the config classes. also: numbers that clients send for "not set"."""
-    span = NUMBERS[name]
-    return Range(span.low, span.high, also=also, above=span.above)
+def option(name: str) -> Range:
+    """The range of an option of a request."""
+    return _range((options(SamplingParams) | options(SpecConfig))[name])
+
+
+def _range(own: Option) -> Range:
+    return Range(own.low, own.high, also=() if own.off is None else (own.off,), above=own.above)
+
+
+def with_options(config: type[Any], without: str = "", under: str = "") -> Callable[[type[F]], type[F]]:
+    """Adds the options of a config class, and their other names, to a form. without: options that the form declares by itself. under: in
+    their place those names that begin so, less this beginning."""
+
+    def add(form: type[F]) -> type[F]:
+        added: dict[str, Any] = {}
+        for own in options(config).values():
+            kind = _type_of(own)
+            if under:
+                inner = [alias.removeprefix(under) for alias in own.aliases if alias.startswith(under)]
+                added |= dict.fromkeys(inner, (kind, optional(own.about)))
+            elif own.body and own.name not in without.split():
+                added[own.body] = (kind, optional(_about(own)))
+                for alias in own.aliases:
+                    name = alias.replace(".", "_")
+                    added[name] = (kind, optional(name=alias if name != alias else None, same_as=own.body))
+        return create_model(
+            form.__name__, __base__=form, __doc__=form.__doc__, __module__=form.__module__, **added
+        )
+
+    return add
+
+
+def _about(own: Option) -> str:
+    return own.about if own.off is None else f"{own.about}; {own.off}: not set"
+
+
+def _type_of(own: Option) -> Any:
+    """The type of an option's field."""
+    if isinstance(own.kind, tuple):
+        return Literal[own.kind] | None
+    if own.kind is list:
+        return Annotated[Many[Word], Field(max_length=int(own.high))] | None
+    made: dict[Any, Any] = {bool: bool, "grammar": Grammar, "schema": Object | Grammar, "ids": TokenIds}
+    return (made[own.kind] if own.kind in made else Annotated[own.kind, _range(own)]) | None
 
 
 def _whole(value: Any) -> Any:
@@ -156,6 +198,10 @@ Flag = bool | None
 Many = Annotated[list[Annotated[T, BeforeValidator(_pause)]], Field(fail_fast=True)]
 Turns = Annotated[Many[T], Field(max_length=20_000)]
 Tools = Annotated[Many[T], Field(max_length=2048)]
+Word = Annotated[str, Field(min_length=1, max_length=1000)]
+Grammar = Annotated[str, Field(min_length=1, max_length=100_000)]
+TokenId = Annotated[int, Range(0, 1 << 30)]
+TokenIds = Annotated[Many[TokenId], Field(max_length=10_000)]
 
 
 def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:

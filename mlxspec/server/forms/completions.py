@@ -9,7 +9,8 @@ from pydantic import Discriminator, Field, RootModel, Tag
 from mlxspec.config import MAX_CONTEXT
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import chat, shared
-from mlxspec.server.forms.shared import Count, TokenId
+from mlxspec.server.forms.base import TokenId
+from mlxspec.server.forms.shared import Count
 
 _Prompt = Annotated[str, Field(min_length=1, max_length=1 << 24)]
 _Mixed = Annotated[t.Many[TokenId | _Prompt], Field(min_length=1)]

@@ -4,27 +4,21 @@ fields; and the parts of answers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from mlxspec.config import DRAFTER_NAMES, ONE_ACCEPTANCE, LoopBreaker, Policy
+from mlxspec.config import DRAFTER_NAMES, ONE_ACCEPTANCE, SamplingParams, SpecConfig
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64
 ModelName = Annotated[str, Field(max_length=1000)]
-Factor = Annotated[float, t.option("repetition_penalty")]
-Budget = Annotated[int, t.option("thinking_budget", -1)]
-Length = Annotated[int, t.option("max_tokens", -1)]
-DraftLength = Annotated[int, t.option("n_max")]
-LeastDraft = Annotated[int, t.option("n_min")]
-LeastChance = Annotated[float, t.option("p_min")]
+Budget = Annotated[int, t.option("thinking_budget")]
+Length = Annotated[int, t.option("max_tokens")]
 Number = Annotated[int, t.Range(1, MAX_CHOICES)]
-Word = Annotated[str, Field(min_length=1, max_length=1000)]
-Words = Annotated[t.Many[Word], Field(max_length=16)]
-Grammar = Annotated[str, Field(min_length=1, max_length=100_000)]
+Words = Annotated[t.Many[t.Word], Field(max_length=16)]
 Choices = Annotated[
     t.Many[Annotated[str, Field(min_length=1, max_length=10_000)]], Field(min_length=1, max_length=1000)
 ]
@@ -34,8 +28,6 @@ BiasPairs = Annotated[
     t.Many[Annotated[list[int | float | bool | str], Field(min_length=2, max_length=2)]],
     Field(max_length=10_000),
 ]
-TokenId = Annotated[int, t.Range(0, 1 << 30)]
-TokenIds = Annotated[t.Many[TokenId], Field(max_length=10_000)]
 Drafter = Literal[DRAFTER_NAMES]  # type: ignore[valid-type]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -168,11 +160,11 @@ class Body(t.Fields):
 class StructuredOutputs(t.Fields):
     """vLLM's form of the formats."""
 
-    json_: t.Object | Grammar | None = t.optional(name="json")
+    json_: t.Object | t.Grammar | None = t.optional(name="json")
     json_object: t.Flag = None
-    regex: Grammar | None = None
+    regex: t.Grammar | None = None
     choice: Choices | None = None
-    grammar: Grammar | None = None
+    grammar: t.Grammar | None = None
     refused: ClassVar = {
         **t.refuse("structural_tag", "use tools, or lark"),
         **t.refuse("whitespace_pattern", _JSON_SPACE),
@@ -193,12 +185,10 @@ class Prediction(t.Fields):
     content: t.Text | t.Many[PredictedText]
 
 
+@t.with_options(SpecConfig, under="speculative.")
 class Speculative(t.Fields):
     """llama.cpp's names, in an object."""
 
-    n_max: DraftLength | None = None
-    n_min: LeastDraft | None = None
-    p_min: LeastChance | None = None
     refused: ClassVar = {
         **t.refuse("type types", "use draft"),
         **t.refuse("ngram_size_n ngram_size_m ngram_min_hits", _AT_START),
@@ -210,6 +200,8 @@ class Adapter(t.Fields):
     scale: Annotated[float, t.Range(-100, 100)] = 1.0
 
 
+@t.with_options(SpecConfig)
+@t.with_options(SamplingParams, without="max_tokens stop seed")
 class Generation(t.Fields):
     """Fields with the same name in every API."""
 
@@ -220,62 +212,19 @@ class Generation(t.Fields):
     return_drafted: t.Flag = t.optional(
         "every chunk of a stream says how many characters at the beginning of its text were drafted, and who drafted them"
     )
-    # sampling
-    temperature: Annotated[float, t.option("temperature")] | None = t.optional(
-        "0 takes the most likely token; the default is the server's or the model's"
-    )
-    top_p: Annotated[float, t.option("top_p")] | None = None
-    top_k: Annotated[int, t.option("top_k", -1)] | None = t.optional("0 or -1: off")
-    min_p: Annotated[float, t.option("min_p")] | None = None
-    top_n_sigma: Annotated[float, t.option("top_n_sigma", -1)] | None = t.optional("0 or -1: off")
-    typical_p: Annotated[float, t.option("typical_p")] | None = None
-    xtc_probability: Annotated[float, t.option("xtc_probability")] | None = None
-    xtc_threshold: Annotated[float, t.option("xtc_threshold")] | None = None
-    repetition_penalty: Factor | None = None
-    repeat_penalty: Factor | None = t.optional(
-        "llama.cpp's name of repetition_penalty", same_as="repetition_penalty"
-    )
-    presence_penalty: Annotated[float, t.option("presence_penalty")] | None = None
-    frequency_penalty: Annotated[float, t.option("frequency_penalty")] | None = None
     seed: Annotated[int, t.Range(-(2**63), 2**64 - 1)] | None = t.optional(
         "the same seed gives the same text, with drafting and without; -1 draws one"
     )
-    repeat_last_n: Annotated[int, t.option("repeat_last_n")] | None = t.optional(
-        "penalties look at so many of the last tokens; -1: at all"
-    )
-    dry_multiplier: Annotated[float, t.option("dry_multiplier")] | None = t.optional("0: off")
-    dry_base: Annotated[float, t.option("dry_base")] | None = None
-    dry_allowed_length: Annotated[int, t.option("dry_allowed_length")] | None = None
-    dry_penalty_last_n: Annotated[int, t.option("dry_penalty_last_n")] | None = None
-    dry_sequence_breakers: Words | None = None
     logit_bias: Biases | BiasPairs | None = t.optional(
         "by token id or by a text, all of whose tokens are meant; or pairs of one of these and a number, or false for never"
     )
-    allowed_token_ids: TokenIds | None = t.optional("an answer has no other tokens")
-    stop_token_ids: TokenIds | None = t.optional("they end the answer, and are no part of it")
-    min_tokens: Annotated[int, t.option("min_tokens")] | None = t.optional(
-        "before so many nothing ends the answer"
-    )
-    include_stop_str_in_output: t.Flag = None
-    ignore_eos: t.Flag = None
-    bad_words: Annotated[t.Many[Word], Field(max_length=1000)] | None = None
     timeout: Annotated[float, t.Range(0, 1_000_000, above=True)] | None = t.optional("seconds")
-    thinking_budget: Budget | None = t.optional("tokens after which thinking is closed; -1: never")
-    loop_breaker: Literal[get_args(LoopBreaker)] | None = t.optional(  # type: ignore[valid-type]
-        "what is done about a text that loops (repeats itself): off, thinking (the default: it is closed), all (an answer ends too)"
-    )
-    thinking_token_budget: Budget | None = t.optional(same_as="thinking_budget")
-    thinking_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
-    reasoning_budget_tokens: Budget | None = t.optional(same_as="thinking_budget")
     # formats
-    regex: Grammar | None = t.optional("the answer matches it")
-    lark: Grammar | None = t.optional("the answer is of this grammar")
-    json_schema: t.Object | Grammar | None = t.optional("the answer is JSON of this schema")
-    grammar: Grammar | None = t.optional("the answer is of this grammar in GBNF, llama.cpp's form")
-    guided_json: t.Object | Grammar | None = t.optional("vLLM's name of json_schema")
-    guided_regex: Grammar | None = t.optional("vLLM's name of regex")
+    grammar: t.Grammar | None = t.optional("the answer is of this grammar in GBNF, llama.cpp's form")
+    guided_json: t.Object | t.Grammar | None = t.optional("vLLM's name of json_schema")
+    guided_regex: t.Grammar | None = t.optional("vLLM's name of regex")
     guided_choice: Choices | None = t.optional("the answer is one of these texts")
-    guided_grammar: Grammar | None = t.optional("a grammar in GBNF or Lark")
+    guided_grammar: t.Grammar | None = t.optional("a grammar in GBNF or Lark")
     structured_outputs: StructuredOutputs | None = None
     lora: ModelName | Annotated[t.Many[Adapter], Field(max_length=64)] | None = t.optional(
         "the adapter that the answer has, by its name; or llama.cpp's list of how much each counts, where those left out do not"
@@ -289,15 +238,8 @@ class Generation(t.Fields):
     prediction: Prediction | None = t.optional(
         "what the answer will probably be: it is drafted from before other drafters are asked, and never changes the answer"
     )
-    policy: Literal[get_args(Policy)] | None = None  # type: ignore[valid-type]
-    n_max: DraftLength | None = t.optional("most tokens a model drafts at once")
-    n_min: LeastDraft | None = t.optional("shorter drafts are dropped")
-    p_min: LeastChance | None = t.optional("a draft ends before a token less probable than this")
-    # llama.cpp's names for the same
+    # llama.cpp's names of how much is drafted
     speculative: Speculative | None = None
-    speculative_n_max: DraftLength | None = t.optional(name="speculative.n_max", same_as="n_max")
-    speculative_n_min: LeastDraft | None = t.optional(name="speculative.n_min", same_as="n_min")
-    speculative_p_min: LeastChance | None = t.optional(name="speculative.p_min", same_as="p_min")
     refused = REFUSED
     harmless = HARMLESS  # fmt: skip
 
@@ -314,7 +256,7 @@ class Continued(Body, Generation):
     """What OpenAI's chat completions, its completions and llama.cpp's completion share."""
 
     stream: t.Flag = None
-    stop: Word | Words | None = None
+    stop: t.Word | Words | None = None
     max_tokens: Length | None = t.optional("-1: to the context's end")
     n_predict: Length | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
     n: Number | None = None

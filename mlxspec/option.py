@@ -1,0 +1,177 @@
+"""`option`: a field of a config class, with its kind, default, range, meaning and names in one line.
+
+Everything that knows an option is made from that line: the checks of the class (`check_options`), flags and help of the command line
+(cli/options.py), fields of request bodies with their other names (server/forms), and the table of `mlxspec flags`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from mlxspec.errors import ConfigError
+
+Kind = type | tuple[Any, ...] | Literal["bytes", "ids", "grammar", "schema"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """kind: int, float, bool, str or Path; list for several texts; a tuple for one of its values; "bytes" for an amount of memory;
+    "ids" for token ids; "grammar" for a text, and "schema" for a JSON object or its text, that an answer follows.
+
+    low, high: the numbers it may be; of a list, high is the most texts that a request may have. above: low itself is not allowed.
+    about: what it means. unset: what happens where it is None, for people. flag: on the command line, with two dashes; metavar: of its
+    value. body: the field of a request's body; aliases: other programs' names of that field. An empty flag or body stands for none. off: a
+    number by which clients say "not set", which is read as the default.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    about: str
+    low: float
+    high: float
+    metavar: str
+    flag: str
+    body: str
+    aliases: tuple[str, ...]
+    above: bool = False
+    unset: str = ""
+    off: int | None = None
+
+    @property
+    def dest(self) -> str:
+        """The attribute of parsed arguments that holds it."""
+        return self.flag[2:].replace("-", "_")
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind in (int, "bytes")
+
+    @property
+    def values(self) -> str:
+        """The values that it may have, for people."""
+        if isinstance(self.kind, tuple):
+            return ", ".join(map(str, self.kind))
+        if self.kind in (int, float, "bytes"):
+            return span(self.low, self.high, above=self.above)
+        names = {
+            bool: "true or false",
+            list: "texts",
+            "ids": "token ids",
+            "schema": "a schema",
+            Path: "a folder",
+        }
+        return names.get(self.kind, "a text")
+
+    def check(self, value: Any) -> Any:
+        """The value as a config class keeps it: lists become tuples. Raises ConfigError."""
+        if value is None and self.default is None:
+            return None
+        if isinstance(self.kind, tuple):
+            if type(value) is not type(self.kind[0]) or value not in self.kind:
+                choices = ", ".join(map(str, self.kind))
+                raise ConfigError(f"{self.name} must be one of {choices}, not {shown(value)}.")
+        elif self.kind is bool:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{self.name} must be True or False, not {shown(value)}.")
+        elif self.kind is list:
+            return texts(self.name, value)
+        elif self.kind == "ids":
+            return self._ids(value)
+        elif self.kind == "schema":
+            if not isinstance(value, (Mapping, str)):
+                raise ConfigError(f"{self.name} must be a mapping or JSON text, not {shown(value)}.")
+        elif self.kind in (str, Path, "grammar"):
+            if not isinstance(value, (str, Path) if self.kind is Path else str) or not str(value):
+                kind = "a folder's path" if self.kind is Path else "a non-empty string"
+                raise ConfigError(f"{self.name} must be {kind}, not {shown(value)}.")
+        else:
+            check_number(self.name, value, self.low, self.high, integer=self.is_whole, above=self.above)
+        return value
+
+    def _ids(self, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{self.name} must be a list of token ids, not {shown(value)}.")
+        for token in value:
+            check_number(f"a token id in {self.name}", token, self.low, self.high, integer=True)
+        return tuple(value)
+
+
+def option(
+    kind: Kind,
+    default: Any,
+    about: str,
+    low: float = 0,
+    high: float = 0,
+    metavar: str = "",
+    *,
+    aliases: str = "",
+    **more: Any,
+) -> Any:
+    """A dataclass field: see `Option`. aliases: with blanks between them. Unless they are given, the flag is --name-with-dashes and the
+    field of a body has the same name."""
+    known = {"kind": kind, "about": about, "low": low, "high": high, "metavar": metavar}
+    return field(default=default, metadata={"option": {**known, **more, "aliases": tuple(aliases.split())}})
+
+
+def options(config: type[Any]) -> dict[str, Option]:
+    """The options of a config class by name, in order. Fields that were not made by `option` are left out."""
+    if config not in _KNOWN:
+        made = [f for f in fields(config) if "option" in f.metadata]
+        _KNOWN[config] = {f.name: _made(f.name, f.default, f.metadata["option"]) for f in made}
+    return _KNOWN[config]
+
+
+def _made(name: str, default: Any, known: Mapping[str, Any]) -> Option:
+    return Option(
+        name=name, default=default, **{"flag": f"--{name.replace('_', '-')}", "body": name, **known}
+    )
+
+
+_KNOWN: dict[type[Any], dict[str, Option]] = {}
+
+
+def check_options(config: Any) -> None:
+    """Check every option of a config object that is being made. Raises ConfigError."""
+    for name, found in options(type(config)).items():
+        object.__setattr__(config, name, found.check(getattr(config, name)))
+
+
+def check_number(
+    name: str, value: object, low: float, high: float, *, integer: bool = False, above: bool = False
+) -> None:
+    """Raise ConfigError unless `value` is a finite number (not a bool) in [low, high]; above: in (low, high]."""
+    kind = "an integer" if integer else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
+        raise ConfigError(f"{name} must be {kind}, not {shown(value)}.")
+    # also false for nan; isfinite would choke on integers beyond float
+    if not low <= value <= high or (above and value == low):
+        raise ConfigError(f"{name} must be {span(low, high, above=above)}, not {shown(value)}.")
+
+
+def span(low: float, high: float, *, above: bool = False) -> str:
+    """The numbers from low to high, for people."""
+    least, most = (int(end) if float(end).is_integer() else end for end in (low, high))
+    return f"above {least} and at most {most}" if above else f"between {least} and {most}"
+
+
+def shown(value: object) -> str:
+    """A value as an error message may show it."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to spell integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """A string, or several of them, as a tuple. Raises ConfigError for anything else, and for empty ones."""
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    if "" in found:
+        raise ConfigError(f"{name} must not be empty.")
+    if not all(isinstance(item, str) for item in found):
+        raise ConfigError(f"{name} must be texts, not {shown(value)}.")
+    return tuple(str(item) for item in found)
