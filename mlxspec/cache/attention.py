@@ -48,8 +48,17 @@ class AttentionLayerCache:
     is_recurrent = False
     is_per_token = True  # what it keeps of a text is what it keeps of each token, so it can be cut and joined
 
-    def __init__(self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int = 0) -> None:
+    def __init__(
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: mx.Dtype,
+        num_rows: int = 0,
+        value_dim: int | None = None,
+    ) -> None:
+        """value_dim: of values, where it is another than that of keys."""
         self.shape = (num_kv_heads, head_dim)
+        self.value_dim = head_dim if value_dim is None else value_dim
         self.dtype = dtype
         self.parts: tuple[list[mx.array], ...] = tuple(
             [self._buffer(form, 0) for _ in range(num_rows)] for form in self._forms
@@ -71,8 +80,7 @@ class AttentionLayerCache:
     @property
     def _forms(self) -> tuple[Form, ...]:
         """Of the parts: those of keys and those of values in turn."""
-        form = Form(self.shape[1], self.dtype)
-        return form, form
+        return Form(self.shape[1], self.dtype), Form(self.value_dim, self.dtype)
 
     def _stored(self, keys: mx.array, values: mx.array) -> KV:
         """Keys and values (1, N, Hkv, D) as the parts have them, (1, N, Hkv, ·) each."""

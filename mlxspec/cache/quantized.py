@@ -24,19 +24,27 @@ class QuantizedLayerCache(AttentionLayerCache):
     """Its parts are codes, scales and biases, of keys and of values in turn. dtype: of the keys and values that are appended."""
 
     def __init__(
-        self, num_kv_heads: int, head_dim: int, dtype: mx.Dtype, bits: int, num_rows: int = 0
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: mx.Dtype,
+        bits: int,
+        num_rows: int = 0,
+        value_dim: int | None = None,
     ) -> None:
         """Raises CacheError where `bits` is neither 4 nor 8, or groups of 64 do not divide a head."""
-        if bits not in KV_BITS or head_dim % GROUP:
-            raise CacheError(f"Heads of {head_dim} cannot be kept in {bits} bits in groups of {GROUP}.")
+        for dim in (head_dim, head_dim if value_dim is None else value_dim):
+            if bits not in KV_BITS or dim % GROUP:
+                raise CacheError(f"Heads of {dim} cannot be kept in {bits} bits in groups of {GROUP}.")
         self.bits = bits
-        super().__init__(num_kv_heads, head_dim, dtype, num_rows)
+        super().__init__(num_kv_heads, head_dim, dtype, num_rows, value_dim)
 
     @property
     def _forms(self) -> tuple[Form, ...]:
-        dim = self.shape[1]
-        codes, others = Form(dim * self.bits // 32, mx.uint32), Form(dim // GROUP, self.dtype)
-        return codes, codes, others, others, others, others
+        dims = self.shape[1], self.value_dim
+        codes = [Form(dim * self.bits // 32, mx.uint32) for dim in dims]
+        others = [Form(dim // GROUP, self.dtype) for dim in dims]
+        return (*codes, *others, *others)
 
     def _stored(self, keys: mx.array, values: mx.array) -> KV:
         pairs = zip(quantize(keys, self.bits), quantize(values, self.bits), strict=True)
@@ -49,12 +57,18 @@ class QuantizedLayerCache(AttentionLayerCache):
 
 
 def attention_cache(
-    num_kv_heads: int, head_dim: int, dtype: mx.Dtype, num_rows: int, kv_bits: int = PLAIN
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: mx.Dtype,
+    num_rows: int,
+    kv_bits: int = PLAIN,
+    value_dim: int | None = None,
 ) -> AttentionLayerCache:
-    """Of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are."""
+    """Of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are. Raises CacheError where heads
+    cannot be kept in so many bits."""
     if kv_bits == PLAIN:
-        return AttentionLayerCache(num_kv_heads, head_dim, dtype, num_rows)
-    return QuantizedLayerCache(num_kv_heads, head_dim, dtype, kv_bits, num_rows)
+        return AttentionLayerCache(num_kv_heads, head_dim, dtype, num_rows, value_dim)
+    return QuantizedLayerCache(num_kv_heads, head_dim, dtype, kv_bits, num_rows, value_dim)
 
 
 def check_kv_bits(layers: Sequence[object], kv_bits: int, whose: str, option: str) -> None:
@@ -73,7 +87,7 @@ def check_kv_bits(layers: Sequence[object], kv_bits: int, whose: str, option: st
         raise ConfigError(
             f"{whose} has no layer that attends to the whole context, so {option} {kv_bits} would quantize nothing; leave it at 16."
         )
-    odd = [layer.shape[1] for layer in whole if layer.shape[1] % GROUP]
+    odd = [n for layer in whole for n in (layer.shape[1], layer.value_dim) if n % GROUP]
     if odd:
         raise ConfigError(
             f"{whose} has attention heads of {odd[0]} numbers, which groups of {GROUP} do not divide, so {option} {kv_bits} cannot be "

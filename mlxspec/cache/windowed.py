@@ -31,9 +31,15 @@ class WindowedLayerCache(AttentionLayerCache):
     is_per_token = False
 
     def __init__(
-        self, num_kv_heads: int, head_dim: int, window: int, dtype: mx.Dtype, num_rows: int = 0
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        window: int,
+        dtype: mx.Dtype,
+        num_rows: int = 0,
+        value_dim: int | None = None,
     ) -> None:
-        super().__init__(num_kv_heads, head_dim, dtype, num_rows)
+        super().__init__(num_kv_heads, head_dim, dtype, num_rows, value_dim)
         self.window = window
         self.starts = [0] * num_rows
         self._is_fork = False

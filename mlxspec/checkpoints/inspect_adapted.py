@@ -19,15 +19,16 @@ from mlxspec.models.adapted.loading import expert_counts
 from mlxspec.models.adapted.model import AdaptedModel
 from mlxspec.models.adapted.sizes import LeafForm
 from mlxspec.models.assemble import assemble_folder
+from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
 
 LIMITS = (
     "--exact is refused: verifies may round otherwise than plain steps.",
-    "--kv-bits is refused: mlx-lm's caches keep keys and values as they are computed.",
     "--ranks is refused: the model cannot be divided.",
 )
+BY_ROWS = "--kv-bits is refused: mlx-lm's caches keep keys and values as they are computed."
 
 
 def inspect_adapted(
@@ -38,7 +39,9 @@ def inspect_adapted(
     model: Any = made.model
     small: Any = None
     if draft_model is not None:
-        small = assemble_folder(ModelFolder(hub.resolve(draft_model, download=False))).model
+        beside = ModelFolder(hub.resolve(draft_model, download=False))
+        make = {"eagle3": assemble_eagle3_lazily, "dflash": assemble_dflash_lazily}.get(beside.kind())
+        small = assemble_folder(beside).model if make is None else make(beside.config(), beside.read, model)
     if context is not None and context > model.max_context:
         raise ConfigError(
             f"This model's context ends at {model.max_context} tokens; --context {context} is more."
@@ -77,20 +80,20 @@ def inspect_adapted(
             machine=machine_memory(),
             a_token=memory.token_bytes(model),
         ),
-        drafters=tuple(_usable(name, draft_model, advice) for name in DRAFTER_NAMES),
+        drafters=tuple(_usable(name, draft_model, advice, model.by_rows) for name in DRAFTER_NAMES),
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        limits=LIMITS,
+        limits=LIMITS if model.seams else (*LIMITS, BY_ROWS, f"Rows run one by one: {model.by_rows}."),
     )
 
 
-def _usable(name: str, draft_model: str | None, advice: str) -> Usable:
+def _usable(name: str, draft_model: str | None, advice: str, by_rows: str) -> Usable:
+    """by_rows: why rows run one by one, empty where they share a forward."""
     if name == "mtp":
         return Usable(name=name, usable=False, why=advice)
     if name in ("eagle3", "dflash"):
+        hidden = "reads layers, which a model whose rows run one by one does not show"
         return Usable(
-            name=name,
-            usable=False,
-            why="reads layers, which a model that runs by mlx-lm's code does not show",
+            name=name, usable=False, why=hidden if by_rows else "needs --draft-model, such a drafter"
         )
     if name == "draft-model":
         why = "needs --draft-model, a smaller model of the same vocabulary"

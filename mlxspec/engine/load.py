@@ -34,7 +34,7 @@ from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks.loading import LoadTogether
 from mlxspec.engine.ranks.peers import Peers
 from mlxspec.engine.rehearsal import unraced_notice
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import races
 from mlxspec.loading import hub
 from mlxspec.loading.pooling import Pooling, pooling_of
@@ -193,7 +193,11 @@ def load(
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
         tune.check_kernels(modules)
-        builder.notices.extend(_untrimmable_notice(modules))
+        builder.notices.extend(_notices_of_adapted(modules))
+        if not target.model.num_layers and any(drafter.needs.layers for drafter in made):
+            raise ModelError(
+                "The drafter reads layers, which this model does not show: its rows run one by one."
+            )
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
@@ -241,15 +245,15 @@ def load(
     return loaded
 
 
-def _untrimmable_notice(modules: Sequence[Any]) -> list[str]:
-    """Notices on models that run by mlx-lm's code, which are no modules of ours: whether their caches go back to accepted tokens is
-    tried."""
+def _notices_of_adapted(modules: Sequence[Any]) -> list[str]:
+    """Notices on models that run by mlx-lm's code, which are no modules of ours: whether rows can share a forward, and whether rejected
+    tokens can be taken back, is tried."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]
     if not adapted:
         return []
-    from mlxspec.models.adapted.check import check_rollback  # slow to import
+    from mlxspec.models.adapted.check import check_model  # slow to import
 
-    return [notice for notice in map(check_rollback, adapted) if notice is not None]
+    return [notice for notice in map(check_model, adapted) if notice is not None]
 
 
 def _without_useless_head(

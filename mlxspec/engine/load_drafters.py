@@ -164,9 +164,11 @@ class DrafterBuilder:
         """Without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
             return ngram_lookup(name, self.spec.ngram_n, self.spec.ngram_m, self.spec.ngram_min_hits)
-        if self.target.made_by and name != "draft-model":
+        if self.target.made_by and (
+            name == "mtp" or (name != "draft-model" and not self.target.model.num_layers)
+        ):
             raise ModelError(
-                f"The drafter {name} reads what a model that runs by mlx-lm's code does not show."
+                f"The drafter {name} reads what this model, which runs by mlx-lm's code, does not show."
             )
         if name == "mtp":
             return self._mtp()
@@ -229,7 +231,7 @@ class DrafterBuilder:
         self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
         self._say_quantized(block.title, block.bits_at_load)
         self.modules.append(block)
-        rows = self._head_rows("dflash", block)
+        rows = None if self.target.made_by else self._head_rows("dflash", block)
         return DFlashDrafter(block, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _mtp(self) -> Drafter:

@@ -30,7 +30,6 @@ from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights, our_name, read_file
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.layers import AdaptedLinear, weight_values
-from mlxspec.models.text_model import TextModel
 
 CONFIG_FILE = "adapter_config.json"
 MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
@@ -38,14 +37,14 @@ ADAPTER_FILES = (CONFIG_FILE, MLX_FILE, PEFT_FILE)  # of which one with tensors 
 _PEFT = re.compile(
     r"(?:base_model\.model\.)?(.+)\.lora_(?:(embedding_)?([AB])|(magnitude_vector))(?:\.default)?(?:\.weight)?"
 )
-_STACKS = (".switch_mlp.", ".switch_glu.")
+_OURS = "language_model."
 _LOOKED_UP = (nn.Embedding, nn.QuantizedEmbedding)
 _ALONE = "which a model can have for all requests only: load it alone, with --adapter"
 
 
 class Change(NamedTuple):
-    """What an adapter adds to a module: scale * a @ b, with a (..., in, r) and b (..., r, out); of an embedding a is (tokens, r). lengths:
-    of the rows of the adapted weight, None where they are not learned."""
+    """The change that an adapter makes to a module: scale * a @ b, with a (..., in, r) and b (..., r, out); of an embedding a is
+    (tokens, r). lengths: of the rows of the adapted weight, None where they are not learned."""
 
     a: mx.array
     b: mx.array
@@ -56,24 +55,24 @@ class Change(NamedTuple):
 def add_adapter(model: nn.Module, adapter: str | Path) -> None:
     """Put the adapter in a folder into `model`, lazily; a path may be that of a file of `scripts/adapt`. Raises ModelError, also where any
     of its tensors has no place in the model."""
-    with _read(adapter) as (tensors, changes):
+    modules = dict(model.named_modules())
+    with _read(adapter, modules) as (tensors, changes):
         if not changes:
             _replace(model, tensors)
             return
-        modules = dict(model.named_modules())
         adapted = [(path, _adapted(path, modules.get(path), change)) for path, change in changes.items()]
     model.update_modules(tree_unflatten(adapted))
 
 
-def add_adapters(model: TextModel, adapters: Mapping[str, str]) -> None:
-    """Put the adapters in these folders, by name, beside the layers of `model`, lazily; `model.gate` knows them by these names from then
-    on. One that cannot be used costs only itself: `model.gate.refused` says why in one sentence."""
+def add_adapters(model: nn.Module, adapters: Mapping[str, str], gate: AdapterGate) -> None:
+    """Put the adapters in these folders, by name, beside the layers of `model`, lazily; its gate knows them by these names from then on.
+    One that cannot be used costs only itself: `gate.refused` says why in one sentence."""
     modules, refused = dict(model.named_modules()), dict[str, str]()
     found: dict[str, list[tuple[int, Change]]] = {}
     names: list[str] = []
     for name, adapter in adapters.items():
         try:
-            with _read(adapter) as (_, changes):
+            with _read(adapter, modules) as (_, changes):
                 for path, change in changes.items():
                     _check_beside(path, _checked(path, modules.get(path), change), change)
                 if not changes:
@@ -84,22 +83,22 @@ def add_adapters(model: TextModel, adapters: Mapping[str, str]) -> None:
         for path, change in changes.items():
             found.setdefault(path, []).append((len(names), change))
         names.append(name)
-    gated = [(path, _gated(modules[path], changes, model.gate)) for path, changes in found.items()]
+    gated = [(path, _gated(modules[path], changes, gate)) for path, changes in found.items()]
     model.update_modules(tree_unflatten(gated))
-    model.gate.names, model.gate.refused = tuple(names), refused
+    gate.names, gate.refused = tuple(names), refused
 
 
 @contextmanager
-def _read(adapter: str | Path) -> Iterator[tuple[Weights, dict[str, Change]]]:
-    """Tensors and changes of the adapter in a folder; no changes where it holds whole layers. Whatever is wrong with it, also
-    within the `with`, is raised as ModelError with one sentence."""
+def _read(adapter: str | Path, modules: Mapping[str, Any]) -> Iterator[tuple[Weights, dict[str, Change]]]:
+    """Tensors of the adapter in a folder, and changes by the paths of these modules; no changes where it holds whole layers. Whatever
+    is wrong with it, also within the `with`, is raised as ModelError with one sentence."""
     is_file = isinstance(adapter, Path) and adapter.is_file()
     folder = Path(adapter) if is_file else _folder(str(adapter))
     try:
         if is_file:
             tensors = read_file(folder)
             rank = next((x.shape[-1] for name, x in tensors.items() if name.endswith("lora_a")), 0)
-            yield tensors, _of_mlx_lm(tensors, {"lora_parameters": {"scale": 1.0, "rank": rank}})
+            yield tensors, _of_mlx_lm(tensors, {"lora_parameters": {"scale": 1.0, "rank": rank}}, modules)
             return
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -107,7 +106,7 @@ def _read(adapter: str | Path) -> Iterator[tuple[Weights, dict[str, Change]]]:
         is_mlx_lms = (folder / MLX_FILE).is_file()
         tensors = read_file(folder / (MLX_FILE if is_mlx_lms else PEFT_FILE))
         is_whole = is_mlx_lms and config.get("fine_tune_type", "lora") == "full"
-        changes = {} if is_whole else (_of_mlx_lm if is_mlx_lms else _of_peft)(tensors, config)
+        changes = {} if is_whole else (_of_mlx_lm if is_mlx_lms else _of_peft)(tensors, config, modules)
         if not changes and not is_whole:
             raise ModelError("It adapts no layer.")
         yield tensors, changes
@@ -119,8 +118,8 @@ def _read(adapter: str | Path) -> Iterator[tuple[Weights, dict[str, Change]]]:
         ) from error
 
 
-def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
-    """By our module path."""
+def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any], modules: Mapping[str, Any]) -> dict[str, Change]:
+    """Changes by the path of a module."""
     settings = config["lora_parameters"]
     scale, rank = float(settings["scale"]), int(settings["rank"])
     found: dict[str, dict[str, mx.array]] = {}
@@ -128,7 +127,7 @@ def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]
         path, _, part = name.rpartition(".")
         if part not in ("lora_a", "lora_b", "m"):
             raise ModelError(f"{printable(name)} is no tensor of an adapter.")
-        found.setdefault(_path(path), {})[part] = value
+        found.setdefault(_path(path, modules), {})[part] = value
     changes = {}
     for path, parts in found.items():
         a, b = _pair(path, parts, "lora_a", "lora_b")
@@ -140,8 +139,8 @@ def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]
     return changes
 
 
-def _of_peft(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
-    """By our module path."""
+def _of_peft(tensors: Weights, config: Mapping[str, Any], modules: Mapping[str, Any]) -> dict[str, Change]:
+    """Changes by the path of a module."""
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         raise ModelError(f"peft_type is {printable(kind)}, and only LORA is supported.")
@@ -152,7 +151,7 @@ def _of_peft(tensors: Weights, config: Mapping[str, Any]) -> dict[str, Change]:
         if match is None:
             raise ModelError(f"{printable(name)} is no tensor of an adapter that is supported.")
         part = "m" if match[4] else match[3]
-        path = _path(match[1])
+        path = _path(match[1], modules)
         names[path] = match[1]
         # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
         found.setdefault(path, {})[part] = value
@@ -182,8 +181,10 @@ def _by_pattern(patterns: Any, name: str, default: Any) -> Any:
     return default
 
 
-def _path(path: str) -> str:
-    return our_name(path + ".").removesuffix(".")
+def _path(path: str, modules: Mapping[str, Any]) -> str:
+    """The path of an adapter's name among these modules: they are ours, or mlx-lm's, whose names lack what ours begin with."""
+    ours = our_name(path + ".").removesuffix(".")
+    return next((name for name in (ours, path, ours.removeprefix(_OURS)) if name in modules), ours)
 
 
 def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> tuple[mx.array, mx.array]:
@@ -195,8 +196,8 @@ def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> 
 def _checked(path: str, module: nn.Module | None, change: Change) -> nn.Module:
     """The module that a change is to. Raises ModelError where it does not fit."""
     kinds = (nn.Linear, nn.QuantizedLinear, *_LOOKED_UP)
-    is_stack = _is_stack(path)
-    if module is None or not (isinstance(module, kinds) or (is_stack and "weight" in module)):
+    is_stack = _is_stack(module)
+    if module is None or not (isinstance(module, kinds) or is_stack):
         raise ModelError(f"{printable(path)} is no layer of this model that can be adapted.")
     looked_up = isinstance(module, _LOOKED_UP)
     a, b, _, lengths = change
@@ -227,14 +228,15 @@ def _gated(module: nn.Module, changes: list[tuple[int, Change]], gate: AdapterGa
     return AdaptedLinear(module, a, b, gate=gate, owner=mx.array(owner.astype(np.int32)))
 
 
-def _is_stack(path: str) -> bool:
-    return any(part in f".{path}." for part in _STACKS)
+def _is_stack(module: nn.Module | None) -> bool:
+    """Whether it is a matrix an expert."""
+    return type(module).__name__ in ("SwitchLinear", "QuantizedSwitchLinear")
 
 
 def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
     """A module in place of `module`. Raises ModelError."""
     module = _checked(path, module, change)
-    is_stack, looked_up = _is_stack(path), isinstance(module, _LOOKED_UP)
+    is_stack, looked_up = _is_stack(module), isinstance(module, _LOOKED_UP)
     a, b, scale, lengths = change
     is_head = path.endswith("lm_head")
     if "scales" in module and not looked_up and not is_head:
@@ -250,6 +252,8 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
         return module
     made: nn.Module = nn.Embedding(1, 1) if looked_up else nn.Linear(1, 1, bias=False)
     made.weight = whole.astype(weight.dtype)
+    if "bias" in module:
+        made.bias = module.bias
     return made
 
 
@@ -280,7 +284,7 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 def _replace(model: nn.Module, tensors: Weights) -> None:
     """Whole layers that were trained, in place of the model's. Raises ModelError."""
     there = dict(tree_flatten(model.parameters()))
-    named = {our_name(name): value for name, value in tensors.items()}
+    named = {_path(name, there): value for name, value in tensors.items()}
     for name, value in named.items():
         if name not in there or there[name].shape != value.shape:
             raise ModelError(f"{printable(name)} is no tensor of this model, or its shape does not match.")

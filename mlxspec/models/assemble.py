@@ -130,10 +130,8 @@ def assemble_by_mlx_lm(
 
     if ranks.size > 1:
         raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
-    if isinstance(adapter, Mapping):
-        raise ModelError("A model that runs by mlx-lm's code takes one adapter, with --adapter.")
     model: Any = load_adapted(folder, dtype, adapter)
-    notice = f"{MADE_BY} runs this model: drafts come from n-gram drafters or a draft model, and images are not read."
+    notice = f"{MADE_BY} runs this model: it reads no images and has no MTP head."
     return Assembled(
         model=model,
         config=model.config,
@@ -178,7 +176,7 @@ def assemble_lazily(
 
     model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
     if isinstance(adapter, Mapping):
-        add_adapters(model, adapter)
+        add_adapters(model, adapter, model.gate)
     elif adapter is not None:
         add_adapter(model, adapter)
     mtp = None

@@ -34,7 +34,6 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
 from mlxspec.models.draft_vocabulary import target_ids
-from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import (
     FusedLinear,
@@ -49,6 +48,7 @@ from mlxspec.models.layers import (
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
 from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+from mlxspec.models.row_attention import attend_in_places
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
 from mlxspec.platform import device
@@ -455,8 +455,8 @@ class Eagle3Head(nn.Module):
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) -> (N, H). Of the target the table itself, without what a model multiplies it by."""
-        own = self if "embed_tokens" in self else self._target[0].language_model.model
-        return own.embed_tokens(tokens).astype(self.dtype)  # type: ignore[no-any-return]
+        table = self.embed_tokens if "embed_tokens" in self else self._target[0].embedding
+        return table(tokens).astype(self.dtype)  # type: ignore[no-any-return]
 
     def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array

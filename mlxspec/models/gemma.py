@@ -23,11 +23,11 @@ from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import GemmaConfig
-from mlxspec.models.gemma_layers import GemmaDecoderLayer
+from mlxspec.models.gemma_layers import GemmaDecoderLayer, GemmaRotary
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, rms_norm
+from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
 from mlxspec.platform import device

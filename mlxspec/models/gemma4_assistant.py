@@ -26,10 +26,10 @@ from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
-from mlxspec.models.gemma_attention import GemmaRotary, attend_rows
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
-from mlxspec.models.gemma_layers import GemmaDecoderLayer
+from mlxspec.models.gemma_layers import GemmaDecoderLayer, GemmaRotary
 from mlxspec.models.layers import FusedLinear, project, rms_norm
+from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.runners import Runners
 from mlxspec.platform.host import numbers
 

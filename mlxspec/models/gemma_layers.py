@@ -11,10 +11,11 @@ from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from mlxspec.kernels.activations import gated
-from mlxspec.models.gemma_config import GemmaConfig, LayerShape
-from mlxspec.models.layers import FusedLinear, rms_norm, rotate, swapped
+from mlxspec.models.gemma_config import GemmaConfig, LayerShape, RotaryShape
+from mlxspec.models.layers import FusedLinear, Rotary, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
 
 _GELU = 2.0 * math.sqrt(2.0 / math.pi)
@@ -41,6 +42,15 @@ def add(x: mx.array, y: mx.array) -> mx.array:
         return x + y
     most = mx.finfo(mx.float16).max
     return mx.clip(x.astype(mx.float32) + y.astype(mx.float32), -most, most).astype(mx.float16)
+
+
+class GemmaRotary(Rotary):
+    """Angles for all pairs of a head; pairs that are not rotated have angle 0."""
+
+    def __init__(self, shape: RotaryShape) -> None:
+        pairs = np.arange(shape.head_dim // 2, dtype=np.float64)
+        frequencies = shape.scaling.apply(shape.theta ** (-2 * pairs / shape.head_dim), shape.theta)
+        super().__init__(np.where(pairs < shape.num_pairs, frequencies, 0.0), shape.scaling.amplitude)
 
 
 class GemmaAttention(nn.Module):

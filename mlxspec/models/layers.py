@@ -85,10 +85,11 @@ class FusedLinear(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer with low-rank changes computed beside it: gain * (W x) + b^T (s * a^T x).
+    """A linear layer with low-rank changes computed beside it: gain * (W x) + b^T (s * a^T x) + bias.
 
-    weight, and scales and biases where it is quantized: as in nn.Linear and nn.QuantizedLinear. lora_a (in, r), lora_b (r, out) float32;
-    gain (out,) float32, None for ones. gate: says s (N, r), by the adapter that each column of lora_a is of, owner (r,) int32; None: ones.
+    weight and bias, and scales and biases where it is quantized: as in nn.Linear and nn.QuantizedLinear. lora_a (in, r), lora_b (r, out)
+    float32; gain (out,) float32, None for ones. gate: says s (N, r), by the adapter that each column of lora_a is of, owner (r,) int32;
+    None: ones.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class AdaptedLinear(nn.Module):
         super().__init__()
         if "scales" in base:
             self.group_size, self.bits, self.mode = base.group_size, base.bits, base.mode
-        for name in ("weight", "scales", "biases"):
+        for name in ("weight", "scales", "biases", "bias"):
             if base.get(name) is not None:
                 self[name] = base[name]
         self.lora_a, self.lora_b = a, b
@@ -128,16 +129,17 @@ class AdaptedLinear(nn.Module):
         )
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(N, in) -> (N, out) in x's dtype"""
+        """(N, ..., in) -> (N, ..., out) in x's dtype"""
         out = project(self.base, x)
-        if self.gate is not None and not self.gate.held:
-            return out
-        out = out.astype(mx.float32)
-        out = out * self.gain if "gain" in self else out
-        low = x.astype(mx.float32) @ self.lora_a
-        if self.gate is not None:
-            low = low * self.gate.held["scales"][:, self.owner]
-        return (out + low @ self.lora_b).astype(x.dtype)
+        if self.gate is None or self.gate.held:
+            whole = out.astype(mx.float32)
+            whole = whole * self.gain if "gain" in self else whole
+            low = x.astype(mx.float32) @ self.lora_a
+            if self.gate is not None:
+                scales = self.gate.held["scales"][:, self.owner]
+                low = low * scales.reshape(-1, *(1,) * (low.ndim - 2), scales.shape[1])
+            out = (whole + low @ self.lora_b).astype(x.dtype)
+        return out + self.bias if "bias" in self else out
 
     def rows(self, shape: Sequence[int], places: Any) -> AdaptedLinear:
         """As `rows_of`."""

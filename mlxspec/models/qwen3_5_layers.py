@@ -22,10 +22,10 @@ from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, LastInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout, gdn_round
-from mlxspec.models.full_attention import attend_in_places
 from mlxspec.models.layers import FusedLinear, project, rms_norm, rotary_order, rotate, rows_of, swapped
 from mlxspec.models.mlp import GatedMlp, make_experts_run
 from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.row_attention import attend_in_places
 
 
 class RoundLayout(NamedTuple):

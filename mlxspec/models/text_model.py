@@ -83,9 +83,14 @@ class TextModel(nn.Module):
         embedding = self.language_model.model.embed_tokens
         return compute_dtype(embedding.get("part", embedding))  # a rank's rows where ranks have some each
 
+    @property
+    def embedding(self) -> nn.Module:
+        """The table of tokens, without what a model multiplies it by."""
+        return self.language_model.model.embed_tokens
+
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) int32 -> (N, H)"""
-        return self.language_model.model.embed_tokens(tokens)
+        return self.embedding(tokens)
 
     def head(self, hidden: mx.array) -> mx.array:
         """(N, H) behind the final norm -> logits (N, V)"""

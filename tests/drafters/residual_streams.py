@@ -9,9 +9,9 @@ import numpy as np
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma_attention import attend_rows
 from mlxspec.models.qwen3_5 import Qwen35, with_mlp
 from mlxspec.models.qwen3_5_segments import _pack_layout, _unpack_layout
+from mlxspec.models.row_attention import attend_rows
 from mlxspec.platform.host import numbers
 
 

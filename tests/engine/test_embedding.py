@@ -244,7 +244,7 @@ def test_a_model_that_reads_both_ways_reads_texts_whole(gemma_folder: Path) -> N
 
 @catches(
     "a window hides nothing of what stands behind",
-    "mlxspec.models.gemma_attention:_mask_with_blocks",
+    "mlxspec.models.row_attention:_mask_with_blocks",
     lambda right: (
         lambda width, length, window, blocks, both_ways: right(width, length, window, blocks, False)
     ),

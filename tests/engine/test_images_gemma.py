@@ -11,8 +11,8 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.gemma_attention import _mask_with_blocks
 from mlxspec.models.image_rows import ImageInput, ImageSpan, RowImages
+from mlxspec.models.row_attention import _mask_with_blocks
 from tests import tiny_models
 from tests.engine import equality, images
 from tests.models import test_gemma_engine as gemma

@@ -65,6 +65,36 @@ _MAMBA2 = {
     "layer_norm_epsilon": 1e-5,
 }
 _IN_TURN = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16}
+_PLAIN = _SIZES | {
+    "rope_scaling": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
+_SPARSE = _PLAIN | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+_GRANITE = _PLAIN | {
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+    "residual_multiplier": 0.5,
+}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "n_group": 1,
+    "topk_group": 1,
+}
 _BAILING = {
     "moe_intermediate_size": 32,
     "num_experts": 4,
@@ -319,6 +349,138 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "baichuan_m1": _SIZES | {"sliding_window": 16, "sliding_window_layers": [0, 2], "conv_window": 2},
     "iquestloopcoder": _SIZES | {"loop_num": 2, "loop_window_size": 16},
+    "qwen2": _PLAIN,
+    "qwen3": _PLAIN,
+    "qwen3_moe": _SPARSE,
+    "qwen2_moe": _SPARSE | {"shared_expert_intermediate_size": 32},
+    "olmo2": _PLAIN,
+    "olmoe": _SPARSE,
+    "cohere": _PLAIN | {"layer_norm_eps": 1e-5, "logit_scale": 0.1, "use_qk_norm": False},
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral": _PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phimoe": _PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phi": _PLAIN | {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "stablelm": _PLAIN
+    | {
+        "layer_norm_eps": 1e-5,
+        "use_qkv_bias": False,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+    },
+    "gemma": _PLAIN,
+    "gemma4_text": _SIZES
+    | {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+        "attention_k_eq_v": False,
+        "num_global_key_value_heads": None,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "sliding_window_pattern": 3,
+    },
+    "internlm2": _PLAIN | {"bias": False},
+    "internlm3": _PLAIN | {"bias": False, "qkv_bias": False},
+    "glm": _PLAIN,
+    "nemotron": _PLAIN | {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "minicpm": _PLAIN | {"dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 2.0},
+    "helium": _PLAIN,
+    "apertus": _PLAIN | {"post_norm": False, "qk_norm": True, "rope_scaling": {"rope_type": "default"}},
+    "dots1": _SPARSE | _ROUTED,
+    "deepseek": _SPARSE | _ROUTED | {"moe_layer_freq": 1},
+    "ernie4_5_moe": _PLAIN
+    | {
+        "use_bias": False,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+    },
+    "gpt2": {
+        "n_ctx": 512,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_positions": 512,
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": VOCAB,
+    },
+    "mimo": _PLAIN | {"num_nextn_predict_layers": 0},
+    "mimo_v2_flash": _SPARSE
+    | _ROUTED
+    | {
+        "sliding_window": 16,
+        "hybrid_layer_pattern": [0, 1, 0, 1],
+        "v_head_dim": 8,
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 16,
+        "swa_v_head_dim": 8,
+        "swa_rope_theta": 1e4,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "sliding_window_size": 16,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "n_shared_experts": None,
+        "partial_rotary_factor": 0.5,
+        "layernorm_epsilon": 1e-5,
+        "attention_value_scale": None,
+    },
+    "hunyuan": _SPARSE
+    | {
+        "num_shared_expert": 1,
+        "moe_topk": 2,
+        "use_mixed_mlp_moe": True,
+        "use_qk_norm": True,
+        "use_cla": True,
+        "cla_share_factor": 2,
+        "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+    },
+    "nanochat": _PLAIN | {"hidden_size": 64},
+    "telechat3": _PLAIN,
+    "laguna": _SPARSE | _IN_TURN,
+    "talkie": _PLAIN,
+    "afmoe": _SPARSE | _IN_TURN,
+    "gptj": _PLAIN
+    | {
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 3,
+        "n_positions": 512,
+        "rotary_dim": 8,
+        "layer_norm_epsilon": 1e-5,
+    },
+}
+_STATES, _LOOKS = "keeps other things than keys and values", "computes with keys"
+# those whose rows run one by one, and a part of the reason
+BY_ROWS = {
+    **dict.fromkeys(
+        (
+            *(
+                "deepseek_v32",
+                "lfm2",
+                "granitemoehybrid",
+                "nemotron_h",
+                "falcon_h1",
+                "mamba",
+                "mamba2",
+                "jamba",
+                "rwkv7",
+            ),
+            *("recurrent_gemma", "qwen3_next", "kimi_linear", "bailing_moe_linear", "llama4", "baichuan_m1"),
+        ),
+        _STATES,
+    ),
+    "deepseek_v3": _LOOKS,
+    "gemma2": _LOOKS,
 }
 # a slice of every kind of cache: growing, windows, chunks, recurrent states, states and keys in one CacheList
 FEW = ("llama", "gpt_oss", "lfm2", "mamba2")
@@ -356,9 +518,18 @@ def module_of(name: str, vocab: int = VOCAB) -> nn.Module:
     return module
 
 
-def adapted(module: nn.Module, max_context: int = 4096) -> AdaptedModel:
+def adapted(module: nn.Module, max_context: int = 512, *, alone: bool = False) -> AdaptedModel:
+    """alone: rows run one by one, whatever the module can."""
     config = AdaptedConfig(model_type="tiny", made_by="mlx-lm", told="", max_context=max_context)
-    return AdaptedModel(module, config)
+    model = AdaptedModel(module, config)
+    if alone:
+        model.seams, model.by_rows = None, "a test wants it so"
+    return model
+
+
+def model_of(name: str) -> AdaptedModel:
+    """Of an architecture; with "alone" behind its name its rows run one by one."""
+    return adapted(module_of(name.removesuffix(" alone")), alone=name.endswith(" alone"))
 
 
 def write(name: str, folder: Path, **more: Any) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, adapted, module_of, theirs
+from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, model_of, theirs
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -22,7 +22,11 @@ from mlxspec.models.adapted import leaves
 from mlxspec.models.adapted.cache import OWED_AT_MOST, AdaptedCache
 from mlxspec.models.adapted.model import AdaptedModel
 
-NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+ALONE = ("llama alone", "gpt_oss alone")  # by caches that can be cut, and windows, of mlx-lm
+NAMES = [
+    name if name in (*FEW, *ALONE) else pytest.param(name, marks=pytest.mark.slow)
+    for name in (*ARCHITECTURES, *ALONE)
+]
 TOLERANCE = 2e-4  # of the largest logit: float32 sums in another order, four layers of them
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 DRAFTED = SpecConfig(drafters=("noisy", "ngram-simple"))
@@ -52,14 +56,18 @@ def by_reference(_: Any) -> Any:
 
 
 @catches(
-    "rejected tokens stay", "mlxspec.models.adapted.leaves:cut", not_cut, case="llama", errors=(CacheError,)
+    "rejected tokens stay",
+    "mlxspec.models.adapted.leaves:cut",
+    not_cut,
+    case="llama alone",
+    errors=(CacheError,),
 )
 @catches("accepted tokens are lost", "mlxspec.models.adapted.cache:_joined", without_owed, case="mamba2")
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
     """One row and five, plain and drafted, from the store and not, and one that is cancelled beside others."""
-    module, rng = module_of(name), random.Random(name)
-    model = adapted(module)
+    model, rng = model_of(name), random.Random(name)
+    module = model.module
     prompts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (5, 37, 70)]
     prompts.append(prompts[0] * 6)
     wanted = [theirs(module, p, GREEDY.max_tokens) for p in prompts]
@@ -77,6 +85,11 @@ def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
             accepted += sum(d.num_accepted for d in found.stats.drafters.values())
     assert accepted > 20
     assert drafted - accepted > 20
+    sampled = [SamplingParams(max_tokens=30, temperature=0.8, seed=i) for i in range(len(prompts))]
+    plain, with_drafts = (
+        engine.generate(prompts, sampled, spec=s) for s in (SpecConfig(drafters=()), DRAFTED)
+    )
+    assert [r.tokens for r in with_drafts] == [r.tokens for r in plain]
     for results in (
         engine.generate(prompts[:2], GREEDY, spec=DRAFTED),
         engine.generate(prompts, GREEDY, spec=DRAFTED),
@@ -95,14 +108,23 @@ def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
     assert list(found.tokens) == theirs(module, longer, GREEDY.max_tokens)
 
 
-MIXED = (*FEW, "glm4_moe", "granitemoehybrid", "llama4", "deepseek_v32")
+MIXED = (
+    *FEW,
+    *ALONE,
+    "glm4_moe",
+    "granitemoehybrid",
+    "llama4",
+    "deepseek_v32",
+    "gemma4_text",
+    "mimo_v2_flash",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_random_requests_give_the_same_drafted_and_plain(name: str) -> None:
     """Forty requests each: prompts, lengths, temperatures, seeds and batches drawn by chance."""
-    rng, model = random.Random(name), adapted(module_of(name))
+    rng, model = random.Random(name), model_of(name)
     requests = []
     for number in range(40):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] * rng.choice((1, 1, 2))
@@ -139,13 +161,15 @@ def check(model: AdaptedModel, cache: AdaptedCache, texts: list[list[int]]) -> N
         assert wrong.item() < TOLERANCE, f"row {row} of {len(text)} tokens"
 
 
-@catches("stale tokens stay in a window", "mlxspec.models.adapted.leaves:cut", kept_stale, case="gpt_oss")
+@catches(
+    "stale tokens stay in a window", "mlxspec.models.adapted.leaves:cut", kept_stale, case="gpt_oss alone"
+)
 @catches("accepted tokens are lost", "mlxspec.models.adapted.cache:_joined", without_owed, case="lfm2")
 @catches("a state is held by name only", "mlxspec.models.adapted.leaves:held", by_reference, case="lfm2")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache_is_the_one_that_saw_only_the_committed_tokens(name: str) -> None:
     """Two rows through random verifies, aborts, forks, snapshots and changes of rows."""
-    model, rng = adapted(module_of(name)), random.Random(name)
+    model, rng = model_of(name), random.Random(name)
     for _ in range(8):
         cache, texts = model.make_cache(2), [list[int](), list[int]()]
         for step in range(rng.randint(4, 12)):
@@ -185,7 +209,7 @@ def test_a_cache_is_the_one_that_saw_only_the_committed_tokens(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_takes_no_more_than_was_measured(name: str) -> None:
     """Bytes of buffers, held ones included, for prompts in chunks and single steps; and no more than three times as many are reserved."""
-    model, prompt = adapted(module_of(name)), 300
+    model, prompt = model_of(name), 300
     cache = model.make_cache(1)
     for start in range(0, prompt, 100):
         run(model, cache, [[start % VOCAB] * 100], certain=True)
@@ -203,7 +227,7 @@ def test_a_row_takes_no_more_than_was_measured(name: str) -> None:
 
 
 def test_accepted_tokens_run_at_once_where_many_are_owed() -> None:
-    model, rng = adapted(module_of("mamba2")), random.Random(1)
+    model, rng = model_of("mamba2"), random.Random(1)
     cache, text = model.make_cache(1), [rng.randrange(VOCAB) for _ in range(9)]
     run(model, cache, [text], certain=True)
     cache.commit()
@@ -219,7 +243,7 @@ def test_accepted_tokens_run_at_once_where_many_are_owed() -> None:
 
 def test_references_are_held_only_while_drafts_are_verified() -> None:
     """Otherwise a write in place copies the whole buffer."""
-    model = adapted(module_of("lfm2"))
+    model = model_of("lfm2")
     cache = model.make_cache(1)
     run(model, cache, [[1, 2, 3]], certain=True)
     assert not any(isinstance(before, dict) for before in cache._rows[0].before)
@@ -235,7 +259,7 @@ def test_references_are_held_only_while_drafts_are_verified() -> None:
 
 
 def test_a_plain_forward_that_fails_leaves_a_dead_cache_and_a_verify_does_not() -> None:
-    model = adapted(module_of("mamba2"))
+    model = model_of("mamba2")
     cache = model.make_cache(1)
     run(model, cache, [[1, 2, 3]], certain=True)
     cache.commit()
@@ -248,7 +272,7 @@ def test_a_plain_forward_that_fails_leaves_a_dead_cache_and_a_verify_does_not() 
 
 
 def test_a_token_that_was_not_held_is_not_taken_back() -> None:
-    cache = (model := adapted(module_of("mamba2"))).make_cache(1)
+    cache = (model := model_of("mamba2")).make_cache(1)
     run(model, cache, [[1, 2, 3]], certain=True)
     cache.commit()
     run(model, cache, [[4]])
@@ -260,7 +284,7 @@ def test_a_token_that_was_not_held_is_not_taken_back() -> None:
 
 
 def test_caches_refuse_what_they_cannot() -> None:
-    model = adapted(module_of("lfm2"))
+    model = model_of("lfm2")
     cache = model.make_cache(1)
     run(model, cache, [[1, 2, 3]], certain=True)
     with pytest.raises(CacheError, match="committed whole"):

@@ -22,7 +22,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.demo import TARGET
 from mlxspec.engine.engine import Engine
-from mlxspec.errors import ConfigError, ModelError
+from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble_lazily
@@ -30,7 +30,6 @@ from mlxspec.models.fill import evaluate
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import memory
-from mlxspec.platform.resources import demo_folder
 
 MADE = SpecConfig(policy="fixed")
 DRAFTED = SpecConfig(policy="fixed", drafters=("ngram-simple", "mtp"))
@@ -248,10 +247,6 @@ def test_one_that_cannot_be_used_costs_only_itself(folders: dict[str, str], tmp_
 def test_what_cannot_go_together(folders: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exact"):
         mlxspec.load("demo", adapter=folders, config=EngineConfig(exact=True))
-    model = write(tmp_path / "qwen3", "qwen3")
-    shutil.copy(demo_folder("target") / "tokenizer.json", model)
-    with pytest.raises(ModelError, match="takes one adapter, with --adapter"):
-        mlxspec.load(str(model), adapter=folders, engine="mlx-lm")
     for wrong in ({"a": float("nan")}, {"a": 1000.0}, {"a": "1"}, "a"):
         with pytest.raises(ConfigError):
             SamplingParams(adapters=wrong)  # type: ignore[arg-type]

@@ -34,9 +34,10 @@ class RowRunner(Protocol):
     """What a cache needs of its model. forms: of the leaves of a row. cuts: whether rejected tokens may be cut off where leaves say they
     can be."""
 
-    forms: Sequence[LeafForm]
     cuts: bool
 
+    @property
+    def forms(self) -> Sequence[LeafForm]: ...
     def new_caches(self) -> list[Any]: ...
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array: ...
 

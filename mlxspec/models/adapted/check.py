@@ -1,9 +1,16 @@
-"""Tries on a loaded model whether its caches go back to the accepted tokens, as they say they do."""
+"""Tries on a loaded model whether it runs here as by mlx-lm alone: rows that share a forward, and what a verify rejects.
+
+What is tried is compared with the module and mlx-lm's caches on one row's text, logits by logits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import create_attention_mask
 
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
@@ -13,11 +20,111 @@ _TRIES = 3  # a mixture of experts may choose others by a last bit, and a lie sh
 _WINDOW_AT_MOST = 512  # tokens: behind such a window it is tried as well
 _LIMIT, _LIMIT_OF_16_BITS = 2e-3, 0.06  # of the largest logit
 _SHARE = 0.25  # of what leaving rejected tokens in does
+_FAR = 32  # tokens before the end of the context, where positions are tried too
+
+
+def check_model(model: AdaptedModel) -> str | None:
+    """A notice where rows run one by one, or where caches of single rows cannot be trimmed although they say so. Raises ModelError where
+    rejected tokens cannot be taken back at all."""
+    if model.seams is not None:
+        if all(any(tried(model, seed) for seed in range(_TRIES)) for tried in (_rows_agree, _far_rows_agree)):
+            return None
+        model.seams, model.by_rows = None, "in one forward it gives other logits"
+        if model.gate.names:
+            raise ModelError(
+                f"Rows of this model run one by one, so it takes one adapter, with --adapter: {model.by_rows}."
+            )
+    notice = f"Rows of this model run one by one, each reading all weights: {model.by_rows}."
+    rollback = check_rollback(model)
+    return notice if rollback is None else f"{notice} {rollback}"
+
+
+def _limit(model: AdaptedModel) -> float:
+    return _LIMIT if model.dtype == mx.float32 else _LIMIT_OF_16_BITS
+
+
+def _flat(
+    model: AdaptedModel, cache: Any, pieces: Sequence[mx.array], kept: Sequence[int] | None = None
+) -> list[mx.array]:
+    """Logits (w, V) of each row's piece in one forward, of which `kept` tokens stay; None: all."""
+    rows = FlatRows(tuple(piece.shape[0] for piece in pieces))
+    found = model.forward(mx.concatenate(list(pieces)), rows, cache, certain=kept is None).logits
+    cache.commit(kept)
+    if found is None:
+        raise RuntimeError("a forward gave no logits")
+    return mx.split(found.astype(mx.float32), list(rows.starts[1:-1]))
+
+
+def _near(model: AdaptedModel, found: mx.array, right: mx.array) -> bool:
+    if not mx.isfinite(right).all().item():
+        return True  # nothing can be compared, and requests end with their own errors
+    return bool((mx.abs(found - right).max() <= _limit(model) * mx.abs(right).max() + 1e-6).item())
+
+
+def _texts(model: AdaptedModel, seed: int, lengths: Sequence[int]) -> list[mx.array]:
+    rng = np.random.default_rng(seed)
+    return [mx.array(rng.integers(0, model.vocab_size, n).astype(np.int32)) for n in lengths]
+
+
+def _rows_agree(model: AdaptedModel, seed: int) -> bool:
+    """Three rows through prompts, verifies of which not all is accepted, and a step that one of them sits out."""
+    windows = [form.window for form in model.seams.forms if form and form.window] if model.seams else []
+    longest = max((w + 3 for w in windows if w <= _WINDOW_AT_MOST and w + 16 < model.max_context), default=6)
+    prompts, verifies, steps = (
+        _texts(model, seed * 3 + i, n) for i, n in enumerate(((longest, 1, 3), (4, 1, 3), (2, 1, 1)))
+    )
+    kept, cache = [2, 1, 1], model.make_cache(3)
+    found = [_flat(model, cache, prompts), _flat(model, cache, verifies, kept), _flat(model, cache, steps)]
+    for row, count in enumerate(kept):
+        caches = model.new_caches()
+        for i, given in enumerate((prompts[row], verifies[row][:count], steps[row])):
+            right = model.head(model.body(given, caches)).astype(mx.float32)
+            if not _near(model, found[i][row][: given.shape[0]], right):
+                return False
+    return True
+
+
+class _FarCache:
+    """Keys and values of one row whose first token has the position `start`."""
+
+    def __init__(self, start: int) -> None:
+        self.offset, self._start = start, start
+        self._keys: tuple[mx.array, mx.array] | None = None
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        return create_attention_mask(*args, offset=self.offset - self._start, **kwargs)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if self._keys is not None:
+            keys, values = (
+                mx.concatenate(pair, axis=2) for pair in zip(self._keys, (keys, values), strict=True)
+            )
+        self._keys, self.offset = (keys, values), self._start + keys.shape[2]
+        return keys, values
+
+
+def _far_rows_agree(model: AdaptedModel, seed: int) -> bool:
+    """The same near the end of the context: positions are used as they would be there, for whatever the module does with them."""
+    start = model.max_context - _FAR
+    if start <= 0:
+        return True
+    pieces = [_texts(model, seed * 2 + i, n) for i, n in enumerate(((5, 1, 3), (1, 2, 1)))]
+    cache = model.make_cache(3)
+    for row in range(3):
+        cache.shift(row, start)
+    found = [_flat(model, cache, piece) for piece in pieces]
+    for row in range(3):
+        caches = [_FarCache(start) for _ in model.new_caches()]
+        for i, piece in enumerate(pieces):
+            right = model.head(model.body(piece[row], caches)).astype(mx.float32)
+            if not _near(model, found[i][row], right):
+                return False
+    return True
 
 
 def check_rollback(model: AdaptedModel) -> str | None:
-    """A notice where caches cannot be trimmed although they say so: then they go back to the state before each verify. Raises ModelError
-    where that does not help either."""
+    """A notice where caches of single rows cannot be trimmed although they say so: then they go back to the state before each verify.
+    Raises ModelError where that does not help either."""
     for cuts in (True, False):
         model.cuts = cuts
         if all(_goes_back(model, length) for length in _lengths(model)):
@@ -33,7 +140,7 @@ def check_rollback(model: AdaptedModel) -> str | None:
 
 
 def _lengths(model: AdaptedModel) -> set[int]:
-    """Of the prompts that are tried."""
+    """Lengths of the prompts that are tried."""
     windows = [form.most for form in model.forms if form.most is not None and form.most <= _WINDOW_AT_MOST]
     return {4, *(w + 3 for w in windows if w + 16 < model.max_context)}
 
@@ -44,23 +151,19 @@ def _goes_back(model: AdaptedModel, length: int) -> bool:
 
 def _tried(model: AdaptedModel, length: int, seed: int) -> bool:
     """Whether a verify of which one token is accepted leaves what that token alone would, for the steps behind it."""
-    text = np.random.default_rng(seed).integers(0, model.vocab_size, length + 7)
-    tokens = mx.array(text.astype(np.int32))
-    prompt, verify, step, after = mx.split(tokens, [length, length + 4, length + 5])
-    limit = _LIMIT if model.dtype == mx.float32 else _LIMIT_OF_16_BITS
+    (text,) = _texts(model, seed, (length + 7,))
+    prompt, verify, step, after = mx.split(text, [length, length + 4, length + 5])
 
     def logits(middle: mx.array, kept: int) -> mx.array:
         cache = model.make_cache(1)
-        for piece, certain in ((prompt, True), (middle, False), (step, True), (after, True)):
-            found = model.forward(piece, FlatRows((piece.shape[0],)), cache, certain=certain).logits
-            cache.commit(None if certain else [kept])
-        if found is None:
-            raise RuntimeError("a forward gave no logits")
-        return found.astype(mx.float32)
+        _flat(model, cache, [prompt])
+        _flat(model, cache, [middle], [kept])
+        _flat(model, cache, [step])
+        return _flat(model, cache, [after])[0]
 
     right, tried, wrong = logits(verify[:1], 1), logits(verify, 1), logits(verify, 4)
     if not mx.isfinite(right).all().item():
         return True  # nothing can be compared, and requests end with their own errors
-    near = limit * mx.abs(right).max() + 1e-6
+    near = _limit(model) * mx.abs(right).max() + 1e-6
     bound = mx.maximum(near, _SHARE * mx.abs(wrong - right).max())
     return bool((mx.abs(tried - right).max() <= bound).item())

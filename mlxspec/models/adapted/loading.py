@@ -19,12 +19,13 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.utils import MODEL_REMAPPING, load_adapters, load_model
+from mlx_lm.utils import MODEL_REMAPPING, load_model
 
 from mlxspec.errors import MlxspecError, ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.safetensors import check_header
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
+from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform import device
@@ -57,17 +58,26 @@ def has_code(config: Mapping[str, Any]) -> bool:
 
 
 def load_adapted(
-    folder: ModelFolder, dtype: mx.Dtype | None = None, adapter: str | Path | None = None
+    folder: ModelFolder,
+    dtype: mx.Dtype | None = None,
+    adapter: str | Path | Mapping[str, str] | None = None,
 ) -> AdaptedModel:
-    """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training writes it. Raises
-    ModelError; nothing stays half-loaded."""
+    """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
+    cache has its own. Raises ModelError; nothing stays half-loaded."""
     module, config = load_module(folder)
     with _in_one_sentence():
-        if adapter is not None:
-            module = load_adapters(module, str(Path(adapter).expanduser()))
         cast(module, dtype)
+        if isinstance(adapter, str | Path):
+            add_adapter(module, adapter)
         module.eval()
-        return AdaptedModel(module, _described(config))
+        model = AdaptedModel(module, _described(config))
+        if isinstance(adapter, Mapping):
+            if model.seams is None:
+                raise ModelError(
+                    f"Rows of this model run one by one, so it takes one adapter, with --adapter: {model.by_rows}."
+                )
+            add_adapters(module, adapter, model.gate)
+        return model
 
 
 def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
@@ -81,7 +91,7 @@ def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
 
 
 def blank(config: Mapping[str, Any]) -> AdaptedModel:
-    """Of this config.json, without weights: for sizes. Raises ModelError."""
+    """A model of this config.json, without weights: for sizes. Raises ModelError."""
     _judge(config)
     kind = str(config["model_type"])
     with _in_one_sentence():

@@ -1,6 +1,7 @@
 """A module of mlx-lm as a model of ours: a forward over the flat token axis, a factory of caches, a size.
 
-Rows run one after another; the head runs once for all of them. Knows the contract; knows no architecture.
+All rows run in one forward where the module has seams for it (models/seams.py). Else they run one after another over mlx-lm's own caches,
+and only the head runs once for all of them. Knows the contract; knows no architecture.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.errors import CacheError, ModelError
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
 from mlxspec.models.adapted.sizes import LeafForm, measured
-from mlxspec.models.adapted.split import find_trunk, run_head, run_trunk
+from mlxspec.models.adapted.split import find_layers, find_trunk, first_input, run_head, run_trunk, tapped
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads
+from mlxspec.models.seams import SeamError, Seams, attending_by_row, blank_layers, find_seams
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedConfig:
-    """What is known of a model beside its module. made_by: mlx-lm and its version. told: its config.json as text. num_heads: of queries in
+    """Facts on a model beside its module. made_by: mlx-lm and its version. told: its config.json as text. num_heads: of queries in
     an attention layer; hidden_size: of the residual stream; 0 where they are unknown. experts_share: of all experts, those that a token
     goes to."""
 
@@ -44,38 +48,54 @@ class AdaptedConfig:
 
 
 class AdaptedModel:
-    """module: mlx-lm's, called with tokens (1, n) and `cache`. cuts: whether rejected tokens may be cut off where caches say that they can
-    be. hidden_size is the vocabulary's where the module has no trunk: logits then stand for hiddens.
+    """module: mlx-lm's. seams: how all rows run in one forward; None where they run one by one, and then by_rows says why in half a
+    sentence. cuts: whether rejected tokens may be cut off where caches of single rows say that they can be. hidden_size is the
+    vocabulary's where the module has no trunk: logits then stand for hiddens. gate: which of several adapters count in a forward.
 
     Making one builds lazy forwards and reads no weights.
     """
 
-    num_layers = 0  # none shows its residual stream
-
     def __init__(self, module: nn.Module, config: AdaptedConfig) -> None:
         self.module, self.config, self.cuts = module, config, True
+        self.gate = AdapterGate()
         self.max_context = config.max_context
         caches = self.new_caches()
         logits: mx.array = module(mx.ones((1, 2), mx.int32), cache=caches)
         self._trunk = find_trunk(module, self.new_caches)
+        self._layers = find_layers(module if self._trunk is None else self._trunk.owner[self._trunk.name])
         hidden = logits if self._trunk is None else self._trunk.hidden
         self.vocab_size, self.hidden_size, self.dtype = logits.shape[-1], hidden.shape[-1], hidden.dtype
-        self.forms: Sequence[LeafForm] = measured(self.new_caches, self._run)
+        self.seams: Seams | None = None
+        self.by_rows = ""
+        try:
+            self.seams = find_seams(self.new_caches(), self._run)
+        except SeamError as error:
+            self.by_rows = str(error)
+
+    @cached_property
+    def forms(self) -> Sequence[LeafForm]:
+        """Forms of the caches that mlx-lm makes for a row."""
+        return measured(self.new_caches, self._run)
 
     def _run(self, tokens: mx.array, caches: list[Any]) -> mx.array:
-        """(1, n) -> hiddens (1, n, H)"""
+        """tokens (B, n) -> hiddens (B, n, H)"""
         if self._trunk is None:
             logits: mx.array = self.module(tokens, cache=caches)
             return logits
         return run_trunk(self.module, self._trunk, tokens, caches)
 
     def new_caches(self) -> list[Any]:
-        """Of one row, empty."""
+        """Empty caches of one row."""
         return list(make_prompt_cache(self.module))
 
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array:
-        """Hiddens (n, H) of tokens (n,) int32; the caches advance."""
+        """Hiddens (n, H) of one row's tokens (n,) int32 by the module alone; its caches advance."""
         return self._run(tokens[None], caches)[0]
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers that `taps` can name: none where rows run one by one."""
+        return 0 if self.seams is None else len(self._layers)
 
     @property
     def residual_size(self) -> int:
@@ -88,7 +108,9 @@ class AdaptedModel:
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
-        """By leaves that keep keys of all tokens."""
+        """Heads of layers that attend to a whole context."""
+        if self.seams is not None:
+            return self.seams.attention_heads
         found = {
             Heads(
                 self.config.num_heads or form.shapes[0][1], form.shapes[0][1], form.shapes[0][3], self.dtype
@@ -100,7 +122,7 @@ class AdaptedModel:
 
     @cached_property
     def agreed(self) -> Reads:
-        """What a forward reads, by the modules' classes: of embeddings a row, of experts a share, of the rest all."""
+        """Bytes that a forward reads, by the modules' classes: of embeddings a row, of experts a share, of the rest all."""
         trunk = None if self._trunk is None else self._trunk.owner[self._trunk.name]
         inside = {id(v) for _, v in tree_flatten(trunk.parameters())} if trunk is not None else set()
         sizes = {id(v): v.nbytes for _, v in tree_flatten(self.parameters())}
@@ -114,11 +136,13 @@ class AdaptedModel:
         own_head = sum(size for name, size in sizes.items() if name not in inside) if inside else 0
         dense = sum(sizes.values()) - embedding - stacks - own_head
         head = own_head or embedding
-        each, layers = self.config.experts_share, max(1, len(self.forms))
+        each, layers = self.config.experts_share, max(1, len(self.new_caches()))
         return Reads(dense=max(0, dense), stacks=stacks, each=each, head=head, layers=layers)
 
-    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> AdaptedCache:
-        """Raises CacheError for kv_bits below 16."""
+    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
+        """Raises CacheError for kv_bits that the caches do not have."""
+        if self.seams is not None:
+            return self.seams.make_cache(num_rows, kv_bits=kv_bits)
         if kv_bits != PLAIN:
             raise CacheError("mlx-lm's caches keep keys and values as they are computed.")
         return AdaptedCache(self, num_rows)
@@ -127,29 +151,53 @@ class AdaptedModel:
         self,
         tokens: mx.array,
         rows: FlatRows,
-        cache: AdaptedCache,
+        cache: ModelCache,
         *,
         certain: bool = False,
         logits_at: LogitsAt = "all",
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        """As in the contract. Raises ModelError for taps and images, which mlx-lm's modules do not have."""
-        if taps or images is not None:
-            raise ModelError("Models that run by mlx-lm's code show no layers and read no images.")
-        cache.begin(rows, certain=certain)
-        parts = [cache.run(r, tokens[rows.starts[r] : rows.starts[r + 1]]) for r in rows.active]
-        hidden = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        """The contract's forward. Raises ModelError for images, and for taps where rows run one by one."""
+        if images is not None:
+            raise ModelError("Models that run by mlx-lm's code read no images.")
+        if taps and self.seams is None:
+            raise ModelError(f"This model shows no layers, since its rows run one by one: {self.by_rows}.")
+        places, found = cache.begin(rows, certain=certain), {}
+        if self.seams is not None:
+            self.gate.open(cache.scales, rows)
+            with attending_by_row(), tapped(self._layers, taps) as found:
+                hidden = self._run(tokens[:, None], self.seams.layers(cache, places))[:, 0]
+        elif isinstance(cache, AdaptedCache):
+            parts = [cache.run(r, tokens[rows.starts[r] : rows.starts[r + 1]]) for r in rows.active]
+            hidden = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        else:
+            raise CacheError("This cache is another model's.")
         logits = (
             None if logits_at == "none" else self.head(rows.last(hidden) if logits_at == "last" else hidden)
         )
-        return Output(logits=logits, hidden=hidden)
+        return Output(logits=logits, hidden=hidden, taps={i: x[:, 0] for i, x in found.items()})
+
+    @property
+    def embedding(self) -> Any:
+        """The table of tokens, without what a model multiplies it by. Raises ModelError where there is none of this vocabulary."""
+        for part in self.module.modules():
+            if (
+                isinstance(part, nn.Embedding | nn.QuantizedEmbedding)
+                and part.weight.shape[0] >= self.vocab_size
+            ):
+                return part
+        raise ModelError("This model has no embedding that a drafter could read.")
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Raises ModelError: only heads of other families would ask."""
-        raise ModelError(
-            "Heads of other families cannot read the embedding of a model that runs by mlx-lm's code."
-        )
+        """(N,) int32 -> (N, H): what the first decoder layer is given."""
+        return first_input(
+            self._layers, lambda: self._run(tokens[:, None], blank_layers(len(self.new_caches())))
+        )[:, 0]
+
+    def capped(self, logits: mx.array) -> mx.array:
+        """Logits of a drafter's own head stay as they are."""
+        return logits
 
     def head(self, hidden: mx.array) -> mx.array:
         """(n, H) -> logits (n, V)"""

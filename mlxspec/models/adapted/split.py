@@ -7,7 +7,7 @@ So what is found follows from the code and reads no weights. The head is the mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -51,6 +51,13 @@ class _Hidden(Exception):
 
     def __init__(self, hidden: mx.array) -> None:
         self.hidden = hidden
+
+
+class _Entered(Exception):
+    """Ends a call of the module when the first layer is reached."""
+
+    def __init__(self, given: mx.array) -> None:
+        self.given = given
 
 
 @contextmanager
@@ -124,3 +131,55 @@ def run_head(module: Any, trunk: Trunk, hidden: mx.array) -> mx.array:
     with _standing_in(trunk.owner, trunk.name, lambda *_, **__: hidden):
         logits: mx.array = module(_Unseen(hidden.shape[:-1]), cache=object())
     return logits
+
+
+def find_layers(trunk: Any) -> list[Any]:
+    """The longest list of modules in a trunk, which is the one of its decoder layers; empty where there is none."""
+    found: list[Any] = []
+    for part in trunk.modules():
+        for child in part.values():
+            if (
+                isinstance(child, list)
+                and len(child) > len(found)
+                and all(isinstance(x, nn.Module) for x in child)
+            ):
+                found = child
+    return found
+
+
+def first_input(layers: list[Any], run: Callable[[], Any]) -> mx.array:
+    """The array that `run` gives the first of these layers; nothing behind that is built."""
+    own = layers[0]
+
+    def answer(x: mx.array, *_: Any, **__: Any) -> Any:
+        raise _Entered(x)
+
+    layers[0] = _StandIn(own, answer)
+    try:
+        run()
+    except _Entered as found:
+        return found.given
+    finally:
+        layers[0] = own
+    raise RuntimeError("the first layer was not called")
+
+
+@contextmanager
+def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
+    """While it is open, the residual stream behind these layers, by their numbers, is kept as it leaves them."""
+    own, found = list(layers), dict[int, mx.array]()
+
+    def answer(i: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            out = own[i](*args, **kwargs)
+            found[i] = out[0] if isinstance(out, tuple) else out
+            return out
+
+        return call
+
+    for i in taps:
+        layers[i] = _StandIn(own[i], answer(i))
+    try:
+        yield found
+    finally:
+        layers[:] = own
