@@ -12,12 +12,13 @@ A mismatch costs some hundred comparisons at most, any other token none. Knows i
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import log2
 
 from mlxspec.drafters.text_index import CONTEXT, TextSegment, hash_of
 
+SegmentOf = Callable[[Sequence[int], int], TextSegment]  # of a text, by its n-grams
 TOKEN_ALIGNED = 150  # bytes of a token of the text, about
 AHEAD, BEHIND = 320, 8  # tokens around the place that was left, among which one token that agrees is enough
 _ELSEWHERE = 48  # places of two tokens that are compared, the latest ones
@@ -30,11 +31,12 @@ _MARGIN = 2.0  # bits by which a place must be better than the next one
 class Alignment:
     """place: the text's next token is the one there, None where no place is known. agreed: how many tokens before it are the answer's."""
 
-    def __init__(self, text: Sequence[int]) -> None:
+    def __init__(self, text: Sequence[int], segment_of: SegmentOf = TextSegment.of) -> None:
+        """segment_of: indexes the text, at once or later."""
         self._text = list(text)
         counts = Counter(self._text)
         self._bits = {token: min(log2(len(self._text) / n), _RAREST) for token, n in counts.items()}
-        self._pairs = TextSegment.of(text, 2)
+        self._pairs = segment_of(self._text, 2)
         self._said: deque[int] = deque(maxlen=_COMPARED)
         self.place: int | None = 0
         self.agreed = 0

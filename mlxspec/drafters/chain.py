@@ -89,7 +89,7 @@ class Chain:
         """A new row, known to its drafters from here on. seen: the images of its prompt; num_prompt: its tokens."""
         state = self._rows[row] = ChainRow(row=row, spec=spec, sampler=sampler)
         if state.predicted:
-            self._predicted.open(row, PredictedRow(state.predicted, num_prompt))
+            self._predicted.open(row, PredictedRow(state.predicted, num_prompt, self._texts.segment_of))
         if self._suffix.name in spec.drafters:
             self._suffix.open(row, EarlierRow(self._texts, spec.owner, num_prompt))
         for drafter in self.drafters_of(state):

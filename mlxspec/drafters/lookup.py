@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.drafters.alignment import Alignment
+from mlxspec.drafters.alignment import Alignment, SegmentOf
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.drafters.text_index import CONTEXT, GrowingText, TextIndex, TextSegment, hash_of, vote
 from mlxspec.errors import ConfigError
@@ -186,11 +186,15 @@ class NgramRow(LookupRow):
 
 
 class PredictedRow(LookupRow):
-    """Follows the answer in a text. predicted: its ids; num_prompt: tokens of the row's history before the answer. Behind a place that has
+    """Follows the answer in a text. predicted: its ids; num_prompt: tokens of the row's history before the answer;
+    segment_of: indexes the ids. Behind a place that has
     just been found a draft is short, as few tokens speak for it."""
 
-    def __init__(self, predicted: Sequence[int], num_prompt: int) -> None:
-        self._alignment, self._unread, self._is_begun = Alignment(predicted), num_prompt, False
+    def __init__(
+        self, predicted: Sequence[int], num_prompt: int, segment_of: SegmentOf = TextSegment.of
+    ) -> None:
+        self._alignment = Alignment(predicted, segment_of)
+        self._unread, self._is_begun = num_prompt, False
 
     def extend(self, tokens: Sequence[int]) -> None:
         answer = tokens[self._unread :]
@@ -250,7 +254,7 @@ class EarlierRow(LookupRow):
             return
         tokens = self._tokens
         if self._prompt is None:
-            self._prompt = TextSegment.of(tokens[: self._num_prompt], _BLOCK)
+            self._prompt = self._index.segment_of(tokens[: self._num_prompt], _BLOCK)
         ends = [p - CONTEXT for p in islice(self._prompt.places(0, hash_of(tokens[-_BLOCK:])), _MOST_COPIES)]
         ends = [e for e in ends if e >= COPIED and tokens[e - COPIED : e] == tokens[-COPIED:]]
         if not ends or any(self._begin <= end <= self._end for end in ends):

@@ -14,11 +14,13 @@ tokens are borders: nothing is found or drafted across one. Knows ids; knows no 
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -27,10 +29,12 @@ PLACES, STEPS = 8, 16  # places that are compared, and links followed for those 
 CONTEXT = 64  # tokens a place is compared by
 SMALLEST = 1 << 16  # tokens of an owner's first segment
 TOKEN_INDEXED = 4 + 8 * len(ANCHORS)  # bytes of a token
+PIECE = 1 << 12  # tokens that are indexed at once, in about 4 ms; a multiple of _KNOWN_EVERY
 _KNOWN_EVERY = 64  # tokens between two places up to which a text is known to be stored
 _FLOOR = 0.25  # probability of a whole draft, below which it ends
 _EVIDENCE = 4.0  # tokens of the suffix that count as one more place that agrees
 
+_log = logging.getLogger("mlxspec")
 _FACTOR = 0x5851F42D4C957F2D  # Knuth's MMIX multiplier
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 _MASK = (1 << 64) - 1
@@ -134,47 +138,59 @@ class TextSegment(IndexedText):
         self.heads = [_Slots(room) for _ in ns]
         self._before = [np.zeros(CONTEXT + room, np.int32) for _ in ns]
         self.links = [memoryview(x) for x in self._before]
-        self.end = CONTEXT
+        self.end = self._first = self._next = (
+            CONTEXT  # the latest text's first token, and where its next one goes
+        )
         self._known: set[int] = set()  # hashes of beginnings
         self.nbytes = sum(x.nbytes for x in (self.tokens, *self._before, *(h.array for h in self.heads)))
 
     @classmethod
     def of(cls, text: Sequence[int], n: int) -> TextSegment:
         """One text, by its n-grams."""
-        whole = np.maximum(np.asarray(text, np.int64), _BORDER).astype(np.int32)
-        made = cls(len(whole) + 1, (n,))
-        made.append(whole, 0, prefix_sums(whole))
+        made = cls(len(text) + 1, (n,))
+        made.extend(_whole(text))
         return made
 
     @property
     def room(self) -> int:
         return len(self.tokens) - self.end
 
-    def num_known(self, sums: Any) -> int:
-        """How many of a text's first tokens are stored here. sums: `prefix_sums` of it."""
-        lengths = [len(sums), *range(len(sums) // _KNOWN_EVERY * _KNOWN_EVERY, 0, -_KNOWN_EVERY)]
-        return next((n for n in lengths if int(sums[n - 1]) in self._known), 0)
+    def num_known(self, beginnings: Sequence[int]) -> int:
+        """How many beginnings of a text, by their hashes, the shortest first, are those of texts that are stored here."""
+        return next((i for i, one in enumerate(beginnings) if one not in self._known), len(beginnings))
 
-    def append(self, text: Any, begin: int, sums: Any) -> None:
-        """text[begin:] of a text (n,) int32, fewer tokens than `room`. sums: `prefix_sums` of it."""
-        num, start = len(text) - begin, self.end
-        self.tokens[start : start + num] = text[begin:]
-        self.end = start + num + 1  # the border
-        self._known.update(map(int, sums[_KNOWN_EVERY - 1 :: _KNOWN_EVERY]), map(int, sums[-1:]))
+    def begin(self, beginnings: Iterable[int]) -> None:
+        """The next piece begins a text, whose beginnings have these hashes."""
+        self._first = self._next = self.end
+        self._known.update(beginnings)
+
+    def extend(self, piece: Any) -> None:
+        """The next tokens of the text (n,) int32, fewer than `room`. N-grams that begin in earlier pieces are indexed with them."""
+        num_before = min(max(self.ns), self._next - self._first)
+        first = self._next - num_before
+        self._next += len(piece)
+        self.tokens[first + num_before : self._next] = piece
+        self.end = self._next + 1  # the border
+        text = self.tokens[first : self._next]
         borders = np.append(0, np.cumsum(text < 0))
-        sums, inverse = np.append(np.uint64(0), sums), _powers(_INVERSE, len(text))
+        sums, inverse = np.append(np.uint64(0), prefix_sums(text)), _powers(_INVERSE, len(text))
         for n, heads, before in zip(self.ns, self.heads, self._before, strict=True):
-            ends = np.arange(begin + n, len(text))  # each has a token behind it
+            ends = np.arange(max(n, num_before), len(text))  # each has a token behind it
             ends = ends[borders[ends] == borders[ends - n]]
             if not len(ends):
                 continue
             slots = ((sums[ends] - sums[ends - n]) * inverse[ends] >> np.uint64(heads.down)).astype(np.int64)
             order = np.argsort(slots, kind="stable")
-            places, slots = ends[order] + (start - begin), slots[order]
+            places, slots = ends[order] + first, slots[order]
             is_first = np.append(True, slots[1:] != slots[:-1])
             before[places] = np.where(is_first, heads.array[slots], np.append(0, places[:-1]))
             is_last = np.append(is_first[1:], True)
             heads.array[slots[is_last]] = places[is_last]
+
+    @property
+    def latest(self) -> Any:
+        """The tokens of the latest text (n,) int32."""
+        return self.tokens[self._first : self._next].copy()
 
 
 class Continuation(NamedTuple):
@@ -186,14 +202,19 @@ class Continuation(NamedTuple):
 
 
 class TextIndex:
-    """See the module. budget: bytes of all owners' segments together; room: about as many tokens. keep: told of each owner and piece that
-    is stored."""
+    """See the module. budget: bytes of all owners' segments together; room: about as many tokens. keep: told of each owner and of the
+    tokens (n,) int32 that are stored of a text.
+
+    Texts may have a million tokens and the engine's thread serves all rows, so a text is indexed in pieces: `add` and `segment_of` only
+    queue it, and `work` does a piece.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget, self.room = budget, budget // TOKEN_INDEXED
         self._largest = self.room // 4
-        self.keep: Callable[[str, list[int]], None] = lambda owner, piece: None
+        self.keep: Callable[[str, Any], None] = lambda owner, piece: None
         self._owners: dict[str, list[TextSegment]] = {}  # oldest segment first, by owner, the latest last
+        self._queue: deque[Iterator[int]] = deque()  # each step indexes a piece and gives its tokens
 
     @property
     def nbytes(self) -> int:
@@ -202,27 +223,62 @@ class TextIndex:
     def num_segments(self, owner: str) -> int:
         return len(self._owners.get(owner, ()))
 
-    def add(self, owner: str, text: Sequence[int]) -> list[int]:
-        """A finished text. Returns what of it was stored: not the beginning that is there already."""
-        whole = np.maximum(np.asarray(text, np.int64), _BORDER).astype(
-            np.int32
-        )  # ids of images are far below
-        if not len(whole) or self._largest < 2 * CONTEXT:
-            return []
+    @property
+    def has_work(self) -> bool:
+        """Whether a text is not yet indexed to its end."""
+        return bool(self._queue)
+
+    def work(self) -> int:
+        """Index the next PIECE tokens of what is queued, fewer than twice as many. Returns how many."""
+        num_done = 0
+        while self._queue and num_done < PIECE:
+            try:
+                num = next(self._queue[0], None)
+            except Exception as error:  # of one text; the rows that run have nothing to do with it
+                _log.warning("A text could not be indexed: %s", error)
+                num = None
+            if num is None:
+                self._queue.popleft()
+            else:
+                num_done += num
+        return num_done
+
+    def add(self, owner: str, text: Sequence[int]) -> None:
+        """A finished text, of which the beginning that is there already is not stored again. Nothing may change it any more."""
+        if len(text) and self._largest >= 2 * CONTEXT:
+            self._queue.append(self._adding(owner, text))
+
+    def segment_of(self, text: Sequence[int], n: int) -> TextSegment:
+        """A segment of one text, by its n-grams, which is filled by `work` as long as somebody holds it."""
+        made = TextSegment(len(text) + 1, (n,))
+        self._queue.append(_filling(ref(made), text))
+        return made
+
+    def _adding(self, owner: str, text: Sequence[int]) -> Iterator[int]:
+        beginnings: list[int] = []
+        so_far, power = np.zeros(1, np.uint64), np.ones(1, np.uint64)
+        for piece in _pieces(text):
+            sums = so_far + power * prefix_sums(piece)
+            so_far, power = sums[-1:], power * _powers(_FACTOR, len(piece))[-1:]
+            beginnings += map(int, sums[_KNOWN_EVERY - 1 :: _KNOWN_EVERY])
+            yield len(piece)
+        if len(text) % _KNOWN_EVERY:
+            beginnings += map(int, so_far)
         segments = self._owners[owner] = self._owners.pop(owner, [])
-        sums = prefix_sums(whole)
-        known = segments[-1].num_known(sums) if segments else 0
-        if known == len(whole):
-            return []
-        begin = max(0, known - CONTEXT, len(whole) - self._largest // 2)
-        if not segments or segments[-1].room <= len(whole) - begin:
+        num_known = segments[-1].num_known(beginnings) if segments else 0
+        if num_known == len(beginnings):
+            return
+        begin = max(0, num_known * _KNOWN_EVERY - CONTEXT, len(text) - self._largest // 2)
+        num = len(text) - begin
+        if not segments or segments[-1].room <= num:
             held = sum(s.nbytes for s in segments) // TOKEN_INDEXED
-            segments.append(TextSegment(min(self._largest, max(SMALLEST, held, 2 * (len(whole) - begin)))))
+            segments.append(TextSegment(min(self._largest, max(SMALLEST, held, 2 * num))))
             self._shrink(owner)
-        segments[-1].append(whole, begin, sums)
-        piece: list[int] = whole[begin:].tolist()
-        self.keep(owner, piece)
-        return piece
+        segments[-1].begin(beginnings)
+        for piece in _pieces(text, begin):
+            segments[-1].extend(piece)
+            yield len(piece)
+        self.keep(owner, segments[-1].latest)
 
     def _shrink(self, latest: str) -> None:
         """Let go of what is above the budget, but for the latest owner's newest segment."""
@@ -308,6 +364,25 @@ def prefix_sums(text: Any) -> Any:
     return np.cumsum(
         (text.astype(np.int64).astype(np.uint64) + np.uint64(1)) * _powers(_FACTOR, len(text))[:-1]
     )
+
+
+def _whole(text: Sequence[int]) -> Any:
+    """(n,) int32: the tokens of a text, borders for what is no token; ids of images are far below."""
+    return np.maximum(np.asarray(text, np.int64), _BORDER).astype(np.int32)
+
+
+def _pieces(text: Sequence[int], begin: int = 0) -> Iterator[Any]:
+    """The tokens from `begin` on, at most PIECE at once (n,) int32."""
+    for at in range(begin, len(text), PIECE):
+        yield _whole(text[at : at + PIECE])
+
+
+def _filling(segment: ref[TextSegment], text: Sequence[int]) -> Iterator[int]:
+    for piece in _pieces(text):
+        if (found := segment()) is None:
+            return
+        found.extend(piece)
+        yield len(piece)
 
 
 def _powers(factor: int, most: int) -> Any:

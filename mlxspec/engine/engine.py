@@ -239,10 +239,10 @@ class Engine(EngineApi):
             self.cancel(request.number)
         self._model, self.chain, self._rows.cache = None, Chain(()), None
         self.factory.features = self.features = None
-        self.texts = TextIndex(0)
         self.drafting = Drafting(self.chain)
         self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
         self.write_out(CLOSE_SECONDS)
+        self.texts = TextIndex(0)
         self.memory.close()
         device.release(self.memory)
         gc.collect()  # compiled functions of a model and the model hold each other
@@ -251,7 +251,9 @@ class Engine(EngineApi):
     def write_out(self, seconds: float) -> None:
         """Write what waits for the disk, for so long at most; nothing is written behind that."""
         until = time.monotonic() + seconds
-        self.prefix.close(seconds)
+        while self.texts.has_work and time.monotonic() < until:
+            self.texts.work()  # what is indexed goes to the disk
+        self.prefix.close(max(0.0, until - time.monotonic()))
         self._file_thread.close()
         self._file_thread.join(max(0.0, until - time.monotonic()))
 
@@ -330,6 +332,7 @@ class Engine(EngineApi):
                 self._round()
                 self._retire()
                 self.prefix.work()
+                self.texts.work()
         finally:
             self._is_stepping = False
         self.group.stepped(

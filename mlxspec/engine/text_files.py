@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.kept_files import KeptFiles, Stored
@@ -73,9 +74,9 @@ class TextFiles:
         for owner, texts in reversed(owners.items()):
             self._add(index, owner, texts[::-1])
 
-    def append(self, owner: str, tokens: Sequence[int]) -> None:
-        """Write a text soon. It returns at once."""
-        text = np.asarray(tokens, "<i4")
+    def append(self, owner: str, tokens: NDArray[np.int32]) -> None:
+        """Write a text (n,) soon. It returns at once."""
+        text = tokens.astype("<i4")
         if len(text):
             self._thread.run(partial(self._write, f"{self._digest}-{owner}-{time.time_ns()}", text))
 
@@ -102,3 +103,5 @@ class TextFiles:
             waiting += [text, np.full(1, -1, np.int32)]
         if waiting:
             index.add(owner, np.concatenate(waiting))
+        while index.has_work:
+            index.work()

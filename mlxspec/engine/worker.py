@@ -262,6 +262,7 @@ class Worker:
                     self._rehearse(engine, self._rehearses_until)
                 else:
                     engine.prefix.work()
+                    engine.texts.work()
                 self._note_load(engine)
         except RankError as error:
             self._end("failed", error)
@@ -289,6 +290,7 @@ class Worker:
                         or self._state != "ready"
                         or not (engine.is_idle or engine.is_resting)
                         or engine.prefix.can_work
+                        or engine.texts.has_work
                     ),
                     _DISK_SECONDS if engine.prefix.has_work else _RESTS_FOR if engine.is_resting else None,
                 )

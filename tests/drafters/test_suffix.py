@@ -128,7 +128,8 @@ def test_an_engine_without_room_for_texts_drafts_nothing_from_them() -> None:
 def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, int]:
     """Rounds of an answer, and wrong drafted tokens, where nothing was said before."""
     drafter = Lookup("suffix")
-    drafter.open(0, EarlierRow(TextIndex(0), "", len(prompt)))
+    index = TextIndex(0)
+    drafter.open(0, EarlierRow(index, "", len(prompt)))
     drafter.observe(0, [*prompt, answer[0]], None)
     sampler = RowSampler(SamplingParams(), prompt, 5000)
     done, rounds, wrong = 1, 0, 0
@@ -143,6 +144,8 @@ def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, i
         )
         rounds, wrong = rounds + 1, wrong + draft.length - matched
         drafter.observe(0, answer[done : done + matched + 1], None)
+        while index.work():
+            pass
         done += matched + 1
     return rounds, wrong
 

@@ -43,7 +43,7 @@ def made(folder: Path, digest: str = "v", limit: int = 1 << 20) -> tuple[TextFil
 def append(folder: Path, *texts: tuple[str, list[int]], limit: int = 1 << 20) -> None:
     files, thread = made(folder, limit=limit)
     for owner, tokens in texts:
-        files.append(owner, tokens)
+        files.append(owner, np.array(tokens, np.int32))
     thread.close()
     assert thread.join(60)
 
@@ -87,6 +87,7 @@ def test_only_a_text_that_was_damaged_is_lost(tmp_path: Path, how: str) -> None:
 
 WRITER = """
 import sys
+import numpy as np
 from pathlib import Path
 from mlxspec.engine.kept_files import KeptFiles
 from mlxspec.engine.thread import JobThread
@@ -94,7 +95,7 @@ from mlxspec.engine.text_files import TextFiles
 thread = JobThread("files")
 files = TextFiles(KeptFiles(Path(sys.argv[1]), 1 << 30, "The store"), thread, "v")
 for i in range(1 << 30):
-    files.append("a", [i, *range(1, 3000)])
+    files.append("a", np.array([i, *range(1, 3000)], np.int32))
     while not thread.is_idle:
         pass
     print(i, flush=True)
@@ -151,14 +152,14 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", lambda _: refuse())
-        files.append("b", text(2))
-        files.append("b", text(3))
+        files.append("b", np.array(text(2), np.int32))
+        files.append("b", np.array(text(3), np.int32))
         settle()
     assert caplog.text.count("could not be written (No space left on device)") == 1
     assert files.num_failed == 2
     assert files._files.rests
     monkeypatch.setattr("time.monotonic", lambda real=time.monotonic: real() + 61)
-    files.append("b", text(4))
+    files.append("b", np.array(text(4), np.int32))
     settle()
     assert knows(filled(tmp_path / "texts"), "b", text(4))
     thread.close()
@@ -177,7 +178,7 @@ def test_another_process_that_keeps_the_lock_costs_nobody_an_answer(tmp_path: Pa
     files, thread = made(tmp_path)
     descriptor = os.open(tmp_path / LOCK, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    files.append("a", text(1))  # returns although nobody can write
+    files.append("a", np.array(text(1), np.int32))  # returns although nobody can write
     assert not thread.is_idle
     assert not knows(filled(tmp_path), "a", text(1))
     os.close(descriptor)
