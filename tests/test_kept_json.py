@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
 from planting import catches
 
-from mlxspec.platform import kept_json
+from mlxspec.platform import folders, kept_json
 
 
 @catches(
@@ -26,16 +28,61 @@ def test_who_reads_while_a_file_is_written_reads_the_old_content(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
+def one_name_beside(path: Path, data: bytes) -> None:
+    beside = path.with_suffix(".new")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+@catches(
+    "all writers share the unfinished file",
+    "mlxspec.platform.folders:write_whole",
+    lambda right: one_name_beside,
+)
+def test_two_writers_at_once_leave_whole_files(tmp_path: Path) -> None:
+    path, both = tmp_path / "kept.json", threading.Barrier(2, timeout=10)
+
+    failed: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            both.wait()
+            for _ in range(40):
+                folders.write_whole(path, json.dumps([number] * 20_000 * number).encode())
+                assert set(json.loads(path.read_bytes())) <= {1, 2}
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_goes_an_hour_later(tmp_path: Path) -> None:
+    path, left, fresh = (tmp_path / name for name in ("a[1].json", ".a[1].json.x1.new", ".a[1].json.x2.new"))
+    other = tmp_path / ".b.json.x1.new"
+    for file in (left, fresh, other):
+        file.write_text("half")
+    os.utime(left, (1, 1))
+    os.utime(other, (1, 1))
+    kept_json.write(path, 1)
+    assert set(tmp_path.iterdir()) == {path, fresh, other}
+
+
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "kept.json"
     kept_json.write(path, {"old": 1})
 
-    def fail(self: Path, target: Path) -> None:
+    def fail(name: str, target: Path) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     kept_json.write(path, {"new": 2})
     assert kept_json.read(path) == {"old": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -35,6 +35,7 @@ from mlxspec.models.assemble_drafter import (
 from mlxspec.models.dflash_config import kind_of
 from mlxspec.models.folder import TITLES, kind_by
 from mlxspec.models.registry import architecture
+from mlxspec.platform.folders import write_whole
 
 PAIR_FILE = "mlxspec-drafter.json"
 _MOST_STEPS = 4  # from a conversion over other conversions to the original
@@ -147,12 +148,9 @@ def add(offer: DrafterOffer) -> Path:
     """Fetch the drafter, and remember it in the model's folder, which must be here. Returns the drafter's folder. Raises ModelError,
     StorageError; what has come by then is gone on from the next time."""
     folder = download.fetch(download.plan(offer.repo, offer.where.commit))
-    beside = offer.plan.folder / f"{PAIR_FILE}.new"
+    remembered = {"drafter": offer.repo, "revision": offer.where.commit}
     try:
-        beside.write_text(
-            json.dumps({"drafter": offer.repo, "revision": offer.where.commit}), encoding="utf-8"
-        )
-        beside.replace(offer.plan.folder / PAIR_FILE)
+        write_whole(offer.plan.folder / PAIR_FILE, json.dumps(remembered).encode())
     except OSError as error:
         raise StorageError(
             f"The drafter could not be remembered in {offer.plan.folder}: {error.strerror or error}."

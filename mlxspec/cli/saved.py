@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -45,17 +44,10 @@ def save(path: Path, saved: Saved) -> None:
         raise ConfigError(f"{path} is there and is no saved conversation; choose another name.")
     data = {"format": FORMAT, "version": VERSION, "model": saved.model, "system": saved.system}
     text = json.dumps(data | {"messages": [dict(m) for m in saved.messages]}, ensure_ascii=False, indent=1)
-    name = ""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".mlxspec-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(name, path)
+        folders.write_whole(path, text.encode() + b"\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be written: {_why(error)}.") from error
-    finally:
-        with suppress(OSError):  # where it has not become `path`
-            os.unlink(name)
 
 
 def new_file() -> Path | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import re
 from collections.abc import Mapping
@@ -88,9 +87,7 @@ def save() -> Path:
         **conditions(),
         "kernels": {name: {"text": _digest(name), "speedups": ratios[name]} for name in sorted(ratios)},
     }
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
+    folders.write_whole(file, json.dumps(data, indent=1).encode() + b"\n")
     return file
 
 

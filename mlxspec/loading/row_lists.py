@@ -89,9 +89,7 @@ def write(path: Path, tokenizer: Tokenizer, ids: np.ndarray) -> None:
     """Whole or not at all. Raises OSError."""
     header = json.dumps({"format": _FORMAT, "vocabulary": digest(tokenizer), "num": len(ids)})
     data = header.encode() + b"\n" + zlib.compress(ids.astype("<u4").tobytes(), 9)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_bytes(data)
-    partial.replace(path)
+    folders.write_whole(path, data)
 
 
 def read(path: Path) -> tuple[str, np.ndarray]:

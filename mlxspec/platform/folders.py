@@ -1,4 +1,5 @@
-"""The private folders mlxspec writes to: the cache folder, and a temporary one where that cannot be used.
+"""The private folders mlxspec writes to: the cache folder, and a temporary one where that cannot be used; and files that are written
+whole.
 
 Knows owners and permissions; does not know what is kept there.
 """
@@ -6,10 +7,16 @@ Knows owners and permissions; does not know what is kept there.
 from __future__ import annotations
 
 import atexit
+import glob
 import os
 import stat
 import sys
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+
+_LEFT_SECONDS = 3600.0  # a file that has been unfinished for so long belongs to a killed process
 
 _temporary: dict[int, Path] = {}  # by process id: a forked child makes its own
 
@@ -44,10 +51,26 @@ def make_private(folder: Path) -> None:
         raise PermissionError("it cannot be written to")
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """A file for its owner alone. Whoever reads finds the old content or the new one, also where several processes write at once. What a
+    killed process left of it is removed by a later one. Raises OSError."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                left.unlink()
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
 def temporary_folder() -> Path:
     """A folder of this process with mode 0700, removed when it ends."""
-    import tempfile
-
     pid = os.getpid()
     if pid not in _temporary:
         _temporary[pid] = Path(tempfile.mkdtemp(prefix="mlxspec-"))

@@ -38,11 +38,6 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """As a whole: another process reads the old content or the new."""
-    beside = path.with_suffix(".new")
-    try:
-        beside.write_text(json.dumps(data), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+    """The file is written as a whole: another process reads the old content or the new."""
+    with suppress(OSError):
+        folders.write_whole(path, json.dumps(data).encode())
