@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -141,7 +142,9 @@ def find_flip(
     elif engine.vision is None or engine.features is None:
         raise ConfigError(engine.no_images)
     else:
-        known, images = in_one_forward(prompt, plain[:place], engine.vision, engine.features)
+        known, images = in_one_forward(
+            prompt, plain[:place], engine.vision, partial(engine.features.rows, owner="")
+        )
     with device.private_kernels():
         out = model.forward(
             mx.array(known, mx.int32),

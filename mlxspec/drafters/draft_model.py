@@ -69,7 +69,7 @@ class DraftModel(ModelDrafter):
     def see(self, row: int, seen: SeenImages) -> None:
         if self._features is None:
             raise DrafterFailed("the draft model reads no images, and the prompt holds some")
-        super().see(row, SeenImages(seen.images, HeldFeatures(self._features)))
+        super().see(row, SeenImages(seen.images, HeldFeatures(self._features, seen.owner)))
 
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         return self._model.make_cache(num_rows, kv_bits=kv_bits)

@@ -200,10 +200,10 @@ class Engine(EngineApi):
             self._retire_soon(Ending(number=displaced.number, error=displaced.error))
         return request
 
-    def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
-        """Makes in advance what takes long to make of a request's parameters, for `submit` of up to num_rows requests. May be called in any
-        thread, and take seconds. Raises GrammarError, ConfigError."""
-        return self.factory.constraints.compile(params, num_rows)
+    def compile(self, params: SamplingParams, num_rows: int = 1, owner: str = "") -> Compiled:
+        """Makes in advance what takes long to make of a request's parameters, for `submit` of up to num_rows requests of this owner. May be
+        called in any thread, and take seconds. Raises GrammarError, ConfigError."""
+        return self.factory.constraints.compile(params, num_rows, owner)
 
     def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)

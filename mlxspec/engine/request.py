@@ -91,7 +91,7 @@ class Request:
         self.seen, self.scales = seen, scales
         self.maker = maker or ConstraintMaker(tokenizer, vocab_size)
         self.client = client
-        compiled = compiled or self.maker.compile(params)
+        compiled = compiled or self.maker.compile(params, owner=spec.owner)
         self._compiled_bytes = compiled.nbytes
         self.constraints = self.maker.constraints_for(params, self.ids(self.prompt), compiled)
         self.sampler = RowSampler(

@@ -80,7 +80,7 @@ class RequestFactory:
         seen = None
         if isinstance(prompt, PromptWithImages):
             tokens = self._tokens(prompt.tokens)
-            seen = self._seen(prompt)
+            seen = self._seen(prompt, spec.owner)
         else:
             tokens = self._tokens(prompt)
         if len(tokens) >= self.max_context:
@@ -116,12 +116,12 @@ class RequestFactory:
                 )
         return tuple(asked.get(name, 0.0) for name in self.adapters) if any(asked.values()) else ()
 
-    def _seen(self, prompt: PromptWithImages) -> SeenImages:
+    def _seen(self, prompt: PromptWithImages, owner: str) -> SeenImages:
         """Raises ImageError where the model reads no images."""
         if self._vision is None or self.features is None:
             raise ImageError(self._no_images)
-        held = HeldFeatures(self.features)
-        return SeenImages(row_images(prompt, self._vision), held, held.__contains__)
+        held = HeldFeatures(self.features, owner)
+        return SeenImages(row_images(prompt, self._vision), held, held.__contains__, owner)
 
     def _predicted(self, given: str | tuple[int, ...]) -> tuple[int, ...]:
         """Checked ids of what an answer will probably be."""

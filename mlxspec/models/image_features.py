@@ -1,4 +1,5 @@
-"""Rows that a vision tower has computed, kept by the digest of the image within a budget of bytes.
+"""Rows that a vision tower has computed, kept by owner and by the digest of the image, within a budget of bytes. Another owner's image is
+computed again: the time of an answer must not tell what others have sent.
 
 Knows a tower and digests; knows no prompts. Belongs to the thread that owns MLX.
 """
@@ -22,22 +23,24 @@ class ImageFeatures:
         self.budget = budget
         self.num_runs = self.nbytes = 0
         self._tower = tower
-        self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], mx.array] = OrderedDict()
 
-    def __contains__(self, prepared: PreparedImage) -> bool:
-        return prepared.digest in self._kept
+    def has(self, prepared: PreparedImage, owner: str) -> bool:
+        """Whether the rows of this owner's image are kept."""
+        return (owner, prepared.digest) in self._kept
 
-    def __call__(self, prepared: PreparedImage) -> mx.array:
+    def rows(self, prepared: PreparedImage, owner: str) -> mx.array:
         """(tokens, H), evaluated."""
-        rows = self._kept.get(prepared.digest)
+        key = owner, prepared.digest
+        rows = self._kept.get(key)
         if rows is not None:
-            self._kept.move_to_end(prepared.digest)
+            self._kept.move_to_end(key)
             return rows
         rows = self._tower(prepared)
         mx.eval(rows)
         self.num_runs += 1
         if rows.nbytes <= self.budget:
-            self._kept[prepared.digest] = rows
+            self._kept[key] = rows
             self.nbytes += rows.nbytes
             while self.nbytes > self.budget:
                 self.nbytes -= self._kept.popitem(last=False)[1].nbytes
@@ -50,19 +53,19 @@ class ImageFeatures:
 
 
 class HeldFeatures:
-    """The rows of one request's images, from the first use until the request ends, so that the tower runs once an image and request,
-    whatever else is kept meanwhile."""
+    """The rows of the images of one request, from the first use until the request ends, so that the tower runs once an image and request,
+    whatever else is kept meanwhile. owner: whose request it is."""
 
-    def __init__(self, features: ImageFeatures) -> None:
-        self._features = features
+    def __init__(self, features: ImageFeatures, owner: str = "") -> None:
+        self._features, self._owner = features, owner
         self._held: dict[bytes, mx.array] = {}
 
     def __contains__(self, prepared: PreparedImage) -> bool:
-        return prepared.digest in self._held or prepared in self._features
+        return prepared.digest in self._held or self._features.has(prepared, self._owner)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
         """(tokens, H), evaluated."""
         rows = self._held.get(prepared.digest)
         if rows is None:
-            rows = self._held[prepared.digest] = self._features(prepared)
+            rows = self._held[prepared.digest] = self._features.rows(prepared, self._owner)
         return rows

@@ -184,11 +184,13 @@ def _axes(prepared: PreparedImage) -> np.ndarray:
 
 
 class SeenImages(NamedTuple):
-    """The images of a row, what gives the rows (tokens, H) of each, from memory or computed, and whether that is in memory (`has`)."""
+    """The images of a row, what gives the rows (tokens, H) of each, from memory or computed, whether that is in memory (`has`), and whose
+    request it is (`owner`)."""
 
     images: RowImages
     tower: RowSource
     has: Callable[[PreparedImage], bool] = lambda prepared: True
+    owner: str = ""
 
 
 class RowPiece(NamedTuple):
@@ -211,7 +213,7 @@ def image_input(pieces: Sequence[RowPiece], *, skips: int = 0, axes: bool = True
     for seen, start, width in pieces:
         own: list[range] = []
         if seen is not None:
-            images, tower, _ = seen
+            images, tower = seen.images, seen.tower
             first, last = start + skips, start + skips + width
             touches = touches or bool(images.within(start, last if width else start))
             for places, prepared in images.within(first, last):

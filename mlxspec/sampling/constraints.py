@@ -226,9 +226,9 @@ class ConstraintMaker:
         self._lock = threading.Lock()
         self.clock = RoundClock()
 
-    def compile(self, params: SamplingParams, num_rows: int = 1) -> Compiled:
-        """For num_rows rows that have these parameters. May be called in any thread, and take seconds. Raises GrammarError, and
-        ConfigError without a tokenizer."""
+    def compile(self, params: SamplingParams, num_rows: int = 1, owner: str = "") -> Compiled:
+        """For num_rows rows of this owner that have these parameters. May be called in any thread, and take seconds. Raises
+        GrammarError, and ConfigError without a tokenizer."""
         if params.wants_logprobs and self._tokenizer is not None:
             self._prepare_vocabulary()
         if not (params.has_grammar or params.bad_words or params.dry_multiplier):
@@ -237,7 +237,7 @@ class ConstraintMaker:
             raise ConfigError(_NO_TOKENIZER)
         self._prepare_vocabulary()
         words = BadWords(params.bad_words, self.vocabulary) if params.bad_words else None
-        grammar = self._compiler.compile(params) if params.has_grammar else None
+        grammar = self._compiler.compile(params, owner) if params.has_grammar else None
         if words is not None and grammar is not None and not np.any(words.mask(START) & grammar.mask()):
             raise GrammarError("No text is both of this grammar and without the bad words.")
         breaks = self._breaks(params) if params.dry_multiplier else None

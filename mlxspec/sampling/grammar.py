@@ -44,14 +44,15 @@ def grammar_bytes(params: SamplingParams) -> int:
 
 
 class GrammarCompiler:
-    """Makes matchers for one vocabulary. The last few are kept: clients send the same tools and schemas with every request."""
+    """Makes matchers for one vocabulary. The last few are kept: clients send the same tools and schemas with every request. They are kept
+    by owner, as the time to compile one would tell whether another owner has sent it."""
 
     def __init__(self, vocabulary: TokenBytes) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
 
-    def compile(self, params: SamplingParams) -> Grammar:
+    def compile(self, params: SamplingParams, owner: str = "") -> Grammar:
         """Ready for its first token; `copy` it for each row. Raises GrammarError with the compiler's own words, also where no text is of
         the language.
 
@@ -60,10 +61,11 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         what, text = _source(params)
+        key = owner, what, text
         with self._lock:
-            known = self._kept.get((what, text))
+            known = self._kept.get(key)
             if known is not None:
-                self._kept.move_to_end((what, text))
+                self._kept.move_to_end(key)
                 return known
         limits = LLParserLimits(max_lexer_states=_MAX_STATES)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
@@ -76,7 +78,7 @@ class GrammarCompiler:
         except GrammarError as error:
             raise GrammarError(f"The {what} cannot be used: {grammar.trouble}.") from error
         with self._lock:
-            self._kept[what, text] = grammar
+            self._kept[key] = grammar
             while len(self._kept) > _GRAMMARS_KEPT:
                 self._kept.popitem(last=False)
         return grammar

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
+from mlxspec.errors import EngineStoppedError
 from mlxspec.server import embeddings, llama_api, log, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
 from mlxspec.server.chat import ChatWriter, chat_request
@@ -32,7 +33,7 @@ from mlxspec.server.images import holds_images, take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.messages_api import MessagesWriter, messages_request
 from mlxspec.server.metrics import Metrics
-from mlxspec.server.models import Loaded, Models
+from mlxspec.server.models import Known, Loaded, Models
 from mlxspec.server.ollama_api import (
     OllamaChatWriter,
     OllamaGenerateWriter,
@@ -53,6 +54,7 @@ from mlxspec.server.settings import ServerConfig
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
+_MOST_SCALES = 1000  # of keys and models
 T = TypeVar("T")
 Body = Mapping[str, Any]
 Read = Callable[[Body], ChatRequest]
@@ -66,8 +68,8 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
-        # of adapters, by the model's name, where a client has set them
-        self._scales: dict[str, dict[str, float]] = {}
+        # of adapters, by owner and the model's name, where a client has set them
+        self._scales: dict[tuple[str, str], dict[str, float]] = {}
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
         self._lanes, self._gate = Lanes(), Gate(config.limits)
         starlette = Starlette(
@@ -167,8 +169,7 @@ class Server:
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(asked, partial(self._job, asked, make, loaded))
             writer = write(loaded.name, asked.body, job)
-            spec = replace(job.spec, owner=owner_of(asked.request.headers))
-            run = JobRun(replace(job, spec=spec), loaded.worker, asked.client)
+            run = JobRun(job, loaded.worker, asked.client)
             await run.start()  # what the engine refuses is an answer of its own, before any stream opens
             try:
                 if asked.body.get("stream"):
@@ -212,22 +213,47 @@ class Server:
             if update.choice == 0 and run.first_token is not None:
                 self.metrics.first_token(run.first_token - run.started)
 
-    def _defaults(self, loaded: Loaded) -> SamplingParams:
-        """What holds where a request says nothing. Raises ApiError for a model whose adapter cannot be used."""
-        name, engine, params = loaded.name, loaded.engine, loaded.params or self.config.params
-        why = engine.refused_adapters.get(name)
+    def _defaults(self, name: str, known: Known, owner: str) -> SamplingParams:
+        """The parameters where a request of this owner says nothing. Raises ApiError for a model whose adapter cannot be used."""
+        why = known.refused.get(name)
         if why is not None:
             raise ApiError(
                 f"There is no {name[:100]}. {why}", status=404, param="model", code="model_not_found"
             )
-        own = {name: 1.0} if name in engine.adapters else {}
-        return replace(params, adapters=self._scales.get(name, own))
+        own = {name: 1.0} if name in known.adapters else {}
+        scales = self._scales.get((owner, name), own)
+        return replace(known.params or self.config.params, adapters=scales)
+
+    def _defaults_of(self, loaded: Loaded, asked: Asked) -> SamplingParams:
+        """`_defaults` for a request to a model that is in memory."""
+        known = self.models.known(loaded.name)
+        if known is None:
+            raise EngineStoppedError("The model is not in memory any more.")
+        return self._defaults(loaded.name, known, owner_of(asked.request.headers))
+
+    def _known(self, asked: Asked) -> tuple[str, Known, SamplingParams]:
+        """The model that a GET's `model` means, what is known of it, and what holds where a request says nothing. Loads nothing: any
+        page of the web can send a GET. Raises ApiError for a model that has never been loaded."""
+        name = self.models.resolve(asked.request.query_params.get("model"))
+        known = self.models.known(name)
+        if known is None:
+            is_loading = self.models.state == "loading"
+            said = (
+                "it is being loaded"
+                if is_loading
+                else "a GET loads none, the first request for an answer does"
+            )
+            status, code = (503, "loading") if is_loading else (400, "model_not_loaded")
+            raise ApiError(f"{name[:100]} is not in memory: {said}.", status=status, param="model", code=code)
+        return name, known, self._defaults(name, known, owner_of(asked.request.headers))
 
     def _job(self, asked: Asked, make: MakeJob, loaded: Loaded) -> Job:
         """Everything that is done for a request before the engine hears of it, within the limits."""
         work.check_number_of_answers(asked.body, self.config.limits)
-        job = make(asked.body, loaded.engine, self._defaults(loaded))
-        job = replace(job, notices=(*asked.notices, *job.notices), fingerprint=loaded.fingerprint)
+        job = make(asked.body, loaded.engine, self._defaults_of(loaded, asked))
+        spec = replace(job.spec, owner=owner_of(asked.request.headers))
+        notices = (*asked.notices, *job.notices)
+        job = replace(job, spec=spec, notices=notices, fingerprint=loaded.fingerprint)
         return work.compiled(job, loaded.engine, self.config.limits)
 
     async def _prepare(self, asked: Asked, make: Callable[[], T]) -> T:
@@ -265,7 +291,7 @@ class Server:
         name, model = self.models.for_vectors(asked.body.get("model"))
         async with self.models.use(model) as loaded:
             beside = self.models.beside(name)
-            if beside is None and self._defaults(loaded).adapters:
+            if beside is None and self._defaults_of(loaded, asked).adapters:
                 raise ApiError("Vectors are made without adapters: ask for the model itself.", param="model")
             engine = loaded.engine if beside is None else beside
             texts = await self._prepare(asked, partial(read, engine, beside is not None))
@@ -370,28 +396,28 @@ class Server:
         await reply.json(llama_api.running(self.models))
 
     async def _props(self, asked: Asked, reply: Reply) -> None:
-        name = self.models.resolve(asked.request.query_params.get("model"))
-        async with self.models.use(name) as loaded:
-            await reply.json(llama_api.props(loaded.name, loaded.engine, self._defaults(loaded)))
+        await reply.json(llama_api.props(*self._known(asked)))
 
     async def _tokenizer_info(self, asked: Asked, reply: Reply) -> None:
-        asked = replace(asked, body={"model": asked.request.query_params.get("model")})
-        await self._tell(asked, reply, _tokenizer_told)
+        await reply.json(llama_api.tokenizer_info(self._known(asked)[1]))
 
     async def _slots(self, asked: Asked, reply: Reply) -> None:
         await reply.json(llama_api.slots(self.models))
 
     async def _lora_adapters(self, asked: Asked, reply: Reply) -> None:
-        async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
-            counts = self._defaults(loaded).adapters
-            found = enumerate(loaded.engine.adapters)
-            await reply.json([{"id": i, "path": name, "scale": counts.get(name, 0.0)} for i, name in found])
+        _, known, defaults = self._known(asked)
+        await reply.json(llama_api.adapters(known, defaults.adapters))
 
     async def _set_lora_adapters(self, asked: Asked, reply: Reply) -> None:
-        """Requests that run have theirs already."""
+        """Requests that run have theirs already. Those of other keys keep theirs, too."""
         async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
-            self._defaults(loaded)
-            self._scales[loaded.name] = scales_of(asked.body["body"], loaded.engine, "body")
+            self._defaults_of(loaded, asked)
+            key = owner_of(asked.request.headers), loaded.name
+            if key not in self._scales and len(self._scales) >= _MOST_SCALES:
+                raise ApiError(
+                    "Too many keys have set how much adapters count; say it by lora in each request."
+                )
+            self._scales[key] = scales_of(asked.body["body"], loaded.engine, "body")
         await reply.json({"success": True})
 
     async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
@@ -430,13 +456,6 @@ def _checked(body: dict[str, Any], form: type[Fields]) -> tuple[dict[str, Any], 
     if isinstance(body.get("options"), dict):  # Ollama's
         checked["options"] = canonical(body["options"])
     return checked, tuple(f"{path} is no field of this request and was ignored" for path in ignored)
-
-
-def _tokenizer_told(body: Body, engine: Engine) -> dict[str, Any]:
-    tokenizer = tokenizer_of(engine)
-    template = None if tokenizer.template is None else tokenizer.template.source
-    named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
-    return {**named, **tokenizer.special, "chat_template": template, "model_max_length": engine.max_context}
 
 
 def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
-from mlxspec.server.models import Models
+from mlxspec.errors import ConfigError
+from mlxspec.server.models import Known, Models
 from mlxspec.server.ollama_api import ollama_model
-
-if TYPE_CHECKING:
-    from mlxspec.engine.engine import Engine
 
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
 
 
-def props(name: str, engine: Engine, params: SamplingParams) -> dict[str, Any]:
-    """Of a model in memory."""
-    template = None if engine.tokenizer is None else engine.tokenizer.template
+def props(name: str, known: Known, params: SamplingParams) -> dict[str, Any]:
+    """The properties of a model, as llama.cpp tells them."""
+    facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
     settings |= {"n_predict": params.max_tokens, "repeat_penalty": params.repetition_penalty}
     return {
-        "default_generation_settings": {"n_ctx": engine.max_context, "params": settings},
-        "total_slots": engine.config.max_rows,
+        "default_generation_settings": {"n_ctx": facts["n_ctx"], "params": settings},
+        "total_slots": facts["max_rows"],
         "model_alias": name,
-        "model_path": engine.name,
-        "modalities": {"vision": engine.vision is not None, "audio": False},
-        "chat_template": "" if template is None else template.source,
+        "model_path": known.path,
+        "modalities": {"vision": "vision" in facts["capabilities"], "audio": False},
+        "chat_template": known.template or "",
         "build_info": f"mlxspec {__version__}",
     }
+
+
+def tokenizer_info(known: Known) -> dict[str, Any]:
+    """The tokenizer of a model, as vLLM tells it. Raises ConfigError for a model without one."""
+    if known.special is None:
+        raise ConfigError("This model has no tokenizer.")
+    named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
+    length = known.facts["n_ctx"]
+    return {**named, **known.special, "chat_template": known.template, "model_max_length": length}
+
+
+def adapters(known: Known, scales: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The adapters beside a model. scales: what each counts where a request does not say."""
+    return [{"id": i, "path": name, "scale": scales.get(name, 0.0)} for i, name in enumerate(known.adapters)]
 
 
 def slots(models: Models) -> list[dict[str, Any]]:

@@ -49,6 +49,53 @@ class Loaded:
         return f"mlxspec-{__version__}-{zlib.crc32(made_of.encode()):08x}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Facts of a model that has been loaded once, which stay known without its weights. facts: context, vocabulary, drafters, and
+    `capabilities`, the words of Ollama's API for what it can do. path: where its files are; params: as in `Loaded`; refused: adapters that
+    cannot be used, each with the reason."""
+
+    facts: Mapping[str, Any]
+    path: str
+    params: SamplingParams | None
+    template: str | None
+    special: Mapping[str, str] | None
+    adapters: tuple[str, ...]
+    refused: Mapping[str, str]
+
+    @classmethod
+    def of(cls, engine: Engine, params: SamplingParams | None, *, answers: bool) -> Known:
+        """answers: whether it answers requests, or makes vectors alone."""
+        form, tokenizer = format_of(engine), engine.tokenizer
+        can = {
+            "completion": answers,
+            "insert": form_of(engine) is not None,
+            "vision": engine.vision is not None,
+            "tools": form.takes_tools,
+            "thinking": form.thinking is not None,
+            "embedding": isinstance(engine.pooling, Pooling),
+        }
+        facts = {
+            "n_ctx": engine.max_context,
+            "n_vocab": engine.model.vocab_size,
+            "drafters": list(engine.chain.drafters),
+            "draft": list(engine.spec.drafters),
+            "policy": engine.spec.policy,
+            "max_rows": engine.config.max_rows,
+            "capabilities": [word for word, holds in can.items() if holds],
+        }
+        template = None if tokenizer is None or tokenizer.template is None else tokenizer.template.source
+        return cls(
+            facts=facts,
+            path=engine.name,
+            params=params,
+            template=template,
+            special=None if tokenizer is None else dict(tokenizer.special),
+            adapters=tuple(engine.adapters),
+            refused=dict(engine.refused_adapters),
+        )
+
+
 class Models:
     """makers: name -> what makes its engine; the first is the default. sampling: name -> the sampling of requests that say nothing, asked
     once a model's files are there. Lives in one event loop; `stop` may be called from there only."""
@@ -78,7 +125,7 @@ class Models:
         self._last_use = time.monotonic()
         self._is_stopping = False
         self.num_loads = 0
-        self._facts: dict[str, dict[str, Any]] = {}  # of models that have been loaded
+        self._known: dict[str, Known] = {}  # of models that have been loaded
         self.created = int(time.time())
 
     @property
@@ -196,7 +243,7 @@ class Models:
         def note(done: asyncio.Future[Engine]) -> None:
             """Its exception is seen, whoever waits; its facts are known from now on."""
             for other in self._makers if not done.cancelled() and done.exception() is None else ():
-                self.facts(other)
+                self.known(other)
 
         self._loading.add_done_callback(note)
 
@@ -214,30 +261,17 @@ class Models:
         if worker is not None:
             await asyncio.to_thread(worker.stop, STOP_SECONDS)
 
-    def facts(self, name: str) -> dict[str, Any]:
-        """What never changes about a model, known once it has been loaded: its context, vocabulary, drafters, and `capabilities`, the words
-        of Ollama's API for what it can do. Empty before. Reads no files."""
+    def known(self, name: str) -> Known | None:
+        """The facts of a model; None for one that has never been loaded. Loads nothing."""
         engine = self._beside[name] if name in self._beside else self._engine(name)
-        if engine is not None and name not in self._facts:
-            form = format_of(engine)
-            can = {
-                "completion": name not in self._beside,
-                "insert": form_of(engine) is not None,
-                "vision": engine.vision is not None,
-                "tools": form.takes_tools,
-                "thinking": form.thinking is not None,
-                "embedding": isinstance(engine.pooling, Pooling),
-            }
-            self._facts[name] = {
-                "n_ctx": engine.max_context,
-                "n_vocab": engine.model.vocab_size,
-                "drafters": list(engine.chain.drafters),
-                "draft": list(engine.spec.drafters),
-                "policy": engine.spec.policy,
-                "max_rows": engine.config.max_rows,
-                "capabilities": [word for word, holds in can.items() if holds],
-            }
-        return self._facts.get(name, {})
+        if engine is not None and name not in self._known:
+            self._known[name] = Known.of(engine, self._params.get(name), answers=name not in self._beside)
+        return self._known.get(name)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """`Known.facts` of a model that has been loaded; else none."""
+        known = self.known(name)
+        return {} if known is None else dict(known.facts)
 
     def meta(self, name: str) -> dict[str, Any]:
         """The facts, and whether it is loaded."""

@@ -47,12 +47,14 @@ def _get(path: str, name: str, summary: str, answer: Any, *statuses: str) -> Rou
     return RouteForm("GET", path, name, summary, answer, statuses=statuses)
 
 
+_UNLOADED = ("400", "404", "503")  # of what is told of a model
+
 ROUTES: tuple[RouteForm, ...] = (
     _post("/chat/completions", "chat", "Answer a conversation.", chat.ChatCompletionRequest, chat.ChatAnswer, EVENTS),
     _post("/completions", "complete", "Continue a text.", completions.CompletionRequest, completions.CompletionAnswer, EVENTS),
     _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions.TokenizeRequest, completions.TokenizeAnswer),
     _post("/detokenize", "detokenize", "Text of token ids.", completions.DetokenizeRequest, models.ContentAnswer),
-    _get("/tokenizer_info", "tokenizer_info", "Special tokens and chat template, as vLLM tells them.", models.TokenizerAnswer),
+    _get("/tokenizer_info", "tokenizer_info", "Special tokens and chat template, as vLLM tells them.", models.TokenizerAnswer, *_UNLOADED),
     _post("/apply-template", "template", "The prompt that a conversation becomes.", chat.ChatCompletionRequest, models.PromptAnswer),
     _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
     _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
@@ -82,8 +84,8 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),
     _get("/limits", "limits", "Bounds on the work that a client may cause.", {"type": "object"}),
     _get("/metrics", "metrics", "Counters for Prometheus.", ("text/plain",)),
-    _get("/props", "props", "What llama.cpp tells of a model.", models.PropsAnswer),
-    _get("/lora-adapters", "lora_adapters", "Adapters beside a model, by llama.cpp's numbers.", models.AdaptersAnswer),
+    _get("/props", "props", "What llama.cpp tells of a model.", models.PropsAnswer, *_UNLOADED),
+    _get("/lora-adapters", "lora_adapters", "Adapters beside a model, by llama.cpp's numbers.", models.AdaptersAnswer, *_UNLOADED),
     _get("/slots", "slots", "Places for rows, and how many are busy.", models.SlotsAnswer),
     _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
     _get("/api/tags", "ollama_tags", "The models of this server.", ollama_api.OllamaTags),

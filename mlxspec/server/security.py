@@ -1,7 +1,8 @@
 """Checks Host, Origin, key and content type before anything of a request is read.
 
 Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
-foreign Origin is a page that should not call, a body that is not JSON is a form that such a page sent without asking. Pure ASGI
+foreign Origin is a page that should not call, Sec-Fetch-Site tells an image or a script of such a page, which has no Origin, and a body
+that is not JSON is a form that such a page sent without asking. Pure ASGI
 middleware; it knows no route but those that need no key. Errors have the form of the path's API.
 """
 
@@ -71,7 +72,8 @@ class Guard:
 
         try:
             self._check_host(host)
-            if not is_welcome:
+            is_foreign = headers.get("sec-fetch-site") == "cross-site" and origin is None
+            if not is_welcome or (is_foreign and not _is_page(scope["path"])):
                 raise ApiError(
                     "This page may not use this server; --allowed-origins would allow it.",
                     status=403,
@@ -146,7 +148,12 @@ def owner_of(headers: Mapping[str, str]) -> str:
 
 def is_open(path: str) -> bool:
     """Whether a path needs no key. A browser that opens the page has none to send: the page asks for it."""
-    return path.rstrip("/") in _OPEN or path.startswith(PAGE_FOLDER)
+    return path.rstrip("/") in _OPEN or _is_page(path)
+
+
+def _is_page(path: str) -> bool:
+    """Whether a path is of the page, to which a link on another site may lead."""
+    return path in ("", "/") or path.startswith(PAGE_FOLDER)
 
 
 def _is_this_machine(name: str) -> bool:

@@ -42,7 +42,7 @@ def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:
     """The job with what its answers' parameters are compiled to, which is the same for all of them. Raises BadField, GrammarError."""
     params = job.asks[0].params
     check_constraints(params, limits)
-    return replace(job, compiled=engine.compile(params, len(job.asks)))
+    return replace(job, compiled=engine.compile(params, len(job.asks), job.spec.owner))
 
 
 def check_constraints(params: SamplingParams, limits: ServerLimits) -> None:

@@ -113,6 +113,20 @@ def test_scales_for_requests_that_do_not_say(served: Served) -> None:
     assert text(served, model="base") == base
 
 
+def test_scales_of_one_key_are_not_those_of_another(served: Served) -> None:
+    other = {"Authorization": "Bearer other"}
+    set_scales(served, [{"id": 0, "scale": 0.5}])
+    try:
+        told = [json.loads(served.ask("GET", "/lora-adapters?model=base", headers=h)[2]) for h in ({}, other)]
+        assert [[a["scale"] for a in each] for each in told] == [[0.5, 0], [0, 0]]
+        body = {"prompt": PROMPT, **ASKED, "model": "base"}
+        found = json.loads(served.ask("POST", "/v1/completions", body, headers=other)[2])
+        assert found["choices"][0]["text"] == text(served, model="base", lora=[])
+        assert found["choices"][0]["text"] != text(served, model="base")
+    finally:
+        set_scales(served, [])
+
+
 def set_scales(served: Served, scales: list[dict[str, Any]]) -> None:
     assert served.post("/lora-adapters?model=base", scales) == (200, {"success": True})
 
