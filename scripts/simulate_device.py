@@ -293,12 +293,14 @@ def record(
 
         put(mx, "async_eval", lambda *_: None)
         put(Curve, "refine", lambda *_: None)  # the clock of this process says nothing of that device
-        put(CostModel, "refine_draft", lambda *_: None)
+        put(CostModel, "drafted", lambda *_: None)
         real_spent = Controller.spent
         put(
             Controller,
             "spent",
-            lambda self, parts, num, _, *a, **k: real_spent(self, parts, num, CURVE[1], *a, **k),
+            lambda self, parts, num, width, _, *a, **k: real_spent(
+                self, parts, num, width, CURVE[1], *a, **k
+            ),
         )
         mx.disable_compile()
         engine = shape.engine(drafts, kv_bits)

@@ -37,10 +37,6 @@ class BehindUnread(ModelDrafter):
         super().__init__(max_context, head_rows, kv_bits=kv_bits)
         self._unsettled: _Unsettled | None = None
 
-    @property
-    def runs_behind(self) -> bool:
-        return True
-
     @abstractmethod
     def _draft_behind(
         self,

@@ -56,7 +56,8 @@ class Chain:
     its request predicted, then what was said before.
 
     streams: what the target shows to them, of which each is given its own columns. may_fail: a drafter that fails costs its rows that
-    drafter only. Not among ranks: it may have failed on this one alone.
+    drafter only. Not among ranks: it may have failed on this one alone. is_warm: whether no draft has compiled anything since somebody set
+    it to True.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Chain:
         for drafter in self.drafters.values():
             check_description(drafter)
         self.streams = Streams.of(self.drafters.values(), hidden_size)
-        self.may_fail = True
+        self.may_fail = self.is_warm = True
         self._forced, self._texts = Forced(), texts or TextIndex(0)
         self._predicted, self._suffix = (Lookup(name, most=_LONGEST) for name in ("predicted", "suffix"))
         self._rows: dict[int, ChainRow] = {}
@@ -262,6 +263,8 @@ class Chain:
     def _found(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, submit: _Submit) -> list[Draft]:
         """What one drafter proposes and what of it is submitted; nothing if it fails."""
         started, unread, vocab_size = time.perf_counter(), plan.unread, plan.vocab_size
+        if isinstance(drafter, ModelDrafter):
+            drafter.is_warm = True
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
 
@@ -286,6 +289,7 @@ class Chain:
             return submit(found, states)
 
         found = self._guard(drafter, states, work) or []
+        self.is_warm = self.is_warm and getattr(drafter, "is_warm", True)
         if unread is not None and not found:
             return []
         for state, draft in zip(states, found, strict=bool(found)):

@@ -94,8 +94,7 @@ class ModelDrafter(Drafter):
 
     kv_bits: in how many bits its layers that attend to the whole context keep keys and values: 4, 8, or 16 for as they are computed.
 
-    is_warm: whether no forward has compiled anything since somebody set it to True: what a draft took is then what the next one of its
-    shape takes.
+    is_warm: whether no forward has compiled anything since somebody set it to True.
     """
 
     skips: ClassVar[int] = 0
@@ -114,10 +113,10 @@ class ModelDrafter(Drafter):
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
         self._seen: dict[int, SeenImages] = {}  # of rows with images
 
-    @property
-    def runs_behind(self) -> bool:
-        """Whether it drafts behind a round that the host has not read."""
-        return False
+    def num_queued(self, row: int) -> int:
+        """Known tokens of the row that the next `propose` has to run, the newest included."""
+        state = self._rows.get(row)
+        return 0 if state is None else len(state.tokens)
 
     @property
     def proposals(self) -> Proposals | None:

@@ -30,7 +30,7 @@ from mlxspec.models.runners import retrace
 from mlxspec.platform import device
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.auto import Auto, AutoRow, Pending
-from mlxspec.policy.controller import PLAIN, Choice, Controller
+from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller
 from mlxspec.policy.cost_file import CostFile
 from mlxspec.policy.costs import GREEDY, LADDER
 
@@ -61,6 +61,7 @@ class Script(Auto):
         if not self._steps or self._steps[-1][1]:
             return False
         self._steps.pop()
+        self._decided.append(PLAIN_ROUND)
         return True
 
     def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
@@ -69,15 +70,10 @@ class Script(Auto):
         if not self._steps or self._steps[-1][0] is not None or not self._steps[-1][1]:
             return [[] for _ in states]
         draft = Draft.of([0] * self._steps[-1][1])
-        return [[Pending(offer=Offer("", draft.length), draft=draft)] for _ in states]
+        return [[Pending(drafter="", draft=draft, offer=Offer("", draft.length))] for _ in states]
 
     def _choose(
-        self,
-        plan: RoundPlan,
-        rows: Sequence[AutoRow],
-        found: Sequence[Sequence[Pending]],
-        *,
-        is_ahead: bool = False,
+        self, plan: RoundPlan, rows: Sequence[AutoRow], found: Sequence[Sequence[Pending]]
     ) -> list[Choice]:
         name, depth = self._steps.pop() if self._steps else (None, 0)
         if not depth:

@@ -22,8 +22,7 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
 from mlxspec.drafters.base import Unread
-from mlxspec.drafters.chain import Proposal
-from mlxspec.drafters.streams import Streams
+from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
@@ -41,7 +40,7 @@ _PLAIN = Proposal()
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A launched target forward. tokens (N,), sampled and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
-    layers. is_open: its cache transaction is still open. is_warm: as in the model's Output."""
+    layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in it or in its drafts."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
@@ -113,7 +112,7 @@ def launch(
     stats.draft_seconds += drafted - started
     tokens = _flatten([r.history[-1] for r in requests], proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=0)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -161,9 +160,7 @@ def launch_behind(
     tokens = last.sampled.tokens
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
-    launched = _forward(
-        requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.chain.streams, ahead=1
-    )
+    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.chain, ahead=1)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -201,7 +198,7 @@ def _drafted_behind(
         cache.commit(unread.num_committed)
     tokens = _flatten(unread.newest, proposals)
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain.streams, ahead=unread)
+    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain, ahead=unread)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -305,18 +302,19 @@ def _forward(
     tokens: mx.array,
     model: Model,
     cache: ModelCache,
-    streams: Streams,
+    chain: Chain,
     *,
     ahead: int | Unread,
 ) -> Round:
     """ahead: as in `sample_round`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
     plain = rows.max_width == 1 and not isinstance(ahead, Unread)
-    layers = streams.layers if any(r.shows_layers for r in requests) else ()
+    layers = chain.streams.layers if any(r.shows_layers for r in requests) else ()
+    is_warm, chain.is_warm = chain.is_warm, True
     try:
         # without drafts every token is certain: recurrent states advance directly and there is nothing to decide
         out = model.forward(tokens, rows, cache, certain=plain, taps=layers)
-        hidden = streams.join(out)
+        hidden = chain.streams.join(out)
         if out.logits is None:
             raise ValueError("a verify needs logits at every position")
         if any(r.sampler.constraints is not None for r in requests):
@@ -338,7 +336,7 @@ def _forward(
         sampled=sampled,
         hidden=hidden,
         is_open=not plain,
-        is_warm=out.is_warm,
+        is_warm=is_warm and out.is_warm,
     )
 
 

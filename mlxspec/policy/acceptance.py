@@ -68,16 +68,14 @@ class Cells:
 class Acceptance:
     """Acceptance of one drafter for one kind of request.
 
-    sure, streaks: rates by cell of confidence and of streak. after: the rate of the token after a right one, by cell of that one. reach:
-    the chance that the first i + 1 tokens of a model's draft are accepted. gap: tokens between two probes; asked_at: tokens of this kind
-    that had come when the drafter was last asked.
+    sure, streaks: rates by cell of confidence and of streak. reach: the chance that the first i + 1 tokens of a model's draft are accepted.
+    gap: tokens between two probes; asked_at: tokens of this kind that had come when the drafter was last asked.
     """
 
-    __slots__ = ("_num_drafts", "after", "asked_at", "gap", "reach", "streaks", "sure")
+    __slots__ = ("_num_drafts", "asked_at", "gap", "reach", "streaks", "sure")
 
     def __init__(self) -> None:
         self.sure, self.streaks = Cells(_SURE), Cells(_STREAK)
-        self.after = Cells([_FIRST_LOOKUP] * len(_SURE))
         self.reach, self._num_drafts = [FIRST_CHANCE ** (i + 1) for i in range(MODEL_DEPTH)], TRUST
         self.gap, self.asked_at = PROBED, -PROBED
 
@@ -93,8 +91,6 @@ class Acceptance:
         """Tokens of these cells met the text, of which the first `matched` were accepted."""
         for i, cell in enumerate(cells):
             table.count(cell, i < matched)
-            if i and table is self.sure:
-                self.after.count(cells[i - 1], i < matched)
 
     def drafted(self, reach: Sequence[float]) -> None:
         """A model's draft is expected to be accepted so far, see `reach`."""
@@ -103,14 +99,14 @@ class Acceptance:
 
     def as_data(self) -> dict[str, Any]:
         """For `from_data`, plain JSON."""
-        tables = {name: getattr(self, name).as_data() for name in ("sure", "streaks", "after")}
+        tables = {name: getattr(self, name).as_data() for name in ("sure", "streaks")}
         return {**tables, "reach": self.reach, "drafts": self._num_drafts, "gap": self.gap}
 
     @classmethod
     def from_data(cls, data: Any) -> Acceptance:
         """Raises ConfigError, KeyError, TypeError or ValueError for what `as_data` does not return."""
         found = cls()
-        for name in ("sure", "streaks", "after"):
+        for name in ("sure", "streaks"):
             getattr(found, name).read(data[name])
         found.reach = [checked(x, 0.0, 1.0) for x, _ in zip(data["reach"], found.reach, strict=True)]
         found._num_drafts = checked(data["drafts"], TRUST, _DRAFTS)

@@ -6,8 +6,8 @@ rate: the row's tokens a second. Plain decoding gains 0. A round whose worst cas
 drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe.
 
 The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known, `trim`, and when the round
-has been read `learn` for each draft and `spent`. Rounds may be decided before those in front of them are read, because the accounts reserve
-their worst cases; such rounds are told to `spent` in their order, each with its own decision.
+has been read `learn` for each draft and `spent`, which also teaches the costs. Rounds may be decided before those in front of them are
+read, because the accounts reserve their worst cases; such rounds are told to `spent` in their order, each with its own decision.
 
 Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
@@ -15,15 +15,13 @@ Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import NamedTuple
 
 from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, Offer
 from mlxspec.policy.account import CAP, Account, Bank
-from mlxspec.policy.costs import DEARER, FADE, LADDER, MAX_TOKENS, CostModel, Curve
+from mlxspec.policy.costs import DEARER, FADE, LADDER, MAX_TOKENS, CostModel, Curve, DraftCall
 
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
-PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
 PROBE_SHARE = (
@@ -33,12 +31,9 @@ PROBE_GAP = 512.0  # tokens between two probes at most
 SMALL_SHARE = 0.1  # of the time of reading a prompt: a drafter that adds no more reads it in any case, so that it can be judged
 READ = 0.1  # plain rounds that reading a token of a prompt is taken to take
 LENGTH = 128.0  # tokens of an answer, until some have ended
-_WAIT = 0.1  # plain rounds that waiting for a round is taken to cost, until it has been measured
 _SHARED = 8.0  # drafts that share the price of catching up
 _OWN = 4.0  # drafts of the kind that count beside a row's own
 _OWN_DRAFTS = 16.0  # of a row's drafts that its mean is of, at most
-_MISSES = 1.5  # failed tokens that a row's own failures are weighed against
-_FAINT = 0.98  # share of a row's failures that a further token leaves
 _ROUNDS = 8.0  # plain rounds at the usual pace that a row's own pace is weighed against
 _PACE = 0.01  # share of the usual pace that a plain round's time replaces
 
@@ -61,25 +56,29 @@ PLAIN = Choice()
 
 class Decision(NamedTuple):
     """A decided round. widths: by row, how many drafted tokens are verified. worst: plain rounds by which it may be late, None if it is
-    plain. by_lookup: rows whose drafts are lookups'."""
+    plain. by_lookup: rows whose drafts are lookups'. calls: of models that drafted for it."""
 
-    widths: list[int]
+    widths: Sequence[int] = ()
     worst: float | None = None
     by_lookup: frozenset[PolicyRow] = frozenset()
+    calls: tuple[DraftCall, ...] = ()
+
+
+PLAIN_ROUND = Decision()
 
 
 class PolicyRow:
     """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
-    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. misses: by drafter, how
-    many drafted tokens failed and how many were expected to. reach: by model, the mean reach of its drafts and how many there were.
-    is_drafting: its last decided round was not plain."""
+    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. reach: by model, the mean
+    reach of its drafts and how many there were. is_drafting: its last decided round was not plain;
+    is_behind_drafts: the last one that was read was not."""
 
     __slots__ = (
         "account",
         "bucket",
+        "is_behind_drafts",
         "is_drafting",
         "kind",
-        "misses",
         "reach",
         "room",
         "seconds",
@@ -92,9 +91,8 @@ class PolicyRow:
         self.tokens = self.seconds = 0.0  # both fade
         self.room = MAX_TOKENS
         self.streak: dict[str, int] = {}
-        self.misses: dict[str, list[float]] = {}
         self.reach: dict[str, tuple[list[float], float]] = {}
-        self.is_drafting = False
+        self.is_drafting = self.is_behind_drafts = False
 
 
 class Controller:
@@ -104,7 +102,6 @@ class Controller:
         self.costs = costs
         self.bank = Bank() if costs.bank is None else Bank(costs.bank)
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
-        self._wait = _WAIT
 
     def row(self, kind: str) -> PolicyRow:
         """A row whose answer begins."""
@@ -116,18 +113,12 @@ class Controller:
 
     # --- chances
 
-    def _doubt(self, row: PolicyRow, name: str) -> float:
-        """How many times as often as usual this row's tokens of a drafter have failed."""
-        failed, expected = row.misses.get(name, (0.0, 0.0))
-        return (_MISSES + failed) / (_MISSES + expected)
-
     def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
         """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
         table, out, reach = self.costs.accepted(row.kind, offer.drafter), [], 1.0
         cells, places = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
-        doubt, rates = self._doubt(row, offer.drafter), cells.rates
         for place in places:
-            reach *= rates[place] ** doubt
+            reach *= cells.rates[place]
             out.append(reach)
             if reach < MARGIN:
                 break
@@ -139,10 +130,6 @@ class Controller:
         name, known = offer.drafter, min(offer.length, known)
         table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
         cells, places = table.cells(offer, streak, min(known, matched + 1))
-        own = row.misses.setdefault(name, [0.0, 0.0])
-        for i, place in enumerate(places):
-            own[0] = _FAINT * own[0] + (i >= matched)
-            own[1] = _FAINT * own[1] + 1.0 - cells.rates[place]
         table.count(cells, places, matched)
         row.streak[name] = streak + matched if offer.length and matched >= known else 0
 
@@ -159,19 +146,17 @@ class Controller:
         rows: Sequence[PolicyRow],
         offers: Sequence[Sequence[Offer]],
         models: Sequence[Mapping[str, tuple[int, int]]],
-        *,
-        is_ahead: bool = False,
     ) -> list[Choice]:
         """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
-        how many known ones it has to catch up on, at most. is_ahead: a round that verifies a lookup's offer waits for the one before it."""
+        how many known ones it has to catch up on, at most."""
         curve, num_rows = self.curve(rows), len(rows)
         left, width = self._available(rows, curve), num_rows
         choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice, least = PLAIN, MARGIN + (self.waiting([row]) if is_ahead else 0.0)
+            choice = PLAIN
             for i, offer in enumerate(given):
-                gain, depth = self._lookup(row, self.reaches(row, offer), curve, num_rows, width, left)
-                if gain > max(choice.gain, least):
+                gain, depth = self._longest(row, self.reaches(row, offer), num_rows, width, left, curve=curve)
+                if gain > max(choice.gain, MARGIN):
                     choice = Choice(offer=i, depth=depth, gain=gain)
             for name, (limit, queued) in asked.items():
                 found = self._model(row, name, limit, queued, curve, num_rows, left)
@@ -187,26 +172,38 @@ class Controller:
             choices.append(choice)
         return choices
 
-    def _lookup(
-        self, row: PolicyRow, reach: Sequence[float], curve: Curve, num_rows: int, width: int, left: float
+    def _longest(
+        self,
+        row: PolicyRow,
+        reach: Sequence[float],
+        num_rows: int,
+        width: int,
+        left: float,
+        *,
+        curve: Curve,
+        rate: float | None = None,
+        call: float = 0.0,
+        step: float = 0.0,
+        worst: float = 0.0,
     ) -> tuple[float, int]:
-        """Expected gain of a lookup's draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
-        reach[i]: the chance that its first i + 1 tokens are accepted. Lookups come in bursts, which set a pace of their own: what counts
-        is the gain over plain decoding for each second of the round.
+        """Expected gain of a draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
 
-        What verifying takes longer must be within that share of what is left which is the chance that as many tokens are accepted as pay
-        for it. A draft that fails leaves enough for the next one."""
-        narrow, rate = curve.seconds(width), num_rows / curve.plain
+        reach[i]: the chance that its first i + 1 tokens are accepted. left: seconds that verifying may take longer, and drafting. call,
+        step: seconds of drafting however long, and for each token; worst: for each token if no other row shares the call. rate: tokens a
+        second without the draft; None for a lookup's: lookups come in bursts, which set a pace of their own, so what counts is the gain
+        over plain decoding for each second of the round."""
+        narrow, price = curve.seconds(width), num_rows / curve.plain if rate is None else rate
         best, depth, total, done = 0.0, 0, 0.0, 0
         for length in _lengths(len(reach)):
             longer = curve.seconds(width + length) - narrow
-            back = min(length, ceil(longer * rate))
+            if longer + worst * length > left:
+                break
             total += sum(reach[done:length])
             done = length
-            if longer > (reach[back - 1] if back > 0 else 1.0) * left:
-                continue
-            longer = PRUDENCE * longer + self._compiling(row, num_rows, width + length, total)
-            gain = (total - rate * longer) * narrow / (narrow + longer)
+            longer += call + step * length + self._compiling(row, num_rows, width + length, total)
+            gain = total - price * longer
+            if rate is None:
+                gain *= narrow / (narrow + longer)
             if gain > best:
                 best, depth = gain, length
         return best, depth
@@ -219,21 +216,22 @@ class Controller:
         missed = cost.queued * max(0, queued - 2) / _SHARED
         call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
         step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
-        at_least, reach = cost.seconds(0, queued), self._reach(row, name)
-        best, best_depth, total, done = 0.0, 0, 0.0, 0
-        for depth in _lengths(min(limit, MODEL_DEPTH)):
-            longer = curve.seconds(num_rows + depth) - curve.plain
-            if longer + at_least + cost.step * depth > left:
-                break
-            total += sum(reach[done:depth])
-            done = depth
-            compiling = self._compiling(row, num_rows, num_rows + depth, total)
-            gain = total - rate * (PRUDENCE * longer + call + step * depth + compiling)
-            if gain > best:
-                best, best_depth = gain, depth
-        if not best_depth:
+        at_least, reach = cost.seconds(0, queued), self._reach(row, name)[:limit]
+        gain, depth = self._longest(
+            row,
+            reach,
+            num_rows,
+            num_rows,
+            left - at_least,
+            curve=curve,
+            rate=rate,
+            call=call,
+            step=step,
+            worst=cost.step,
+        )
+        if not depth:
             return PLAIN
-        return Choice(model=name, depth=best_depth, gain=best, price=at_least + cost.step * best_depth)
+        return Choice(model=name, depth=depth, gain=gain, price=at_least + cost.step * depth)
 
     def _probe(
         self,
@@ -267,32 +265,19 @@ class Controller:
         return self.costs.cold / max(1.0, left / (1.0 + gained))
 
     def stops(self, row: PolicyRow, name: str, confidences: Sequence[float]) -> bool:
-        """Whether a model's draft, of which these tokens have been made, is better verified as it is than continued: the next token is not
-        expected to pay for its own step and place."""
+        """Whether a model's draft, of which these tokens have been made, is better verified as it is than continued: the next token, taken
+        to be as likely as those on average, does not pay for its own step and place."""
         offer, num = Offer(name, len(confidences), confidences), len(confidences)
         reach = self.reaches(row, offer)
         if len(reach) < num:
             return True
-        table, curve = self.costs.accepted(row.kind, name), self.curve([row])
-        _, places = table.cells(offer, 0, num)
-        chance: float = table.after.rates[places[-1]] ** self._doubt(row, name)
+        curve = self.curve([row])
         wider = curve.seconds(2 + num) - curve.seconds(1 + num)
-        more = self.costs.draft(name, row.kind, curve.plain).step + PRUDENCE * reach[-1] * wider
-        return reach[-1] * chance < self._rate(row, curve.plain, 1) * more
+        more = self.costs.draft(name, row.kind, curve.plain).step + reach[-1] * wider
+        chance: float = reach[-1] ** (1.0 + 1.0 / num)
+        return chance < self._rate(row, curve.plain, 1) * more
 
     # --- what else has to be weighed
-
-    def waiting(self, rows: Sequence[PolicyRow]) -> float:
-        """Tokens that these rows do without where a round waits for the one before it."""
-        plain = self.curve(rows).plain
-        return sum(self._rate(row, plain, len(rows)) for row in rows) * self._wait * plain
-
-    def affords(self, rows: Sequence[PolicyRow], choices: Sequence[Choice]) -> bool:
-        """Whether the accounts can pay for the worst case of these choices, beside what is reserved."""
-        curve, num_rows = self.curve(rows), len(rows)
-        width = num_rows + sum(c.depth for c in choices if not c.probe)
-        worst = curve.seconds(width) - curve.plain + sum(c.price for c in choices)
-        return worst <= self._available(rows, curve)
 
     def should_read(self, row: PolicyRow, name: str, queued: int, *, is_beside: bool = True) -> bool:
         """Whether a drafter reads so many tokens of a prompt. is_beside: the target reads them too; a drafter that adds little to that
@@ -368,7 +353,8 @@ class Controller:
             if draft is not None and choice.model is not None and draft.confidences is None:
                 num = 0 if choice.probe else draft.length
             elif draft is not None and choice.model is not None:
-                num = self._cut(row, draft, curve, num_rows, width, left)
+                rate, reach = self._rate(row, curve.plain, num_rows), self.reaches(row, draft)
+                _, num = self._longest(row, reach, num_rows, width, left, curve=curve, rate=rate)
             left -= curve.seconds(width + num) - curve.seconds(width)
             widths.append(num)
             width += num
@@ -382,53 +368,49 @@ class Controller:
         looked_up = (row for row, choice in zip(rows, choices, strict=True) if choice.offer is not None)
         return Decision(widths, worst, frozenset(looked_up))
 
-    def _cut(self, row: PolicyRow, draft: Offer, curve: Curve, num_rows: int, width: int, left: float) -> int:
-        """The length of a model's draft with the largest gain, beside `width` other tokens. Drafting it has been paid for."""
-        reach, rate, narrow = (
-            self.reaches(row, draft),
-            self._rate(row, curve.plain, num_rows),
-            curve.seconds(width),
-        )
-        best, depth, total, done = 0.0, 0, 0.0, 0
-        for length in _lengths(min(draft.length, len(reach))):
-            longer = curve.seconds(width + length) - narrow
-            if longer > left:
-                break
-            total += sum(reach[done:length])
-            done = length
-            gain = total - rate * PRUDENCE * longer
-            if gain > best:
-                best, depth = gain, length
-        return depth
-
     # --- when rounds have been read
 
     def spent(
         self,
         parts: Sequence[tuple[PolicyRow, int]],
         num_rows: int,
+        width: int,
         seconds: float,
-        decision: Decision | None = None,
+        decision: Decision = PLAIN_ROUND,
         *,
+        is_ahead: bool = False,
+        is_warm: bool = True,
         num_rounds: int = 1,
     ) -> None:
-        """A round of `num_rows` rows took `seconds`. parts: rows of this controller, and how many tokens each got. decision: None for a
-        plain round; num_rounds: so many plain ones together."""
-        fade = FADE if num_rounds == 1 else 1.0 - (1.0 - FADE) ** num_rounds
-        plain = self.curve([row for row, _ in parts], num_rows).plain
-        rounds, share = seconds / plain, seconds / num_rows
-        worst = None if decision is None else decision.worst
-        gained = 0.0
-        if (
-            worst is not None
-        ):  # a round that took longer than its worst case was held up by something else than its drafts
+        """A round of `num_rows` rows and `width` tokens took `seconds`, from drafting to reading it. parts: rows of this controller, and
+        how many tokens each got. is_ahead: it was launched before the one in front was read; is_warm: nothing was compiled in it.
+        num_rounds: so many plain ones together.
+
+        A plain round behind drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that took longer than its
+        worst case was held up by something else than its drafts."""
+        rows = [row for row, _ in parts]
+        curve, worst, gained = self.curve(rows, num_rows), decision.worst, 0.0
+        usual = self.costs.seconds(curve, width, decision.calls)
+        self.costs.compiled(num_rows, width, None if is_warm else seconds - usual)
+        if not is_warm:
+            seconds = min(seconds, usual)
+        elif decision.calls:
+            self.costs.drafted(curve, width, decision.calls, seconds)
+        elif width > num_rows or (worst is None and (is_ahead or not rows[0].is_behind_drafts)):
+            curve.refine(width, seconds / num_rounds)
+        elif worst is None:
+            gained = -self._paused(curve, seconds - usual)
+        rounds, share = seconds / curve.plain, seconds / num_rows
+        if worst is not None:
             gained = max(-worst, sum(num for _, num in parts) / len(parts) - rounds)
         self.bank.settle(rounds, gained)
         self.costs.bank = self.bank.balance
+        fade = FADE if num_rounds == 1 else 1.0 - (1.0 - FADE) ** num_rounds
         for row, num_tokens in parts:
+            row.is_behind_drafts = worst is not None
             row.account.settle(rounds, gained, worst or 0.0)
             self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
-            if decision is not None and row in decision.by_lookup:
+            if row in decision.by_lookup:
                 continue  # the pace between lookups is the one at which a model's draft saves time
             key = row.kind, num_rows
             pace = self.costs.pace.get(key, 1.0)
@@ -436,20 +418,17 @@ class Controller:
             row.tokens += num_tokens - fade * row.tokens
             row.seconds += share - fade * row.seconds
 
+    @staticmethod
+    def _paused(curve: Curve, seconds: float) -> float:
+        """The plain round behind drafts took so much longer than one that runs ahead. Returns plain rounds."""
+        longer = max(0.0, min(seconds, curve.plain))
+        curve.pause += 2.0 * FADE * (longer - curve.pause)
+        return longer / curve.plain
+
     def ended(self, row: PolicyRow, num_tokens: int) -> None:
         """An answer of so many tokens has ended."""
         usual = self.costs.lengths.get(row.kind, LENGTH)
         self.costs.lengths[row.kind] = usual + FADE * (num_tokens - usual)
-
-    def paused(self, rows: Sequence[PolicyRow], num_rows: int, seconds: float) -> None:
-        """The plain round behind drafts took so much longer than one that runs ahead."""
-        curve = self.curve(rows, num_rows)
-        curve.pause += 2.0 * FADE * (seconds - curve.pause)
-        share = seconds / curve.plain
-        self._wait += 2.0 * FADE * (share - self._wait)
-        self.bank.settle(0.0, -share)
-        for row in rows:
-            row.account.settle(0.0, -share)
 
 
 def dearest(rows: Sequence[PolicyRow]) -> str:

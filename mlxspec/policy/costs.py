@@ -7,11 +7,11 @@ take, the host's part included. Nothing is timed for it. Plain numbers; knows no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.acceptance import TRUST, Acceptance, checked
@@ -29,7 +29,7 @@ _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs
 _STEEP = 4.0  # a guess that is off by one width is off by as much, up to this factor, at the widths beyond
-_FORMAT = 9
+_FORMAT = 10
 _MOST_CURVES, _LEAST, _MOST = 200, 1e-9, MAX_TOKENS * 1e3  # in a file: curves, and seconds of a round
 
 Guess = Callable[[int], float]  # width -> seconds, in any unit
@@ -193,6 +193,16 @@ class DraftCost:
 _FREE = DraftCost()
 
 
+class DraftCall(NamedTuple):
+    """One call of a model drafter for several rows of a round. queued: as `DraftCost.seconds` has it; kind: of their sampling."""
+
+    name: str
+    kind: str
+    depth: int
+    queued: int
+    num_rows: int
+
+
 class CostModel:
     """All that is known of costs, by context bucket, number of rows and kind of sampling. What no round has taught is guessed from the
     nearest curve that rounds have taught. And how drafts at these costs fared, which is kept with them.
@@ -294,17 +304,32 @@ class CostModel:
         """Whether a drafter's cost for rows of this kind rests on no drafts."""
         return name in self.guesses and (name, kind) not in self.drafts and (name, GREEDY) not in self.drafts
 
-    def refine_draft(
-        self, name: str, kind: str, depth: int, queued: int, rows: int, seconds: float, plain: float
-    ) -> None:
-        """One draft took `seconds`: everything this drafter costs rows of this kind moves towards it. The other arguments: see
-        `DraftCost.seconds` and `draft`."""
-        key, known = (name, kind if kind in DEARER else GREEDY), self.draft(name, kind, plain)
-        expected = known.seconds(depth, queued, rows)
-        if expected > 0 and seconds > 0:
-            count = self._num_drafts.get(key, 0.0)
-            self._num_drafts[key] = count + 1.0
-            self.drafts[key] = known.times(exp(learned(log(seconds / expected), min(count, 9.0))))
+    def seconds(self, curve: Curve, width: int, calls: Sequence[DraftCall]) -> float:
+        """What a round of so many tokens is expected to take, and these drafts for it."""
+        return curve.seconds(width) + sum(self._drafting(call, curve.plain) for call in calls)
+
+    def drafted(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> None:
+        """A round for which models drafted took `seconds`, drafting and every wait included. What it took more or less than expected is
+        shared by the drafts and the width, in proportion; where no draft was verified, it is the drafts'."""
+        verifying, drafting = curve.seconds(width), sum(self._drafting(c, curve.plain) for c in calls)
+        if width > curve.num_rows:
+            ratio = seconds / (verifying + drafting)
+            curve.refine(width, ratio * verifying)
+        else:
+            ratio = max(_LEAST, seconds - verifying) / drafting if drafting > 0 else 1.0
+        for call in calls:
+            self._refine(call, ratio, curve.plain)
+
+    def _drafting(self, call: DraftCall, plain: float) -> float:
+        return self.draft(call.name, call.kind, plain).seconds(call.depth, call.queued, call.num_rows)
+
+    def _refine(self, call: DraftCall, ratio: float, plain: float) -> None:
+        """A draft took so many times what it was expected to: everything this drafter costs rows of this kind moves towards that."""
+        key = call.name, call.kind if call.kind in DEARER else GREEDY
+        count = self._num_drafts.get(key, 0.0)
+        self._num_drafts[key] = count + 1.0
+        known = self.draft(call.name, call.kind, plain)
+        self.drafts[key] = known.times(exp(learned(log(ratio), min(count, 9.0))))
 
     @property
     def num_learned(self) -> float:

@@ -146,16 +146,6 @@ class Drafting:
         for policy, some in self._by_policy([r for r in rows if r in self._policies]):
             policy.took(some, len(rows), num_tokens, seconds, ahead=ahead, is_warm=is_warm)
 
-    @property
-    def readings(self) -> tuple[float, tuple[tuple[float, bool], ...]]:
-        """What this process's clock says of drafting since `took` was last called: see `Auto.readings`."""
-        return (0.0, ()) if self.auto is None else self.auto.readings
-
-    def read_anew(self, seconds: float, asked: Sequence[tuple[float, bool]]) -> None:
-        """Another rank's readings take the place of this one's."""
-        if self.auto is not None:
-            self.auto.read_anew(seconds, asked)
-
     def close(self, row: int) -> None:
         """The row is gone."""
         policy = self._policies.pop(row, None)

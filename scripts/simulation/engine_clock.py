@@ -42,7 +42,6 @@ class _Clock:
 
     seconds: float = 0.0
     drafting: float = 0.0  # since the last round
-    drafts: list[float] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
     num_asked: int = 0
     num_read: int = 0
@@ -98,13 +97,7 @@ class SimulatedEngine:
         self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
     ) -> None:
         clock = self._clock
-        drafts, clock.drafts = clock.drafts, []
         drafting, clock.drafting = clock.drafting, 0.0
-        known = self.engine.drafting.readings[1]
-        self.engine.drafting.read_anew(
-            0.0 if ahead else drafting,
-            [(s, True) for s, _ in zip(drafts or [0.0] * len(known), known, strict=False)],
-        )
         is_new = num_tokens not in self._ran and self.cold > 0
         self._ran.add(num_tokens)
         taken = self._curve.seconds(num_tokens) + drafting + self.cold * is_new
@@ -135,7 +128,6 @@ class SimulatedEngine:
             clock.heard[key] = length
         seconds = self.machine.drafts[drafter.name].seconds(max(lengths), queued, len(asks))
         clock.drafting += seconds
-        clock.drafts.append(seconds)
         clock.num_asked += 1
 
     def _count_reading(self, drafter: ModelDrafter) -> None:

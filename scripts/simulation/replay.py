@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.controller import Choice, Controller
-from mlxspec.policy.costs import LADDER, CostModel, Curve, DraftCost
+from mlxspec.policy.costs import LADDER, CostModel, Curve, DraftCall, DraftCost
 
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 
@@ -76,21 +76,19 @@ class Replay:
         choices = self.control.choose(controls, offers, [r.asked() for r in active])
         noise, tilt = moods([r.request for r in active], [r.place for r in active])
         drafts = [None if c.offer is None else o[c.offer] for c, o in zip(choices, offers, strict=True)]
-        drafting = sum(
-            self._draft(name, active, choices, drafts, noise)
-            for name in dict.fromkeys(c.model for c in choices if c.model is not None)
-        )
-        decision = self.control.trim(controls, drafts, choices)
+        drafting, calls = 0.0, list[DraftCall]()
+        for name in dict.fromkeys(c.model for c in choices if c.model is not None):
+            drafting += self._draft(name, active, choices, drafts, noise, calls)
+        decision = self.control.trim(controls, drafts, choices)._replace(calls=tuple(calls))
         verified = decision.widths
         curve, width = self.curve(num_rows), num_rows + sum(verified)
         forward = forward_seconds(curve, num_rows, width, noise, tilt)
-        self.control.curve(controls).refine(width, forward)
         parts = []
         for row, choice, given, draft, num in zip(active, choices, offers, drafts, verified, strict=True):
             self.rounds.append((rows.index(row), row.place, choice, num))
             emitted = row.advance(given, draft, choice, num)
             parts.append((row.control, emitted))
-        self.control.spent(parts, num_rows, forward + drafting, decision=decision)
+        self.control.spent(parts, num_rows, width, forward + drafting, decision, is_ahead=True)
         return forward + drafting + self.machine.overhead(any(c.model is not None for c in choices))
 
     def _draft(
@@ -100,14 +98,14 @@ class Replay:
         choices: Sequence[Choice],
         drafts: list[Offer | None],
         noise: float,
+        calls: list[DraftCall],
     ) -> float:
-        """What a model drafter says to all rows that ask it, into `drafts`, and the plain steps it takes."""
+        """What a model drafter says to all rows that ask it, into `drafts`, and its call, into `calls`. Returns plain steps."""
         places = [i for i, c in enumerate(choices) if c.model == name]
         depth, looks = self._depth(name, [active[i] for i in places], [choices[i] for i in places])
         queued = sum(active[i].hear(name) for i in places)
         time = self.machine.drafts[name].seconds(depth, queued, len(places)) * noise
-        plain = self.control.curve([r.control for r in active]).plain
-        self.control.costs.refine_draft(name, active[0].control.kind, depth, queued, len(places), time, plain)
+        calls.append(DraftCall(name, active[0].control.kind, depth, queued, len(places)))
         for i in places:
             draft = drafts[i] = active[i].offer(name, min(depth, choices[i].depth))
             self.control.asked(active[i].control, choices[i])

@@ -20,7 +20,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import reads
 from mlxspec.models.registry import architecture
 from mlxspec.policy.cost_file import CostFile, write_followed
-from mlxspec.policy.costs import likely
+from mlxspec.policy.costs import DraftCall, likely
 from tests import tiny_models
 
 
@@ -115,7 +115,7 @@ def test_what_rounds_taught_is_where_the_next_process_begins(
     for _ in range(20):
         costs.curve(0).refine(1, 0.01)
         costs.curve(0).refine(4, 0.03)
-        costs.refine_draft("mtp", "greedy", 3, 1, 1, 0.004, 0.01)
+        costs.drafted(costs.curve(0), 1, [DraftCall("mtp", "greedy", 3, 1, 1)], 0.014)
     write_followed()
     again = begun()
     assert not again.is_guess("mtp", "greedy")

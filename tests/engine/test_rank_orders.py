@@ -63,8 +63,6 @@ orders = st.builds(
         Clocked,
         seconds=seconds,
         is_warm=st.booleans(),
-        drafting=seconds,
-        asked=st.lists(st.tuples(seconds, st.booleans()), max_size=3).map(tuple),
     ),
 )
 

@@ -8,7 +8,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planting import catches
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.acceptance import MODEL_DEPTH, Acceptance, Offer
@@ -119,7 +118,7 @@ def test_what_was_learned_survives_its_file() -> None:
         {"sure": [[1.5] * 12, [4.0] * 12]},
         {"sure": [[0.5] * 12, [0.0] * 12]},
         {"streaks": [[0.1] * 11, [4.0] * 10]},
-        {"after": ["a"] * 2},
+        {"streaks": ["a"] * 2},
         {"reach": [-0.5] * 11},
         {"reach": [float("nan")] * 11},
         {"gap": 10**400},
@@ -153,19 +152,6 @@ def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) 
         control.learn(row, offer, min(matched, known, len(confidences)), known)
 
 
-@catches(
-    "one row's failures are forgotten",
-    "mlxspec.policy.controller:Controller._doubt",
-    lambda right: lambda *_: 1.0,
-)
-def test_a_row_whose_drafts_fail_is_doubted_more_than_others() -> None:
-    control = controller()
-    row, other = PolicyRow("", 0, 1.0), PolicyRow("", 0, 1.0)
-    for _ in range(6):
-        control.learn(row, sure(0.97), 0, 1)
-    assert first(control, row, sure(0.6)) < 0.75 * first(control, other, sure(0.6))
-
-
 def test_the_reach_of_a_models_drafts_follows_them() -> None:
     table = Acceptance()
     for _ in range(200):
@@ -173,11 +159,3 @@ def test_the_reach_of_a_models_drafts_follows_them() -> None:
     assert table.reach[2] == pytest.approx(0.9**3, rel=1e-4)
     table.drafted([0.0] * MODEL_DEPTH)
     assert 0.9 * 0.9**3 < table.reach[2] < 0.9**3
-
-
-def test_what_comes_after_a_right_token_is_counted_by_how_sure_that_was() -> None:
-    table = Acceptance()
-    for _ in range(50):
-        table.count(table.sure, [11, 2], 1)  # after a sure token the next one failed
-        table.count(table.sure, [5, 11], 2)
-    assert table.after.rates[11] < 0.1 < 0.9 < table.after.rates[5]

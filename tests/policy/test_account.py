@@ -18,7 +18,7 @@ from simulation.requests import Machine
 from mlxspec.policy.acceptance import MODEL_DEPTH, Offer
 from mlxspec.policy.account import CAP, FULL, GROWTH, LEAST, MOST, Account, Bank
 from mlxspec.policy.controller import Controller, Decision
-from mlxspec.policy.costs import MAX_TOKENS, CostModel
+from mlxspec.policy.costs import MAX_TOKENS, CostModel, DraftCall
 from tests.known_costs import known_costs
 
 ROUNDING = 1e-6  # plain rounds
@@ -71,11 +71,12 @@ class Group:
         models = [{n: (MODEL_DEPTH, queued[n]) for n in heads} for queued in self.queued]
         choices = control.choose(rows, [offers] * num_rows, models)
         drafts = [offers[c.offer] if c.offer is not None else None for c in choices]
-        seconds = 0.0
+        seconds, calls = 0.0, list[DraftCall]()
         for name in {c.model for c in choices if c.model}:
             asked = [i for i, c in enumerate(choices) if c.model == name]
             depth, queued = max(choices[i].depth for i in asked), sum(self.queued[i][name] for i in asked)
             seconds += self.machine.drafts["mtp"].seconds(depth, queued, len(asked))
+            calls.append(DraftCall(name, "", depth, queued, len(asked)))
             for i in asked:
                 draft = drafts[i] = Offer(name, choices[i].depth, [sure] * choices[i].depth)
                 control.asked(rows[i], choices[i])
@@ -83,6 +84,7 @@ class Group:
                 self.queued[i][name] = 0
         available = min(r.account.available(is_alone=num_rows == 1) for r in rows)
         decision = control.trim(rows, drafts, choices)
+        decision = decision._replace(calls=tuple(calls))
         seconds += self.curve.seconds(num_rows + sum(decision.widths))
         assert seconds / plain - 1.0 <= (decision.worst or 0.0) + ROUNDING
         accepted = [judge(available, seconds / plain - 1.0, width) for width in decision.widths]
@@ -100,7 +102,8 @@ class Group:
             if draft is not None:
                 self.control.learn(row, draft, num, min(draft.length, num + 1))
             parts.append((row, 1 + num))
-        self.control.spent(parts, num_rows, seconds, decision=decision)
+        width = num_rows + sum(decision.widths)
+        self.control.spent(parts, num_rows, width, seconds, decision, is_ahead=True)
         plain = self.curve.seconds(num_rows)
         self.drafted += sum(decision.widths)
         self.elapsed += seconds / plain

@@ -21,7 +21,7 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Acceptance
 from mlxspec.policy.auto import Auto
-from mlxspec.policy.controller import Choice, Controller, PolicyRow
+from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Controller, PolicyRow
 from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
 from tests.engine.equality import prompts
@@ -48,7 +48,6 @@ def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **
     spec = SpecConfig(drafters=names, policy="auto", n_max=3)
     made = Engine(tiny_models.target(), tiny_models.tokenizer(), drafters=[*map(drafter, names)], spec=spec)
     costs = known_costs(widths, {name: DraftCost(step=step) for name in names if name in MODELS})
-    costs.refine_draft = lambda *_: None  # type: ignore[method-assign]
     made.follow(costs)
     policy = made.drafting.auto
     assert policy is not None
@@ -56,13 +55,11 @@ def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **
     spent = policy.control.spent
 
     def by_costs(
-        parts: Any, num_rows: int, seconds: float, decision: Any = None, *, num_rounds: int = 1
+        parts: Any, num_rows: int, width: int, seconds: float, decision: Any = PLAIN_ROUND, **more: Any
     ) -> None:
         curve = policy.control.curve([row for row, _ in parts], num_rows)
-        curve.refine = lambda *_: None  # type: ignore[method-assign]
-        taken = num_rounds * curve.seconds(num_rows + sum(decision.widths if decision else ()))
-        taken += 3 * step if decision and decision.worst else 0.0
-        spent(parts, num_rows, taken, decision, num_rounds=num_rounds)
+        taken = more.get("num_rounds", 1) * costs.seconds(curve, width, decision.calls)
+        spent(parts, num_rows, width, taken, decision, **more)
 
     policy.control.spent = by_costs  # type: ignore[method-assign]
     return made
@@ -100,8 +97,8 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 )
 @catches(
     "drafts are read before they are verified, to cut them",
-    "mlxspec.policy.auto:Auto._may_be_blind",
-    lambda right: lambda *_: False,
+    "mlxspec.drafters.chain_row:ChainRow.is_blind",
+    lambda right: property(lambda self: False),
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_while_a_model_drafts_nothing_is_waited_for(
@@ -138,8 +135,8 @@ def _told_at_once(right: Callable[..., Any]) -> Callable[..., Any]:
     def ask(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:
         found = right(self, plan, rows, *args, **options)
         for row in rows:
-            row.waiting += row.coming
-            row.coming = []
+            for pending in row.waiting:
+                pending.is_behind = False
         return found
 
     return ask
@@ -155,10 +152,10 @@ def test_a_draft_is_judged_by_the_text_behind_it(monkeypatch: pytest.MonkeyPatch
     learned: list[int] = []
     own, real = engine("mtp"), Acceptance.count
 
-    def count(self: Acceptance, which: int, cells: Any, matched: int) -> None:
-        assert which == 0  # by the confidences that were read with the round
+    def count(self: Acceptance, table: Any, cells: Any, matched: int) -> None:
+        assert table is self.sure  # by the confidences that were read with the round
         learned.append(matched)
-        real(self, which, cells, matched)
+        real(self, table, cells, matched)
 
     monkeypatch.setattr(Acceptance, "count", count)
     stats = own.generate(PROMPTS[3], asked(3, 60)).stats
@@ -237,9 +234,9 @@ def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
     assert policy is not None
     assert not own._pipeline.is_open
     (row,) = policy._rows.values()
-    assert row.queued["mtp"] == len(head._rows[requests[1].number].tokens)  # type: ignore[attr-defined]
-    assert (row.ran, row.account.reserved) == (None, 0.0)
-    assert all(w.is_read for w in row.waiting)
+    assert head.num_queued(requests[1].number) > 0  # type: ignore[attr-defined]
+    assert row.account.reserved == 0.0
+    assert all(w.offer is not None for w in row.waiting)
     while not own.is_idle:
         own.step()
     assert tuple(Result.of(requests[1]).tokens) == plain(4, asked(4, 60))
@@ -252,26 +249,17 @@ def _row(balance: float = 8.0) -> PolicyRow:
     return PolicyRow("greedy", 0, balance)
 
 
-def test_a_drafter_whose_costs_are_guessed_is_watched(looked: list[int]) -> None:
-    """Its first draft is read at once, because only then a clock tells what it took."""
-    own = engine("mtp")
-    own.drafting.costs.drafts.clear()
-    own.drafting.costs.guesses["mtp"] = DraftCost(step=0.02)
-    own.generate(PROMPTS[2], asked(2))
-    assert looked
-
-
 @catches(
     "what is reserved for an unread round is spent once more",
-    "mlxspec.policy.controller:Controller.affords",
-    lambda right: lambda self, rows, choices: True,
+    "mlxspec.policy.account:Account.available",
+    lambda right: lambda self, *, is_alone: self.balance,
 )
 def test_a_round_behind_an_unread_one_is_paid_beside_its_worst_case() -> None:
-    control = Controller(known_costs({1: 1.0, 2: 2.0}, {"mtp": DraftCost(step=0.1)}))
-    row, choice = _row(4.0), Choice(model="mtp", depth=3, price=0.3)
-    assert control.affords([row], [choice])
-    row.account.reserve(2.0)
-    assert not control.affords([row], [choice])
+    control = Controller(known_costs({1: 1.0, 2: 1.3}, {"mtp": DraftCost(step=0.1)}))
+    row = _row(1.5)
+    assert control.choose([row], [[]], [{"mtp": (3, 1)}])[0].model
+    row.account.reserve(1.4)
+    assert control.choose([row], [[]], [{"mtp": (3, 1)}]) == [PLAIN]
 
 
 def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:

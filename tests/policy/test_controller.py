@@ -53,7 +53,7 @@ UNTOUCHED = MOST - LEAST  # of them, that rows which decode together leave alone
 
 def spent(control: Controller, row: PolicyRow, num_tokens: int, seconds: float) -> None:
     """A round of this row alone."""
-    control.spent([(row, num_tokens)], 1, seconds)
+    control.spent([(row, num_tokens)], 1, 1, seconds, is_ahead=True)
 
 
 def opened(kind: str = "", bucket: int = 0, balance: float = RICH) -> PolicyRow:
@@ -276,7 +276,7 @@ def test_probes_become_rare() -> None:
             drafted(control, row, draft, choice)
         decision = control.trim([row], drafts, [choice])
         assert decision.widths == [0]
-        control.spent([(row, 1)], 1, 1.0 + choice.price, decision=decision)
+        control.spent([(row, 1)], 1, 1, 1.0 + choice.price, decision)
     gaps = [b - a for a, b in zip(probed, probed[1:], strict=False)]
     assert 8 <= len(probed) <= 20
     assert gaps == sorted(gaps)
@@ -307,7 +307,7 @@ def test_a_probe_whose_tokens_come_costs_the_less() -> None:
         drafted(control, row, draft, choice)
         decision = control.trim([row], [draft], [choice])
         before = row.account.balance
-        control.spent([(row, num_tokens)], 1, 1.0 + longer, decision=decision)
+        control.spent([(row, num_tokens)], 1, 1 + decision.widths[0], 1.0 + longer, decision)
         paid.append(before - row.account.balance)
     assert paid[0] - paid[1] == pytest.approx(3.0)
 
@@ -327,7 +327,7 @@ def test_a_decision_needs_no_outcome_of_rounds_on_their_way() -> None:
     told.account.settle(0.0, -first.worst, first.worst)
     assert decided(control, told, offer).widths == behind.widths
     for decision in (first, behind):  # told in their order, whenever that is
-        control.spent([(late, 9)], 1, 1.0 + (decision.worst or 0.0), decision=decision)
+        control.spent([(late, 9)], 1, 9, 1.0 + (decision.worst or 0.0), decision)
     assert late.account.reserved == pytest.approx(0.0)
 
 
@@ -337,7 +337,9 @@ def test_leaving_plain_decoding_must_be_paid_with_what_cannot_run_ahead_behind_i
     row, offer = opened(), Offer("ngram-simple", 1)
     taught(control, row, offer, 1)
     for _ in range(60):
-        control.paused([row], 1, 0.9)
+        control.spent([(row, 2)], 1, 2, 1.3, decided(control, row, offer))
+        control.spent([(row, 1)], 1, 1, 1.9, is_ahead=False)
+        row.is_drafting = False
     assert control.curve([row]).pause == pytest.approx(0.9, rel=0.05)
     row.account.balance = RICH
     worst = [decided(control, row, offer).worst for _ in range(2)]
@@ -432,7 +434,7 @@ def test_what_lookups_gain_makes_a_models_draft_no_dearer() -> None:
     before = control.choose([row], [[]], [MODELS])[0]
     for _ in range(20):
         decision = decided(control, row, offer)
-        control.spent([(row, 16)], 1, 2.0, decision=decision)
+        control.spent([(row, 16)], 1, 16, 2.0, decision)
     after = control.choose([row], [[]], [MODELS])[0]
     assert before.gain > 0
     assert after.gain == pytest.approx(before.gain)

@@ -12,7 +12,7 @@ import pytest
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.cost_file import CostFile, write_followed
-from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.costs import CostModel, DraftCall, DraftCost
 from tests.known_costs import known_costs
 
 
@@ -34,7 +34,8 @@ def lived(costs: CostModel, num_rounds: int) -> None:
     for _ in range(num_rounds // 2):
         costs.curve(0).refine(1, 1.0)
         costs.curve(0).refine(4, 1.5)
-        costs.refine_draft("mtp", "greedy", 1, 1, 1, 0.1, 1.0)
+        curve = costs.curve(0)
+        costs.drafted(curve, 1, [DraftCall("mtp", "greedy", 1, 1, 1)], curve.plain + 0.1)
 
 
 def test_processes_put_right_what_was_measured_in_a_bad_moment(file: CostFile) -> None:
@@ -123,7 +124,7 @@ def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
             continue
         assert found.curve(0, 2).seconds(5) > 0
         found.curve(0).refine(4, 0.1)
-        found.refine_draft("mtp", "greedy", 8, 1, 1, 0.1, 1.0)
+        found.drafted(found.curve(0), 4, [DraftCall("mtp", "greedy", 8, 1, 1)], 0.2)
         json.dumps(found.as_data())
 
 

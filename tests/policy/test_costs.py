@@ -11,7 +11,7 @@ from planting import catches
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.acceptance import TRUST
-from mlxspec.policy.costs import LADDER, MAX_TOKENS, CostModel, Curve, DraftCost, bucket, likely
+from mlxspec.policy.costs import LADDER, MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
 from tests.known_costs import known_costs
 
 pytestmark = pytest.mark.smoke
@@ -149,7 +149,9 @@ def test_what_is_no_cost_is_refused(wrong: dict[str, float]) -> None:
 
 
 def refine(costs: CostModel, seconds: float, kind: str = "greedy") -> None:
-    costs.refine_draft("mtp", kind, 1, 1, 1, seconds, 1.0)
+    """A round of which no draft was verified took so long beyond a plain one."""
+    curve = costs.curve(0, 1, kind)
+    costs.drafted(curve, 1, [DraftCall("mtp", kind, 1, 1, 1)], curve.plain + seconds)
 
 
 def test_draft_costs_follow_what_drafts_take() -> None:
@@ -157,8 +159,26 @@ def test_draft_costs_follow_what_drafts_take() -> None:
     for _ in range(100):
         refine(costs, 0.2)
     assert costs.draft("mtp", "greedy", 1.0).step == pytest.approx(0.2, rel=0.02)
-    costs.refine_draft("ngram-simple", "greedy", 4, 0, 1, 5.0, 1.0)
-    assert costs.draft("ngram-simple", "greedy", 1.0).seconds(4, 0) == 0.0
+
+
+def test_what_a_round_takes_longer_is_shared_by_its_drafts_and_its_width() -> None:
+    """So their sum is what such rounds take, and rounds of that width without a model's drafts put the width right."""
+    costs = known_costs({1: 1.0, 4: 1.6}, {"mtp": DraftCost(step=0.2)})
+    curve, call = costs.curve(0), DraftCall("mtp", "greedy", 3, 1, 1)
+    assert costs.seconds(curve, 4, [call]) == pytest.approx(2.2)
+    for _ in range(200):
+        costs.drafted(curve, 4, [call], 3.0)
+    assert costs.seconds(curve, 4, [call]) == pytest.approx(3.0, rel=0.02)
+    assert curve.seconds(4) > 1.9
+    for _ in range(200):
+        costs.drafted(curve, 4, [call], 3.0)
+        curve.refine(4, 1.6)
+    assert curve.seconds(4) == pytest.approx(1.6, rel=0.05)
+    assert costs.seconds(curve, 4, [call]) == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_lookup_costs_nothing() -> None:
+    assert known_costs({1: 1.0}, {}).draft("ngram-simple", "greedy", 1.0).seconds(4, 0) == 0.0
 
 
 def test_a_guess_is_in_plain_rounds_and_drafts_replace_it() -> None:
@@ -250,7 +270,7 @@ def test_costs_survive_their_file() -> None:
         costs.curve(0).refine(1, 0.01)
         costs.curve(0).refine(4, 0.03)
         costs.curve(2).refine(1, 0.05)
-        costs.refine_draft("mtp", "greedy", 2, 1, 1, 0.008, 0.01)
+        costs.drafted(costs.curve(0), 1, [DraftCall("mtp", "greedy", 2, 1, 1)], 0.018)
     costs.pace["greedy", 1], costs.lengths["greedy"], costs.bank = 1.5, 77.0, 3.0
     costs.judged["mtp"] = (40, 30)
     costs.curve(0).pause = 0.001

@@ -57,14 +57,10 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """The time of the last round by rank 0's clock. seconds: all of it; is_warm: nothing was compiled in it. drafting: seconds of choosing
-    and drafting; asked: for each time that a model drafted since such times were last told, its seconds and whether nothing was
-    compiled."""
+    """The time of the last round by rank 0's clock. seconds: all of it; is_warm: nothing was compiled in it."""
 
     seconds: float
     is_warm: bool
-    drafting: float = 0.0
-    asked: tuple[tuple[float, bool], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +95,7 @@ class Orders:
             data["r"] = sorted(self.resting)
         if self.clocked is not None:
             c = self.clocked
-            data["t"] = [c.seconds, c.is_warm, c.drafting, [list(a) for a in c.asked]]
+            data["t"] = [c.seconds, c.is_warm]
         return json.dumps(data, separators=(",", ":")).encode()
 
     @classmethod
@@ -109,11 +105,8 @@ class Orders:
             data = json.loads(raw)
             clocked = None
             if "t" in data:
-                seconds, is_warm, drafting, asked = data["t"]
-                times = tuple((float(s), bool(w)) for s, w in asked)
-                clocked = Clocked(
-                    seconds=float(seconds), is_warm=bool(is_warm), drafting=float(drafting), asked=times
-                )
+                seconds, is_warm = data["t"]
+                clocked = Clocked(seconds=float(seconds), is_warm=bool(is_warm))
             return cls(
                 number=int(data["n"]),
                 checksum=int(data["c"]),

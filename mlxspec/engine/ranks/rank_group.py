@@ -100,7 +100,7 @@ class RankGroup(ProcessGroup):
     def decide(self, endings: Callable[[], Sequence[Ending]], resting: frozenset[int]) -> Decided:
         unlearned, self._unlearned = self._unlearned, None
         if self._leader is not None:
-            clocked = None if unlearned is None else _clocked(*unlearned)
+            clocked = None if unlearned is None else _clocked(unlearned[0])
             orders = self._leader.order(
                 "step", self.checksum, endings=endings(), resting=resting, clocked=clocked
             )
@@ -111,7 +111,6 @@ class RankGroup(ProcessGroup):
         if unlearned is not None:
             times, drafting = unlearned
             if orders.clocked is not None:
-                drafting.read_anew(orders.clocked.drafting, orders.clocked.asked)
                 times = replace(times, seconds=orders.clocked.seconds, is_warm=orders.clocked.is_warm)
             times.teach(drafting)
         return Decided(orders.endings, orders.resting)
@@ -152,10 +151,9 @@ class RankGroup(ProcessGroup):
         self.checksum = crc32(repr(chosen).encode(), self.checksum)
 
 
-def _clocked(times: TimedRound, drafting: Drafting) -> Clocked:
+def _clocked(times: TimedRound) -> Clocked:
     """The time of a round by this rank's clock."""
-    seconds, asked = drafting.readings
-    return Clocked(seconds=times.seconds, is_warm=times.is_warm, drafting=seconds, asked=asked)
+    return Clocked(seconds=times.seconds, is_warm=times.is_warm)
 
 
 def _deciding(config: EngineConfig, spec: SpecConfig) -> str:
