@@ -1,6 +1,6 @@
 """Planted faults: a test names a fault that it must find, and `pytest --plant` runs it with that fault in place.
 
-    @catches("clients do not take turns", "mlxspec.server.fairness:Lane._next", lambda right: first_come)
+    @catches("clients do not take turns", "mlxspec.server.http.fairness:Lane._next", lambda right: first_come)
     def test_clients_take_turns_in_a_lane() -> None: ...
 
 A fault is found by name, `module:attribute` or `module:Class.attribute`, and replaces that attribute by what its function makes of the

@@ -62,7 +62,7 @@ SHARED = {
     "sampling/grammar.py:GrammarCompiler._kept": BY_OWNER,
     "sampling/noise.py:_words": SIZES,
     "sampling/survivors.py:_cuts": SIZES,
-    "server/fairness.py:Lane._waiting": "requests that wait, by client, until they run",
+    "server/http/fairness.py:Lane._waiting": "requests that wait, by client, until they run",
     "server/images.py:_made": "images of requests that run, found by random marks that never leave the process",
     "server/openapi.py:document": PROGRAM,
     "server/page.py:files": PROGRAM,

@@ -23,9 +23,9 @@ from mlxspec.server.settings import DEFAULT_MAX_TOKENS, KEY_VARIABLE, ServerConf
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
-    from mlxspec.server.limits import ServerLimits
+    from mlxspec.server.http.limits import ServerLimits
+    from mlxspec.server.http.run import Watch
     from mlxspec.server.models import Loaded
-    from mlxspec.server.run import Watch
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
-    from mlxspec.server import log
+    from mlxspec.server.http import log
+    from mlxspec.server.http.run import serve
     from mlxspec.server.models import Models
-    from mlxspec.server.run import serve
 
     options.spec_config(args)  # what is wrong with it is said first
     with options.named_by_flags():
@@ -221,7 +221,7 @@ def _key(given: str | None) -> str | None:
 
 def limits(given: Sequence[str]) -> ServerLimits:
     """Those of `--limit NAME=VALUE`. Raises ConfigError."""
-    from mlxspec.server.limits import KINDS, ServerLimits
+    from mlxspec.server.http.limits import KINDS, ServerLimits
 
     found: dict[str, Any] = {}
     for text in given:

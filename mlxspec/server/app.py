@@ -18,17 +18,19 @@ from starlette.routing import Route
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.errors import EngineStoppedError
-from mlxspec.server import embeddings, llama_api, log, page, request_parsing, work
+from mlxspec.server import embeddings, llama_api, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
 from mlxspec.server.chat import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.completions import CompletionWriter, LlamaWriter
-from mlxspec.server.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.errors import INVALID, ApiError, BadField
-from mlxspec.server.fairness import Gate, Lanes
 from mlxspec.server.fill_in import infill_body
 from mlxspec.server.forms.base import Fields, review
 from mlxspec.server.forms.shared import canonical
+from mlxspec.server.http import log
+from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
+from mlxspec.server.http.fairness import Gate, Lanes
+from mlxspec.server.http.security import App, Guard, error_response, owner_of
 from mlxspec.server.images import holds_images, take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.messages_api import MessagesWriter, messages_request
@@ -48,7 +50,6 @@ from mlxspec.server.openapi import document
 from mlxspec.server.request_parsing import Job, scales_of, tokenizer_of
 from mlxspec.server.responses_api import ResponsesWriter, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
-from mlxspec.server.security import App, Guard, error_response, owner_of
 from mlxspec.server.settings import ServerConfig
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.loading.fill_in import FillIn
 from mlxspec.server.errors import BadField
-from mlxspec.server.fairness import check_wanted
 from mlxspec.server.forms.completions import has_several
+from mlxspec.server.http.fairness import check_wanted
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine

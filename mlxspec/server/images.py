@@ -19,7 +19,7 @@ from mlxspec.errors import ImageError
 from mlxspec.images.decode import ImageLimits
 from mlxspec.images.source import ImageSource, from_base64, from_url
 from mlxspec.server.errors import BadField
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http.limits import ServerLimits
 
 _MEDIA = {
     "input_audio": "Sounds",

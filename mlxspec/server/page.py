@@ -14,8 +14,8 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxspec.server.endpoint import Reply
 from mlxspec.server.errors import ApiError
+from mlxspec.server.http.endpoint import Reply
 
 INDEX = "index.html"
 POLICY = (

@@ -25,11 +25,11 @@ from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import answer_format, held, held_schema
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
-from mlxspec.server.fairness import check_wanted
 from mlxspec.server.fill_in import with_gap
 from mlxspec.server.forms.completions import has_several
+from mlxspec.server.http.fairness import check_wanted
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.images import decode_limits, holds_images, placed
-from mlxspec.server.limits import ServerLimits
 from mlxspec.server.messages import call_lead, render_conversation, without_unseen_answers
 
 if TYPE_CHECKING:

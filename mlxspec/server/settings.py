@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.option import check_options, option
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http.limits import ServerLimits
 
 DEFAULT_MAX_TOKENS = 4096
 KEY_VARIABLE = "MLXSPEC_API_KEY"

@@ -10,7 +10,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.sampling.grammar import source_bytes
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.completions import has_several
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.request_parsing import Job
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxspec.server.security import owner_of
+from mlxspec.server.http.security import owner_of
 from tests.server.serving import Served
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")

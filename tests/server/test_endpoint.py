@@ -9,10 +9,10 @@ from typing import Any
 
 from planting import catches
 
-from mlxspec.server.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.errors import ApiError
-from mlxspec.server.fairness import Gate, Lanes
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
+from mlxspec.server.http.fairness import Gate, Lanes
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.metrics import Metrics
 
 
@@ -71,7 +71,7 @@ def _by_path(right: Any) -> Any:
     return call
 
 
-@catches("requests are counted by their path", "mlxspec.server.endpoint:Endpoint.__call__", _by_path)
+@catches("requests are counted by their path", "mlxspec.server.http.endpoint:Endpoint.__call__", _by_path)
 def test_no_client_names_a_label_of_the_metrics() -> None:
     """Some versions of Starlette leave the route out of the scope."""
     metrics, lanes = Metrics(), Lanes()

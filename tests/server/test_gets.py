@@ -25,7 +25,7 @@ async def props(self, asked, reply):
 Server._props = props
 """
 LETS_IN = """
-from mlxspec.server import security
+from mlxspec.server.http import security
 security._is_page = lambda path: True
 """
 

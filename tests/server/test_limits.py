@@ -20,12 +20,12 @@ import pytest
 from planting import catches
 
 from mlxspec.errors import CancelledError, ConfigError
-from mlxspec.server.body import parse
-from mlxspec.server.connections import Door
 from mlxspec.server.errors import ApiError
-from mlxspec.server.fairness import Gate, Lane, check_wanted, client_of
-from mlxspec.server.limits import KINDS, ServerLimits
-from mlxspec.server.log import Allowance, Writing
+from mlxspec.server.http.body import parse
+from mlxspec.server.http.connections import Door
+from mlxspec.server.http.fairness import Gate, Lane, check_wanted, client_of
+from mlxspec.server.http.limits import KINDS, ServerLimits
+from mlxspec.server.http.log import Allowance, Writing
 from tests.server.serving import LONG, QUESTION, Served
 
 LINUX = sys.platform.startswith("linux")
@@ -62,7 +62,7 @@ def test_levels_are_counted_in_every_encoding(encoding: str, inside: str) -> Non
 
 @catches(
     "values of a body are not counted",
-    "mlxspec.server.body:check_shape",
+    "mlxspec.server.http.body:check_shape",
     lambda right: lambda raw, limits: None,
 )
 @pytest.mark.parametrize("items", ["[]", "{}", '""', "1", '{"a":1}', '"\\\\"'])
@@ -126,7 +126,7 @@ def test_large_bodies_share_room_that_small_ones_always_find() -> None:
     assert gate.num_bytes == 0
 
 
-@catches("log lines have no rate", "mlxspec.server.log:Allowance.take", lambda right: lambda self: True)
+@catches("log lines have no rate", "mlxspec.server.http.log:Allowance.take", lambda right: lambda self: True)
 def test_log_lines_have_a_rate() -> None:
     now = [0.0]
     allowance = Allowance(3, 2.0, lambda: now[0])
@@ -137,7 +137,7 @@ def test_log_lines_have_a_rate() -> None:
 
 @catches(
     "a log that nobody reads is waited for",
-    "mlxspec.server.log:Writing.put",
+    "mlxspec.server.http.log:Writing.put",
     lambda right: lambda self, work: work(),
 )
 def test_lines_that_cannot_be_written_are_left_out_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,7 @@ def test_lines_that_cannot_be_written_are_left_out_and_counted(capsys: pytest.Ca
     ]
 
 
-@catches("clients do not take turns", "mlxspec.server.fairness:Lane._next", _first_come)
+@catches("clients do not take turns", "mlxspec.server.http.fairness:Lane._next", _first_come)
 def test_clients_take_turns_in_a_lane() -> None:
     import asyncio
 
@@ -201,7 +201,7 @@ def test_clients_take_turns_in_a_lane() -> None:
 
 @catches(
     "work goes on though its client has gone",
-    "mlxspec.server.fairness:Ticket.check",
+    "mlxspec.server.http.fairness:Ticket.check",
     lambda right: lambda self: None,
 )
 def test_work_that_nobody_waits_for_ends() -> None:
@@ -348,12 +348,12 @@ def _closing(order: Callable[[Any], Any]) -> Any:
 
 @catches(
     "who has waited longest makes room",
-    "mlxspec.server.connections:Door._close_one",
+    "mlxspec.server.http.connections:Door._close_one",
     _closing(lambda c: c.idle_since),
 )
 @catches(
     "uploads make room as idle connections do",
-    "mlxspec.server.connections:Door._close_one",
+    "mlxspec.server.http.connections:Door._close_one",
     _closing(lambda c: (c.has_key, c.address != "flood", c.idle_since)),
 )
 def test_who_makes_room_for_a_new_connection() -> None:

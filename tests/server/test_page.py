@@ -14,7 +14,7 @@ import pytest
 
 import mlxspec.server
 from mlxspec.server import page
-from mlxspec.server.security import Guard, is_open, is_own
+from mlxspec.server.http.security import Guard, is_open, is_own
 from mlxspec.server.settings import ServerConfig
 from tests.server.serving import Served
 

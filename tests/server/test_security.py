@@ -18,8 +18,8 @@ from planting import catches
 from mlxspec.errors import ConfigError
 from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.forms.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from mlxspec.server.run import web_config
-from mlxspec.server.security import Guard, host_name
+from mlxspec.server.http.run import web_config
+from mlxspec.server.http.security import Guard, host_name
 from mlxspec.server.settings import ServerConfig
 from tests.server.published_fields import honoured
 from tests.server.serving import LONG, Served
@@ -384,7 +384,7 @@ def test_names_in_host_headers(host: str, name: str | None) -> None:
 
 @catches(
     "uvicorn chooses by what is installed, and believes X-Forwarded-For",
-    "mlxspec.server.run:web_config",
+    "mlxspec.server.http.run:web_config",
     lambda right: lambda app: uvicorn.Config(app, log_config=None),
 )
 def test_nothing_is_left_to_the_packages_that_are_installed() -> None:

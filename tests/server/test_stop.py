@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from mlxspec.server import log, run
-from mlxspec.server.signals import EXIT_SECONDS
+from mlxspec.server.http import log, run
+from mlxspec.server.http.signals import EXIT_SECONDS
 from tests.engine.rank_processes import free_ports
 from tests.server.serving import LONG, QUESTION, Served
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from mlxspec.server.errors import ApiError
-from mlxspec.server.limits import ServerLimits
-from mlxspec.server.security import too_large
+from mlxspec.server.http.limits import ServerLimits
+from mlxspec.server.http.security import too_large
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

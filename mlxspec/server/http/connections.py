@@ -23,8 +23,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mlxspec.server import log
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http import log
+from mlxspec.server.http.limits import ServerLimits
 
 _RETRY_SECONDS = 1.0
 _SPARE = 48  # descriptors for everything but connections: files of models, templates, the log

@@ -19,14 +19,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from mlxspec.errors import MlxspecError
-from mlxspec.server import log
 from mlxspec.server.answer_writer import encode
-from mlxspec.server.body import parse, read
 from mlxspec.server.errors import ApiError, to_api_error
-from mlxspec.server.fairness import LARGE, Gate, Lanes, client_of
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http import log
+from mlxspec.server.http.body import parse, read
+from mlxspec.server.http.fairness import LARGE, Gate, Lanes, client_of
+from mlxspec.server.http.limits import ServerLimits
+from mlxspec.server.http.security import Receive, Scope, Send, error_response
 from mlxspec.server.metrics import Metrics
-from mlxspec.server.security import Receive, Scope, Send, error_response
 
 T = TypeVar("T")
 

@@ -17,13 +17,13 @@ from functools import partial
 import uvicorn
 
 from mlxspec.errors import ConfigError
-from mlxspec.server import log
 from mlxspec.server.app import Server
-from mlxspec.server.connections import Connection, Door, raise_descriptors
+from mlxspec.server.http import log
+from mlxspec.server.http.connections import Connection, Door, raise_descriptors
+from mlxspec.server.http.security import App
+from mlxspec.server.http.signals import ending_on_signals, exit_later
 from mlxspec.server.models import Loaded, Models
-from mlxspec.server.security import App
 from mlxspec.server.settings import ServerConfig
-from mlxspec.server.signals import ending_on_signals, exit_later
 
 _STREAMS_END_SECONDS = 1
 _WRITTEN_SECONDS = 0.5  # in which the last lines of the log are written

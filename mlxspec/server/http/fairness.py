@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from mlxspec.errors import CancelledError
 from mlxspec.server.errors import BUSY, ApiError
-from mlxspec.server.limits import ServerLimits
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.settings import is_loopback
 
 T = TypeVar("T")

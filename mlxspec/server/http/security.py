@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 
-from mlxspec.server import log
-from mlxspec.server.connections import note_key
 from mlxspec.server.errors import AUTHENTICATION, ApiError, error_body, to_api_error
+from mlxspec.server.http import log
+from mlxspec.server.http.connections import note_key
 from mlxspec.server.routes import PAGE_FOLDER
 from mlxspec.server.settings import ServerConfig, is_loopback
 
