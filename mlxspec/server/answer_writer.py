@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.server.blocks import Answer, BlockEvent
-from mlxspec.server.errors import ApiError
+from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.request_parsing import Job, token_ids
-from mlxspec.server.usage import Extras, drafting, progress, timings, usage
+from mlxspec.server.usage import drafting, progress, timings, usage
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
@@ -52,6 +52,43 @@ DATA = Wire(media=f"{EVENTS}; charset=utf-8", frame=_data, last=b"data: [DONE]\n
 DATA_WITHOUT_DONE = Wire(media=f"{EVENTS}; charset=utf-8", frame=_data, comment=_comment)
 NAMED_EVENTS = Wire(media=f"{EVENTS}; charset=utf-8", frame=_named, comment=_comment)
 LINES = Wire(media=JSON_LINES, frame=lambda value: encode(value).encode() + b"\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extras:
+    """usage: a last chunk with it (stream_options.include_usage). usages: beside that, in every chunk with text, its answer's
+    (stream_options.continuous_usage_stats). progress: chunks while a prompt is read (return_progress). timings: in
+    every chunk with text (timings_per_token). drafted: in every chunk with text, how much of it was drafted (return_drafted)."""
+
+    usage: bool = False
+    usages: bool = False
+    progress: bool = False
+    timings: bool = False
+    drafted: bool = False
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Extras:
+        """Those of a checked body. Raises BadField."""
+        asked = body.get("stream_options") or {}
+        if body.get("stream_options") is not None and not body.get("stream"):
+            raise BadField("stream_options", "stream_options needs stream to be true.")
+        return cls(
+            usage=bool(asked.get("include_usage")),
+            usages=bool(asked.get("include_usage") and asked.get("continuous_usage_stats")),
+            progress=bool(body.get("return_progress")),
+            timings=bool(body.get("timings_per_token")),
+            drafted=bool(body.get("return_drafted")),
+        )
+
+    def beside(self, update: Delta, place: int = 0) -> dict[str, Any]:
+        """Members of the chunk that holds piece `place` of an update."""
+        out: dict[str, Any] = {"timings": timings([update.stats])} if self.timings else {}
+        if self.usages:
+            out["usage"] = usage([update.stats], 1)
+        if self.drafted:
+            count = update.drafted[place] if place < len(update.drafted) else 0
+            out["mlxspec"] = {"drafted_chars": count, "drafter": update.drafter if count else None}
+        return out
 
 
 class AnswerWriter:

@@ -25,13 +25,10 @@ from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.completions import CompletionWriter, LlamaWriter
 from mlxspec.server.errors import INVALID, ApiError, BadField
 from mlxspec.server.fill_in import infill_body
-from mlxspec.server.forms.base import Fields, review
-from mlxspec.server.forms.shared import canonical
 from mlxspec.server.http import log
 from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.security import App, Guard, error_response, owner_of
-from mlxspec.server.images import holds_images, take_images
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.messages_api import MessagesWriter, messages_request
 from mlxspec.server.metrics import Metrics
@@ -81,25 +78,13 @@ class Server:
         self.app: App = Guard(starlette, config)
 
     def _endpoint(self, route: RouteForm, path: str) -> Endpoint:
-        handle, form = getattr(self, f"_{route.name}"), route.form
-
-        async def checked(asked: Asked, reply: Reply) -> None:
-            if form is not None:
-                check = partial(_checked, asked.body, form)
-                body, notices = await asked.off_loop(check) if asked.is_large else check()
-                asked = replace(asked, body=body, notices=notices)
-            await handle(asked, reply)
-
-        reads_body, is_list = form is not None, form is not None and form.is_list
-        limits, gate = self.config.limits, self._gate
         return Endpoint(
-            checked,
-            limits,
+            getattr(self, f"_{route.name}"),
+            self.config.limits,
             self.metrics,
-            gate,
+            self._gate,
             self._lanes,
-            reads_body=reads_body,
-            is_list=is_list,
+            form=route.form,
             path=path,
         )
 
@@ -258,12 +243,11 @@ class Server:
         return work.compiled(job, loaded.engine, self.config.limits)
 
     async def _prepare(self, asked: Asked, make: Callable[[], T]) -> T:
-        """What `make` returns, made in a thread, for large requests in one of their own: grammars may take long to compile, and images to
+        """What `make` returns, made in a thread, for slow requests in one of their own: grammars may take long to compile, and images to
         decode."""
-        is_large = asked.is_large or work.may_compile_long(asked.body) or holds_images(asked.body)
         try:
             async with asyncio.timeout(self.config.limits.prepare_seconds):
-                return await asked.off_loop(make, is_large=is_large)
+                return await asked.off_loop(make)
         except TimeoutError as error:
             raise ApiError(
                 "Preparing this request (template, tokens, grammar) takes too long.", code="preparing"
@@ -297,7 +281,7 @@ class Server:
             engine = loaded.engine if beside is None else beside
             texts = await self._prepare(asked, partial(read, engine, beside is not None))
             found = await texts.run(loaded.worker)
-            said = await asked.off_loop(lambda: encode(texts.answer(name, found)), is_large=len(found) > 8)
+            said = await asked.off_loop(lambda: encode(texts.answer(name, found)), is_slow=len(found) > 8)
             await reply.text(said, "application/json")
 
     # --- prompts and tokens
@@ -445,18 +429,6 @@ class Server:
 
     async def _page_file(self, asked: Asked, reply: Reply) -> None:
         await page.send(asked.request, reply, asked.request.path_params["name"])
-
-
-def _checked(body: dict[str, Any], form: type[Fields]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The body under the fields' own names, and what there is to say about fields that do nothing. Raises BadField."""
-    take_images(body)
-    ignored = review(form, body)
-    if body.get("stream_options") is not None and not body.get("stream"):
-        raise BadField("stream_options", "stream_options needs stream to be true.")
-    checked = canonical(body)
-    if isinstance(body.get("options"), dict):  # Ollama's
-        checked["options"] = canonical(body["options"])
-    return checked, tuple(f"{path} is no field of this request and was ignored" for path in ignored)
 
 
 def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:

@@ -70,21 +70,23 @@ def decode_limits(limits: ServerLimits) -> ImageLimits:
     return ImageLimits(max_bytes=limits.max_body)
 
 
-def take_images(body: dict[str, Any]) -> None:
-    """Replace the images of a body, which has not been checked yet, by texts. Raises BadField for a part that is neither text nor an
-    image, and for an image that is none of the forms that are known."""
-    most = _max_pixels(body.pop("max_pixels", None), "max_pixels")
+def take_images(body: dict[str, Any]) -> bool:
+    """Replace the images of a body, which has not been checked yet, by texts. Returns whether there were any. Raises BadField for a part
+    that is neither text nor an image, and for an image that is none of the forms that are known."""
+    most, found = _max_pixels(body.pop("max_pixels", None), "max_pixels"), False
     for name in ("messages", "input"):
         for i, message in enumerate(body[name] if isinstance(body.get(name), list) else ()):
             if isinstance(message, dict):
-                _take_parts(message, f"{name}[{i}]", most)
-                _take_list(message, "content", f"{name}[{i}].images", most)
+                found |= _take_parts(message, f"{name}[{i}]", most)
+                found |= _take_list(message, "content", f"{name}[{i}].images", most)
     if isinstance(body.get("prompt"), str):
-        _take_list(body, "prompt", "images", most)
+        found |= _take_list(body, "prompt", "images", most)
+    return found
 
 
-def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
-    """Of a message or an item, or of a tool's result inside a message."""
+def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> bool:
+    """Take the images of a message or an item, or of a tool's result inside a message."""
+    found = False
     for name in ("content", "output"):
         parts = holder.get(name)
         if not isinstance(parts, list):
@@ -105,20 +107,22 @@ def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> None:
             if kind in _IMAGES:
                 text = _image(part, place, most)
                 parts[j] = {"type": "input_text" if kind == "input_image" else "text", "text": text}
+                found = True
             elif kind == "tool_result":
-                _take_parts(part, place, most)
+                found |= _take_parts(part, place, most)
+    return found
 
 
-def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) -> None:
-    """Ollama's form: a list of base64 beside a text, which the images come before."""
+def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) -> bool:
+    """Take images in Ollama's form: a list of base64 beside a text, which the images come before."""
     images = holder.get("images")
     if not images:
-        return
+        return False
     if not isinstance(images, list) or not all(isinstance(i, str) for i in images):
         raise BadField(where, f"{where} must be a list of images in base64.")
     content = holder.get(text)
     if content is not None and not isinstance(content, str):
-        return  # the check of the body says what is wrong
+        return False  # the check of the body says what is wrong
     made = [
         ImageText.of(f"{where}[{i}]", data, is_url=data[:5].lower() == "data:", max_pixels=most)
         for i, data in enumerate(images)
@@ -128,6 +132,7 @@ def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) 
         holder[text] = made[0]
     else:
         holder[text] = _Joined.of(made, content or "")
+    return True
 
 
 class _Joined(str):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mlxspec.config import MAX_CONTEXT
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
-from mlxspec.server.answer_writer import LINES, SingleWriter
+from mlxspec.server.answer_writer import LINES, Extras, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockEnd, BlockEvent, BlockMore
 from mlxspec.server.chat_request import ChatRequest, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField, ollama_error
@@ -22,7 +22,7 @@ from mlxspec.server.forms.shared import Count
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import normalize
 from mlxspec.server.request_parsing import Job
-from mlxspec.server.usage import Extras, progress
+from mlxspec.server.usage import progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats

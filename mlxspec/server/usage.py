@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.server.job_run import Delta, Progress
+from mlxspec.server.job_run import Progress
 
 if TYPE_CHECKING:
     from mlxspec.engine.stats import RequestStats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Extras:
-    """usage: a last chunk with it (stream_options.include_usage). usages: beside that, in every chunk with text, its answer's
-    (stream_options.continuous_usage_stats). progress: chunks while a prompt is read (return_progress). timings: in
-    every chunk with text (timings_per_token). drafted: in every chunk with text, how much of it was drafted (return_drafted)."""
-
-    usage: bool = False
-    usages: bool = False
-    progress: bool = False
-    timings: bool = False
-    drafted: bool = False
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Extras:
-        asked = body.get("stream_options") or {}
-        return cls(
-            usage=bool(asked.get("include_usage")),
-            usages=bool(asked.get("include_usage") and asked.get("continuous_usage_stats")),
-            progress=bool(body.get("return_progress")),
-            timings=bool(body.get("timings_per_token")),
-            drafted=bool(body.get("return_drafted")),
-        )
-
-    def beside(self, update: Delta, place: int = 0) -> dict[str, Any]:
-        """Members of the chunk that holds piece `place` of an update."""
-        out: dict[str, Any] = {"timings": timings([update.stats])} if self.timings else {}
-        if self.usages:
-            out["usage"] = usage([update.stats], 1)
-        if self.drafted:
-            count = update.drafted[place] if place < len(update.drafted) else 0
-            out["mlxspec"] = {"drafted_chars": count, "drafter": update.drafter if count else None}
-        return out
 
 
 def progress(update: Progress) -> dict[str, Any]:

@@ -16,12 +16,6 @@ from mlxspec.server.request_parsing import Job
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
-_QUICK = 4 << 10  # bytes of what is compiled within some tens of milliseconds
-_CONSTRAINTS = (
-    "bad_words", "regex", "lark", "json_schema", "response_format", "tools", "grammar", "structured_outputs",
-    "output_config", "text", "format", "options",
-)  # fmt: skip
-
 
 def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> None:
     """Raises BadField."""
@@ -29,13 +23,6 @@ def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> No
     asked = int(body.get("n") or 1) * (len(prompt) if has_several(prompt) else 1)  # type: ignore[arg-type]
     if asked > limits.max_answers:
         raise BadField("n", f"A request may ask for {limits.max_answers} answers at most, not {asked}.")
-
-
-def may_compile_long(body: Mapping[str, Any]) -> bool:
-    """Whether something of it is compiled, and it is not plainly small."""
-    return any(
-        len(str(body[name])) > _QUICK for name in body if name in _CONSTRAINTS or name.startswith("guided_")
-    )
 
 
 def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:

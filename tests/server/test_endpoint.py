@@ -37,9 +37,7 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
         said.append(message)
 
     lanes = Lanes()
-    endpoint = Endpoint(
-        work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, reads_body=False, path="/x"
-    )
+    endpoint = Endpoint(work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, path="/x")
     scope = {
         "type": "http",
         "method": "GET",
@@ -85,9 +83,7 @@ def test_no_client_names_a_label_of_the_metrics() -> None:
     async def send(message: Any) -> None:
         pass
 
-    endpoint = Endpoint(
-        work, ServerLimits(), metrics, Gate(ServerLimits()), lanes, reads_body=False, path="/v1/models/{name}"
-    )
+    endpoint = Endpoint(work, ServerLimits(), metrics, Gate(ServerLimits()), lanes, path="/v1/models/{name}")
 
     async def run() -> None:
         for name in "abc":

@@ -15,9 +15,8 @@ from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.option import options
 from mlxspec.server.answer_format import AnswerFormat, answer_format
 from mlxspec.server.errors import BadField
-from mlxspec.server.forms.base import Fields, review
+from mlxspec.server.forms.base import Fields, canonical, names_of, review
 from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.shared import ALIASES, canonical
 from mlxspec.server.request_parsing import spec_of
 from tests import tiny_models
 from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
@@ -97,7 +96,7 @@ def test_lists_do_not_overlap_and_aliases_lead_to_fields() -> None:
             assert len(lists_of(name, form)) == 1, (form, name)
         forms += [inner for inner in honoured(form).values() if inner is not None and inner not in forms]
     assert len(forms) > 10
-    for alias, name in ALIASES.items():
+    for alias, name in names_of(ChatCompletionRequest).other.items():
         assert lists_of(alias) == lists_of(name) == ["honoured"]
 
 
@@ -180,13 +179,13 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
 
 
 def test_other_names_of_a_field() -> None:
-    for alias, name in ALIASES.items():
+    for alias, name in names_of(ChatCompletionRequest).other.items():
         value = 0.5 if "p_min" in name or "penalty" in name else 3
-        assert canonical({alias: value}) == {name: value}
-        assert canonical({alias: value, name: value}) == {name: value}
-        assert canonical({alias: None, name: value}) == {name: value}
+        assert canonical(ChatCompletionRequest, {alias: value}) == {name: value}
+        assert canonical(ChatCompletionRequest, {alias: value, name: value}) == {name: value}
+        assert canonical(ChatCompletionRequest, {alias: None, name: value}) == {name: value}
         with pytest.raises(BadField, match=re.escape(alias)):
-            canonical({alias: value, name: value + 1})
+            canonical(ChatCompletionRequest, {alias: value, name: value + 1})
 
 
 def test_no_limit_as_others_write_it(demo: Served) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -66,6 +66,9 @@ class Fields(BaseModel):
     refused: ClassVar[Mapping[str, Refused]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}
     is_list: ClassVar[bool] = False  # a body that is a list, checked as the field `body`
+    under: ClassVar[str] = (
+        ""  # of an object whose members are fields of the body behind this, like `speculative.`
+    )
 
 
 class LeftOut(Fields):
@@ -158,9 +161,11 @@ def with_options(config: type[Any], without: str = "", under: str = "") -> Calla
                 for alias in own.aliases:
                     name = alias.replace(".", "_")
                     added[name] = (kind, optional(name=alias if name != alias else None, same_as=own.body))
-        return create_model(
+        made = create_model(
             form.__name__, __base__=form, __doc__=form.__doc__, __module__=form.__module__, **added
         )
+        made.under = under
+        return made
 
     return add
 
@@ -218,6 +223,61 @@ def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
         elif name not in owner.harmless:
             ignored.append(path)
     return ignored
+
+
+@dataclass(frozen=True)
+class Names:
+    """other: other names of a form's fields, each with the field. spread: objects whose members are fields, with what stands in front of
+    them. inner: objects with other names of their own."""
+
+    other: Mapping[str, str]
+    spread: Mapping[str, str]
+    inner: Mapping[str, type[Fields]]
+
+
+def names_of(form: type[Fields]) -> Names:
+    """The names in a body that are not the fields' own. Raises nothing."""
+    if form not in _NAMES:
+        fields = {field.alias or name: field for name, field in form.model_fields.items()}
+        extra = {name: field.json_schema_extra for name, field in fields.items()}
+        kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in fields.items()}
+        objects = {
+            n: k for n, found in kinds.items() for k in found if isinstance(k, type) and issubclass(k, Fields)
+        }
+        _NAMES[form] = Names(
+            {name: str(more["x-another-name-of"]) for name, more in extra.items() if isinstance(more, dict)},
+            {name: kind.under for name, kind in objects.items() if kind.under},
+            {name: kind for name, kind in objects.items() if names_of(kind).other},
+        )
+    return _NAMES[form]
+
+
+_NAMES: dict[type[Fields], Names] = {}
+
+
+def canonical(form: type[Fields], body: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked body under the fields' own names. Raises BadField where two names of one thing contradict each other."""
+    names = names_of(form)
+    for field, under in names.spread.items():
+        if isinstance(body.get(field), Mapping):
+            inner = {f"{under}{name}": value for name, value in body[field].items()}
+            for name, value in inner.items():
+                if body.get(name, value) != value:
+                    raise BadField(field, f"{field} contradicts {name}.")
+            body = {name: value for name, value in body.items() if name != field} | inner
+    out = {name: value for name, value in body.items() if name not in names.other}
+    said = {name: name for name in out}
+    for other, name in names.other.items():
+        value = body.get(other)
+        if value is None:
+            continue
+        if out.get(name) is not None and out[name] != value:
+            raise BadField(other, f"{other} and {said[name]} mean the same and contradict each other.")
+        out[name], said[name] = value, other
+    for name, kind in names.inner.items():
+        if isinstance(out.get(name), Mapping):
+            out[name] = canonical(kind, out[name])
+    return out
 
 
 def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str, Any]]:

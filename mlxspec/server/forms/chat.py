@@ -109,7 +109,6 @@ class ResponseFormat(t.Fields):
 class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     messages: Annotated[t.Turns[ChatMessage], Field(min_length=1)]
     stream_options: shared.StreamOptions | None = None
-    max_completion_tokens: shared.Length | None = t.optional(same_as="max_tokens")
     add_generation_prompt: t.Flag = t.optional("false: the prompt ends behind the last message")
     continue_final_message: t.Flag = t.optional(
         "the answer goes on with the last message, the assistant's; so it does unless this is false"

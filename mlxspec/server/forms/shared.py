@@ -3,13 +3,11 @@ fields; and the parts of answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
 from mlxspec.config import DRAFTER_NAMES, ONE_ACCEPTANCE, SamplingParams, SpecConfig
-from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 
 MAX_CHOICES = 16
@@ -259,6 +257,7 @@ class Continued(Body, Generation):
     stop: t.Word | Words | None = None
     max_tokens: Length | None = t.optional("-1: to the context's end")
     n_predict: Length | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
+    max_completion_tokens: Length | None = t.optional(same_as="max_tokens")
     n: Number | None = None
     n_cmpl: Number | None = t.optional("llama.cpp's name of n", same_as="n")
 
@@ -279,33 +278,6 @@ class ThinkingFields(ThinkingAsked):
     """The same at the top of a body."""
 
     chat_template_kwargs: TemplateVariables | None = None
-
-
-ALIASES: dict[str, str] = {"max_completion_tokens": "max_tokens"} | {
-    field.alias or name: str(field.json_schema_extra["x-another-name-of"])
-    for name, field in Continued.model_fields.items()
-    if isinstance(field.json_schema_extra, dict)
-}
-
-
-def canonical(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same body with aliases under their own names. Raises BadField where two names of one thing contradict each other."""
-    if isinstance(body.get("speculative"), Mapping):
-        inner = {f"speculative.{name}": value for name, value in body["speculative"].items()}
-        for name, value in inner.items():
-            if body.get(name, value) != value:
-                raise BadField("speculative", f"speculative contradicts {name}.")
-        body = {**{name: value for name, value in body.items() if name != "speculative"}, **inner}
-    out = {name: value for name, value in body.items() if name not in ALIASES}
-    said = {name: name for name in out}
-    for alias, name in ALIASES.items():
-        value = body.get(alias)
-        if value is None:
-            continue
-        if out.get(name) is not None and out[name] != value:
-            raise BadField(alias, f"{alias} and {said[name]} mean the same and contradict each other.")
-        out[name], said[name] = value, alias
-    return out
 
 
 # --- images; they are taken out of a body before it is checked (images.py), and these describe them to readers

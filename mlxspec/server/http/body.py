@@ -1,4 +1,5 @@
-"""Reads the body of a request as a JSON object, within limits of size, depth and time."""
+"""Reads the body of a request within limits of size, depth and time, and checks it against its form. Readers of an API get what
+`checked` returns: fields under their own names, with texts in the places of images."""
 
 from __future__ import annotations
 
@@ -6,16 +7,35 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from mlxspec.server.errors import ApiError
+from mlxspec.server.forms.base import Fields, canonical, review
+from mlxspec.server.http.fairness import LARGE
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import too_large
+from mlxspec.server.images import take_images
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_QUICK = 4 << 10  # characters of what is compiled within some tens of milliseconds
+_COMPILED = (  # fields that are, and those that begin with guided_
+    "bad_words", "regex", "lark", "json_schema", "response_format", "tools", "grammar", "structured_outputs",
+    "output_config", "text", "format", "options",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A body that has passed its form. fields: under the form's own names. notices: about fields that do nothing. is_slow: what is made of
+    it may take long, because it is large, holds images, or has a grammar that is not plainly small."""
+
+    fields: dict[str, Any]
+    notices: tuple[str, ...] = ()
+    is_slow: bool = False
 
 
 async def read(request: Request, limits: ServerLimits, take: Callable[[int], None]) -> bytes:
@@ -27,9 +47,22 @@ async def read(request: Request, limits: ServerLimits, take: Callable[[int], Non
         raise ApiError("The request's body did not come in time.", status=408, code="timeout") from error
 
 
+def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
+    """The body that the bytes spell. Large bodies take long, and need not be checked in the event loop. Raises ApiError, BadField."""
+    body = parse(raw, limits, is_list=form.is_list)
+    has_images = take_images(body)
+    ignored = review(form, body)
+    fields = canonical(form, body)
+    compiled = (v for name, v in fields.items() if name in _COMPILED or name.startswith("guided_"))
+    return Checked(
+        fields=fields,
+        notices=tuple(f"{path} is no field of this request and was ignored" for path in ignored),
+        is_slow=len(raw) > LARGE or has_images or any(len(str(value)) > _QUICK for value in compiled),
+    )
+
+
 def parse(raw: bytes, limits: ServerLimits, *, is_list: bool = False) -> dict[str, Any]:
-    """The JSON object they spell; with is_list the JSON list, as an object's `body`. Large bodies take long, and need not be parsed in the
-    event loop. Raises ApiError (400)."""
+    """The JSON object they spell; with is_list the JSON list, as an object's `body`. Raises ApiError (400)."""
     try:
         encoding = json.detect_encoding(raw)
         text = raw.decode(encoding)
@@ -92,6 +125,3 @@ def _what(error: ValueError) -> str:
     if isinstance(error, UnicodeError):
         return "it is not UTF-8"
     return str(error)[:200].rstrip(".")
-
-
-__all__ = ["ClientDisconnect", "check_shape", "parse", "read"]

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from starlette.responses import Response
 from mlxspec.errors import MlxspecError
 from mlxspec.server.answer_writer import encode
 from mlxspec.server.errors import ApiError, to_api_error
+from mlxspec.server.forms.base import Fields
 from mlxspec.server.http import log
-from mlxspec.server.http.body import parse, read
+from mlxspec.server.http.body import checked, read
 from mlxspec.server.http.fairness import LARGE, Gate, Lanes, client_of
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import Receive, Scope, Send, error_response
@@ -68,26 +69,26 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request: its body, whose it is, whether it is so large that the event loop must not work on it, and where else to. notices: what
-    its client is told of it."""
+    """A request: its checked body, {} where none is read, and whose it is. is_slow: what is made of it is made beside small requests, in a
+    thread for slow ones. notices: what its client is told of it."""
 
     request: Request
     client: str
     body: dict[str, Any] = field(default_factory=dict)
-    is_large: bool = False
+    is_slow: bool = False
     notices: tuple[str, ...] = ()
     lanes: Lanes
 
-    async def off_loop(self, work: Callable[[], T], *, is_large: bool = False) -> T:
+    async def off_loop(self, work: Callable[[], T], *, is_slow: bool = False) -> T:
         """`work`, in the client's turn, in a thread that prepares requests."""
-        return await self.lanes.run(self.client, work, is_large=is_large or self.is_large)
+        return await self.lanes.run(self.client, work, is_large=is_slow or self.is_slow)
 
 
 Work = Callable[[Asked, Reply], Coroutine[Any, Any, None]]
 
 
 class Endpoint:
-    """An ASGI application around `work(asked, reply)`; the body is {} where none is read."""
+    """An ASGI application around `work(asked, reply)`. form: of the body, None where none is read."""
 
     def __init__(
         self,
@@ -97,24 +98,22 @@ class Endpoint:
         gate: Gate,
         lanes: Lanes,
         *,
-        reads_body: bool,
-        is_list: bool = False,
+        form: type[Fields] | None = None,
         path: str,
     ) -> None:
-        """is_list: of the body. path: the route, as it is counted. No client chooses it."""
+        """path: the route, as it is counted. No client chooses it."""
         self._work, self._limits, self._metrics = work, limits, metrics
-        self._gate, self._lanes, self._reads_body, self._path = gate, lanes, reads_body, path
-        self._is_list = is_list
+        self._gate, self._lanes, self._form, self._path = gate, lanes, form, path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, reply, started = Request(scope, receive), Reply(scope, receive, send), time.monotonic()
         said, client = "", client_of(scope)
         try:
-            if self._reads_body:
+            if self._form is not None:
                 with self._gate.body() as take:
                     raw = await read(request, self._limits, take)
                     with self._gate.passed(client):
-                        doing = self._parsed(request, client, raw, reply)
+                        doing = self._checked(request, client, raw, self._form, reply)
                         del raw
                         is_done = await self._run(doing, receive)
             else:
@@ -136,13 +135,23 @@ class Endpoint:
             traceback.clear_frames(error.__traceback__)
         self._finish(scope, reply, said, time.monotonic() - started)
 
-    async def _parsed(self, request: Request, client: str, raw: bytes, reply: Reply) -> None:
-        asked = Asked(request=request, client=client, is_large=len(raw) > LARGE, lanes=self._lanes)
-        parsed = partial(parse, raw, self._limits, is_list=self._is_list)
+    async def _checked(
+        self, request: Request, client: str, raw: bytes, form: type[Fields], reply: Reply
+    ) -> None:
+        check, is_large = partial(checked, raw, self._limits, form), len(raw) > LARGE
         del raw
-        body = await asked.off_loop(parsed) if asked.is_large else parsed()
-        del parsed
-        await self._work(replace(asked, body=body), reply)
+        body = await self._lanes.run(client, check, is_large=True) if is_large else check()
+        del check
+        asked = Asked(
+            request=request,
+            client=client,
+            body=body.fields,
+            is_slow=body.is_slow,
+            notices=body.notices,
+            lanes=self._lanes,
+        )
+        del body
+        await self._work(asked, reply)
 
     async def _run(self, doing: Coroutine[Any, Any, None], receive: Receive) -> bool:
         """False if the client went away before the end."""
