@@ -51,6 +51,7 @@ SHARED = {
     "models/gemma_attention.py:_mask": SIZES,
     "models/gemma_attention.py:_mask_with_blocks": SIZES,
     "models/image_features.py:ImageFeatures._kept": BY_OWNER,
+    "option.py:_KNOWN": PROGRAM,
     "platform/device.py:_claims": "bytes by engine",
     **{
         f"platform/device.py:{name}": MACHINE
@@ -62,6 +63,7 @@ SHARED = {
     "sampling/grammar.py:GrammarCompiler._kept": BY_OWNER,
     "sampling/noise.py:_words": SIZES,
     "sampling/survivors.py:_cuts": SIZES,
+    "server/forms/base.py:_NAMES": PROGRAM,
     "server/http/fairness.py:Lane._waiting": "requests that wait, by client, until they run",
     "server/images.py:_made": "images of requests that run, found by random marks that never leave the process",
     "server/openapi.py:document": PROGRAM,

@@ -14,9 +14,9 @@ import sys, threading
 from mlxspec.sampling.grammar import GrammarCompiler
 compile = GrammarCompiler.compile
 
-def told(self, params):
+def told(self, *asked):
     print("compiled in", threading.current_thread().name, file=sys.stderr, flush=True)
-    return compile(self, params)
+    return compile(self, *asked)
 
 GrammarCompiler.compile = told
 """
