@@ -114,7 +114,7 @@ def test_a_template_that_does_not_compile_costs_chat_and_not_the_model(run: Run,
 
 def test_drafters_that_are_not_there(run: Run, model: Path, draft_model: Path) -> None:
     refused(generate(run, model, "--draft", "frobnicate"), "'frobnicate'", "ngram-simple")
-    refused(generate(run, model, "--draft", ""), "''")
+    refused(generate(run, model, "--draft", ""), "must not be empty")
     refused(generate(run, model, "--draft", "mtp,mtp"), "twice")
     refused(generate(run, model, "--draft", "mtp,off"), "stand alone")
     refused(generate(run, model, "--draft", "draft-model"), "--draft-model")
