@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
 _LOOKS_EVERY = 0.5
+_END_SECONDS, _JOIN_SECONDS = 1.2, 0.3  # in which the engine ends with the server, and its thread behind that
 
 
 @dataclass(frozen=True)
@@ -320,13 +321,13 @@ class Models:
                     await self._unload()
 
     async def stop(self) -> bool:
-        """End every request and the engine. Returns whether its thread has ended."""
+        """End every request and the engine. Returns whether its thread has ended, within two seconds."""
         self._is_stopping = True
         worker = self._worker
-        ended = worker is None or await asyncio.to_thread(worker.stop, STOP_SECONDS - 2)
+        ended = worker is None or await asyncio.to_thread(worker.stop, _END_SECONDS)
         self._thread.run(self._beside.clear)  # their arrays belong to that thread
         self._thread.close()
-        ended = ended and await asyncio.to_thread(self._thread.join, 1.0)
+        ended = ended and await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)
         async with self._turn:
             self._turn.notify_all()
         return ended

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -43,7 +44,7 @@ STAGES = {
     "sampling": SLOW.format(module="pipeline", where="module.read"),
     "loading": SLOW.format(module="load", where="module.load"),
 }
-IN_TIME = 5.0  # seconds
+IN_TIME = 2.0  # seconds
 
 
 @pytest.mark.parametrize("stage", [pytest.param("prefill", marks=pytest.mark.slow), "loading"])
@@ -103,6 +104,63 @@ def test_a_budget_below_the_weights_is_refused_before_anybody_asks() -> None:
         assert served.process.wait(LONG) == 2
         assert served.wait_for("<end>")
         assert [line for line in served.lines if "error" in line or "Traceback" in line] == [said.string]
+
+
+HALF = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 500\r\nExpect: 100-continue\r\n\r\n"
+)
+
+
+def half_a_body(served: Served) -> socket.socket:
+    """A connection whose request the server waits for, with a part of its body."""
+    sent = socket.create_connection(("127.0.0.1", served.port), timeout=LONG)
+    sent.sendall(HALF)
+    assert b"100" in sent.recv(4096)
+    sent.sendall(b'{"messages": [')
+    return sent
+
+
+TAKES_LONG = """
+import threading, mlxspec.server.work as work
+real = work.compiled
+def compiled(job, *rest):
+    if job.asks[0].params.seed == 77:
+        threading.Event().wait(60)
+    return real(job, *rest)
+work.compiled = compiled
+"""
+
+
+def test_a_signal_ends_streams_and_half_bodies_with_a_sentence() -> None:
+    """Streams that run, requests that wait for a place or are prepared, and bodies of which a part has come: none leaves a traceback."""
+    stream = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 1900,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with Served("--max-rows", "4", plant=TAKES_LONG) as served:
+        streams = [http.client.HTTPConnection("127.0.0.1", served.port, timeout=LONG) for _ in range(11)]
+        for i, connection in enumerate(streams):
+            body = json.dumps(stream | ({"seed": 77} if i == 10 else {}))
+            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        first = streams[0].getresponse()
+        assert first.readline().startswith(b"data: ")
+        halves = [half_a_body(served) for _ in range(30)]
+        assert served.stop() == 0
+        assert b"The engine is being stopped." in first.read()
+        for connection in streams[1:]:
+            with connection.getresponse() as answer:
+                assert b"being stopped" in answer.read()
+        for connection in streams:
+            connection.close()
+        first.close()
+        told = [sent.recv(4096) for sent in halves]
+        for sent in halves:
+            sent.close()
+        assert all(b"503" in answer and b"The server is being stopped." in answer for answer in told)
+        assert not [line for line in served.lines if "Traceback" in line or "Exception" in line], served.lines
 
 
 FAULTS = """

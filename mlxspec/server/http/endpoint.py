@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from mlxspec.errors import MlxspecError
+from mlxspec.errors import EngineStoppedError, MlxspecError
 from mlxspec.server.answer_writer import encode
 from mlxspec.server.errors import ApiError, to_api_error
 from mlxspec.server.forms.base import Fields
@@ -29,6 +29,7 @@ from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import Receive, Scope, Send, error_response
 from mlxspec.server.metrics import Metrics
 
+_TOLD_SECONDS = 0.1  # in which a client that reads takes what it is told at the end
 T = TypeVar("T")
 
 
@@ -123,6 +124,11 @@ class Endpoint:
                 said = "client went away"
         except ClientDisconnect:
             said = "client went away"
+        except asyncio.CancelledError:  # nothing cancels a request but the end of the server
+            said = "server ends"
+            with suppress(OSError, TimeoutError, asyncio.CancelledError):
+                async with asyncio.timeout(_TOLD_SECONDS):
+                    await reply.error(EngineStoppedError("The server is being stopped."))
         except Exception as error:
             found = to_api_error(error)
             said = str(found)

@@ -26,7 +26,7 @@ from mlxspec.server.models import Loaded, Models
 from mlxspec.server.settings import ServerConfig
 
 _STREAMS_END_SECONDS = 1
-_WRITTEN_SECONDS = 0.5  # in which the last lines of the log are written
+_WRITTEN_SECONDS = 0.3  # in which the last lines of the log are written
 _TOLD_SECONDS = 0.5  # in which answers that ended because the engine broke reach their clients
 Watch = Callable[[Callable[[BaseException], None]], None]
 # How long a thread that runs Python keeps the others waiting: those that prepare requests must not hold up the event loop and the engine.
@@ -133,8 +133,8 @@ async def _serve(
                 loading.result()
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            web.should_exit = True  # connections end while the engine does
             ended = False if broken.why is not None else await models.stop()
-            web.should_exit = True
             await asyncio.wait([tasks[0]])
             for task in (*tasks, unloading, loading):
                 task.cancel()

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-EXIT_SECONDS = 4.5
+EXIT_SECONDS = 1.9
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
