@@ -19,11 +19,13 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import MODEL_REMAPPING, load_model
 
 from mlxspec.errors import MlxspecError, ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.safetensors import check_header
+from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed
@@ -70,6 +72,8 @@ def load_adapted(
         if isinstance(adapter, str | Path):
             add_adapter(module, adapter)
         module.eval()
+        if not isinstance(adapter, Mapping):
+            fuse(module)
         model = AdaptedModel(module, _described(config))
         if isinstance(adapter, Mapping):
             if model.seams is None:
@@ -77,6 +81,7 @@ def load_adapted(
                     f"Rows of this model run one by one, so it takes one adapter, with --adapter: {model.by_rows}."
                 )
             add_adapters(module, adapter, model.gate)
+            fuse(module)
         return model
 
 
@@ -98,7 +103,14 @@ def blank(config: Mapping[str, Any]) -> AdaptedModel:
         code = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}")
         module = code.Model(code.ModelArgs.from_dict(dict(config)))
         cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
+        fuse(module)
         return AdaptedModel(module, _described(config))
+
+
+def fuse(module: Any) -> None:
+    """Join products and fold norms, lazily but for a norm of each class."""
+    fold_norms(module)
+    join_products(module, lambda: module(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(module)))
 
 
 def _judge(config: Mapping[str, Any]) -> None:
