@@ -13,12 +13,11 @@ from mlxspec.checkpoints.memory import expected
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
-from mlxspec.loading.published import MODELOPT_FILE, of_mlx, storage
+from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.assemble import runs_by_mlx_lm
-from mlxspec.models.folder import ModelFolder, drafter_in
-from mlxspec.models.registry import ARCHITECTURES
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.runnable import judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +136,8 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
     folder = Path(revision.snapshot_path)
     try:
         config = read_json(folder / "config.json")
+        runs = judge(config)
     except ModelError:
-        return None
-    kind, drafter = config.get("model_type"), drafter_in(config)
-    by_mlx_lm = drafter is None and runs_by_mlx_lm(config)
-    if kind not in ARCHITECTURES and drafter is None and not by_mlx_lm:
         return None
     complete, has_head, problem, quantization = False, None, "", _quantization(config)
     memory = None
@@ -153,12 +149,12 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
             shards, beside = tensor_files(folder)
             names = [n for path in shards or beside for n in check_header(path)]
             lies_beside = any(path.name != VISION_FILE for path in beside)
-            has_head = not by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
-        form = "" if by_mlx_lm else storage(config, read_json(folder / MODELOPT_FILE), names=names)
+            has_head = not runs.by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
+        form = runs.unpacked(read_json(folder / MODELOPT_FILE), names=names)
         quantization = form or quantization
-        if complete and drafter is None:
+        if complete and runs.is_model:
             files = sum(path.stat().st_size for path in (*shards, *beside))
-            memory = expected(config, files, context, unpacked=bool(form)).total
+            memory = expected(runs, files, context, unpacked=bool(form)).total
     except ModelError as error:
         complete, problem = False, str(error)
     if not complete and not problem:
@@ -169,7 +165,7 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
         refs=tuple(sorted(revision.refs)),
         folder=str(folder),
         size=revision.size_on_disk,
-        model_type=drafter if drafter in ("eagle3", "dflash") else str(kind),
+        model_type=runs.kind if runs.kind in ("eagle3", "dflash") else str(config.get("model_type")),
         quantization=quantization,
         has_head=has_head,
         is_complete=complete,

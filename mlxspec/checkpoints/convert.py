@@ -39,11 +39,12 @@ from mlxspec.loading.folder import VISION_FILE, is_hidden
 from mlxspec.loading.pooling import POOLING_FILE
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
-from mlxspec.models.assemble import assemble_lazily, runs_by_mlx_lm
+from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_alone
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
+from mlxspec.models.runnable import judge_folder
 from mlxspec.models.sizes import bytes_of
 
 _ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*", POOLING_FILE, "?_Dense/*")
@@ -104,10 +105,10 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     """
     check_target(out)
     folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_runs))
-    kind = folder.kind()
-    if kind == "model" and runs_by_mlx_lm(folder.config()):
+    runs = judge_folder(folder)
+    if runs.by_mlx_lm:
         return _by_mlx_lm(folder, source, out, wish)
-    is_drafter = kind in ("eagle3", "dflash")
+    is_drafter = runs.kind in ("eagle3", "dflash")
     made = _prepare_drafter(folder, source, wish) if is_drafter else _prepare(folder, source, wish)
     parts = (made.trunk, made.head, made.vision)
     trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)

@@ -34,7 +34,7 @@ from mlxspec.loading.weights import (
     rename,
     split_experts,
 )
-from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily, runs_by_mlx_lm
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
 from mlxspec.models.assemble_drafter import (
     NO_ASSISTANT,
     assemble_assistant_lazily,
@@ -47,6 +47,7 @@ from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.proposal_rows import proposing
 from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import Architecture, architecture
+from mlxspec.models.runnable import judge_folder
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
 
@@ -85,7 +86,8 @@ def inspect(
     with it. ranks: among how many processes the model is to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see
     EngineConfig and SpecConfig. Reads headers only. Raises MlxspecError subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
-    if folder.kind() != "model":
+    runs = judge_folder(folder)
+    if not runs.is_model:
         weights = folder.read()
         return DrafterReport(
             name=name,
@@ -97,7 +99,7 @@ def inspect(
             file_bytes=_bytes(weights) + _Packed.of(weights).bytes,
         )
     config = folder.config()
-    if runs_by_mlx_lm(config):
+    if runs.by_mlx_lm:
         from mlxspec.checkpoints.inspect_adapted import inspect_adapted  # slow to import
 
         return inspect_adapted(name, folder, context=context, rows=rows, draft_model=draft_model)

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.errors import ModelError
-from mlxspec.models.assemble import runs_by_mlx_lm
 from mlxspec.models.registry import architecture
+from mlxspec.models.runnable import Runnable
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import Blueprint, blueprint
@@ -68,16 +68,17 @@ def chunk_of(config: EngineConfig) -> int:
 
 
 def expected(
-    config: dict[str, Any],
+    runs: Runnable,
     file_bytes: int,
     context: int | None = None,
     rows: int = 1,
     *,
     unpacked: bool = False,
 ) -> MemoryEstimate:
-    """Of a model that is not here yet: its config.json, and the bytes of its weights. unpacked: they are in a format that loading unpacks.
-    Raises ModelError for models we do not run."""
-    if runs_by_mlx_lm(config):
+    """The memory of a model that is not here yet, by its config.json and the bytes of its weights. unpacked: they are in a format that
+    loading unpacks. Raises ModelError for a config.json that is wrong."""
+    config = dict(runs.config)
+    if runs.by_mlx_lm:
         return _expected_of_mlx_lm(config, file_bytes, context, rows)
     kind = architecture(config)
     parsed = kind.parse(config)

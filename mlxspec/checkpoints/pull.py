@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlxspec.checkpoints.memory import MemoryEstimate, expected
 from mlxspec.errors import MemoryBudgetError, ModelError
 from mlxspec.loading import ranges
 from mlxspec.loading.download import Plan, check_disk
 from mlxspec.loading.folder import INDEX
 from mlxspec.loading.progress import amount
-from mlxspec.loading.published import MODELOPT_FILE, storage
+from mlxspec.loading.published import MODELOPT_FILE
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.assemble import runs_by_mlx_lm
-from mlxspec.models.folder import drafter_in
+from mlxspec.models.runnable import Runnable, judge
 
 
 def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
@@ -24,28 +21,25 @@ def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     """
     config = read_json(plan.folder / "config.json")
     try:
-        if drafter_in(config) is None and runs_by_mlx_lm(config):
-            return expected(config, plan.weights, context)
-        unpacked = bool(_storage(plan, config))
-        if drafter_in(config) is not None:
-            return None
-        return expected(config, plan.weights, context, unpacked=unpacked)
+        runs = judge(config)
+        unpacked = _unpacked(plan, runs)
+        return expected(runs, plan.weights, context, unpacked=bool(unpacked)) if runs.is_model else None
     except ModelError as error:
         raise ModelError(f"{plan.repo} cannot be run: {error}") from error
 
 
-def _storage(plan: Plan, config: dict[str, Any]) -> str:
-    """As `published.storage`. A description that speaks against a model is compared with the index, which tells the tensors' names."""
+def _unpacked(plan: Plan, runs: Runnable) -> str:
+    """As `Runnable.unpacked`. A description that speaks against a model is compared with the index, which tells the tensors' names."""
     where = Repository(plan.repo, plan.commit, {f.name: f.size for f in plan.files}, plan.base_models)
     has_own = MODELOPT_FILE in where.sizes
     modelopt = ranges.read_json(where, MODELOPT_FILE) if has_own else None
     try:
-        return storage(config, modelopt)
+        return runs.unpacked(modelopt)
     except ModelError:
         if INDEX not in where.sizes:
             raise
         names = ranges.read_json(where, INDEX).get("weight_map")
-        return storage(config, names=names if isinstance(names, dict) else ())
+        return runs.unpacked(names=names if isinstance(names, dict) else ())
 
 
 def check_runs(plan: Plan) -> None:

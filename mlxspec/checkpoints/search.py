@@ -7,10 +7,8 @@ from typing import Any
 
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import download
-from mlxspec.loading.published import description, of_mlx, storage
-from mlxspec.models.assemble import runs_by_mlx_lm
-from mlxspec.models.folder import DRAFTER_TYPES
-from mlxspec.models.registry import ARCHITECTURES
+from mlxspec.loading.published import description, of_mlx
+from mlxspec.models.runnable import judge
 
 _BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _MOST = 400  # models that the hub is asked for: those that mlxspec does not run are left out here
@@ -50,11 +48,8 @@ def search(words: str, *, limit: int = 20, all_kinds: bool = False) -> list[Foun
 
 def _runs(info: Any) -> bool:
     """Whether the kind and the format of a model are among those that mlxspec runs, as far as the hub says."""
-    config = _config(info)
-    if config.get("model_type") not in {*ARCHITECTURES, *DRAFTER_TYPES}:
-        return runs_by_mlx_lm(config)
     try:
-        storage(config, is_excerpt=True)
+        judge(_config(info)).unpacked(is_excerpt=True)
     except ModelError:
         return False
     return True

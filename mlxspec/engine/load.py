@@ -46,16 +46,16 @@ from mlxspec.models.assemble import (
     Assembled,
     assemble_by_mlx_lm,
     assemble_lazily,
-    runs_by_mlx_lm,
     widest_share,
 )
-from mlxspec.models.assemble import Engine as ModelEngine
 from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
+from mlxspec.models.runnable import Engine as ModelEngine
+from mlxspec.models.runnable import judge
 from mlxspec.models.sizes import bytes_of
 from mlxspec.option import shown
 from mlxspec.platform import device
@@ -125,7 +125,7 @@ def load(
         draft_model = hub.DEMO_DRAFT
     folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
     described, files = folder.config(), folder.files()
-    by_mlx_lm = runs_by_mlx_lm(described, engine)
+    by_mlx_lm = judge(described, engine, kind="model").by_mlx_lm
     beside: ModelFolder | None = None
     pair_notices: list[str] = []
     if draft_model is not None and asked != ():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -33,13 +33,12 @@ from mlxspec.models.fill import (
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.ranks import ALONE, Ranks, join, share
-from mlxspec.models.registry import ARCHITECTURES, Config, Head, Trunk, architecture
+from mlxspec.models.registry import Config, Head, Trunk, architecture
+from mlxspec.models.runnable import Engine, judge
 from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.platform import device
-
-Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there is some, or mlx-lm's
 
 HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
@@ -83,16 +82,6 @@ def assemble(
     return made
 
 
-def runs_by_mlx_lm(config: Mapping[str, Any], engine: Engine = "auto") -> bool:
-    """Whether mlx-lm's code runs this model: where that was asked for, or where it has code for it and we have none."""
-    kind = config.get("model_type")
-    if engine == "mlx-lm" or not isinstance(kind, str) or kind in ARCHITECTURES:
-        return engine == "mlx-lm"
-    from mlxspec.models.adapted.loading import has_code  # slow to import
-
-    return has_code(config)
-
-
 def assemble_folder(
     folder: ModelFolder,
     dtype: mx.Dtype | None = None,
@@ -103,9 +92,9 @@ def assemble_folder(
     images: bool = False,
     ranks: Ranks = ALONE,
 ) -> Assembled:
-    """As `assemble_lazily`, by whose code `runs_by_mlx_lm` says. Raises ModelError."""
+    """As `assemble_lazily`, by whose code `judge` says. Raises ModelError."""
     config = folder.config()
-    if runs_by_mlx_lm(config, engine):
+    if judge(config, engine, kind="model").by_mlx_lm:
         return assemble_by_mlx_lm(folder, dtype, adapter=adapter, ranks=ranks)
     return assemble_lazily(
         config,

@@ -28,6 +28,7 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.ranks import Ranks, share
 from mlxspec.models.registry import architecture
+from mlxspec.models.runnable import judge
 from mlxspec.models.sizes import bytes_of
 from tests.models import adapted_zoo
 
@@ -262,7 +263,7 @@ def test_state_of_a_published_size() -> None:
     states = 151e6
     assert states < short - 2 * 16 * 4 * 256 * 2 * 32768 * 9 / 8 < states + 120e6
     assert long - short == 2 * 16 * 4 * 256 * 2 * 32768 * 9 // 8
-    told = memory.expected(config, 54 << 30, context=262144)
+    told = memory.expected(judge(config), 54 << 30, context=262144)
     assert told.weights >= 4 * 26e9 or told.weights == 54 << 30
 
 

@@ -19,6 +19,7 @@ from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
 from mlxspec.checkpoints.quantize import Format
 from mlxspec.loading.weights import is_of_vision, read_folder
+from mlxspec.models.runnable import judge
 from mlxspec.platform import device
 
 Q8 = Format(bits=8, group_size=32)
@@ -103,12 +104,12 @@ def test_memory_is_told_before_a_download(name: str, monkeypatch: pytest.MonkeyP
     """On a CPU weights become float32; on a GPU the tower is among the bytes of the files."""
     folder = source(name)
     config, there = json.loads((folder / "config.json").read_text()), looked_at(folder).memory
-    told = memory.expected(config, 10**6, context=there.context)
+    told = memory.expected(judge(config), 10**6, context=there.context)
     assert told.vision == there.vision > 0
     assert told.reading > 0
     assert told.total > told.weights + told.vision + told.reading
-    assert memory.expected(config | {"vision_config": {}}, 10**6).vision == 0
+    assert memory.expected(judge(config | {"vision_config": {}}), 10**6).vision == 0
     monkeypatch.setattr(device, "backend", lambda: "cuda")
-    on_gpu = memory.expected(config, 10**6)
+    on_gpu = memory.expected(judge(config), 10**6)
     assert (on_gpu.weights, on_gpu.vision) == (10**6, 0)
     assert 0 < on_gpu.reading < told.reading  # 16 bits a number

@@ -32,6 +32,7 @@ from mlxspec.loading import unpacking
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble, assemble_lazily
 from mlxspec.models.ranks import Ranks
+from mlxspec.models.runnable import judge
 
 TOKENS = tokens_of(3, 24, tiny.VOCAB)
 AT_MOST = 2.0**-22  # of a number: two roundings of float32, in another order
@@ -172,10 +173,10 @@ def test_what_is_told_of_it(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     )
     assert report.memory.weights == plain.memory.weights
     config = json.loads((packed / "config.json").read_text())
-    estimate = expected(config, sum(held.values()), unpacked=True)
-    assert estimate.weights == expected(json.loads((floats / "config.json").read_text()), 0).weights
+    estimate = expected(judge(config), sum(held.values()), unpacked=True)
+    assert estimate.weights == expected(judge(json.loads((floats / "config.json").read_text())), 0).weights
     monkeypatch.setattr(device, "has_gpu", lambda: True)
-    assert expected(config, sum(held.values()), unpacked=True).weights == estimate.weights // 2
+    assert expected(judge(config), sum(held.values()), unpacked=True).weights == estimate.weights // 2
 
 
 def test_a_gpu_keeps_the_folders_own_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

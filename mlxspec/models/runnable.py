@@ -1,0 +1,74 @@
+"""Decides whether mlxspec runs what a folder or a repository holds, and by whose code. `load`, `inspect`, `convert`, `pull` and `models`
+ask here, so that what one of them takes no other refuses. Reads no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlxspec.loading.published import description, refusal, storage
+from mlxspec.models.folder import Kind, ModelFolder, drafter_in
+from mlxspec.models.registry import ARCHITECTURES, architecture
+
+Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there is some, or mlx-lm's
+# quantization methods of config.json that mlx-lm's loading has code for
+_OF_MLX_LM = ("awq", "gptq", "bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runnable:
+    """What mlxspec runs. kind: what it is to a target, "model" for one that answers by itself. by_mlx_lm: mlx-lm's code runs it. config:
+    its config.json."""
+
+    kind: Kind
+    by_mlx_lm: bool
+    config: Mapping[str, Any]
+
+    @property
+    def is_model(self) -> bool:
+        return self.kind == "model"
+
+    def unpacked(
+        self,
+        modelopt: Mapping[str, Any] | None = None,
+        *,
+        names: Iterable[str] | None = None,
+        is_excerpt: bool = False,
+    ) -> str:
+        """The formats of weights that loading unpacks, empty for weights that load as they are: see `published.storage`. mlx-lm's code
+        reads formats of its own. Raises ModelError for a format that is not read."""
+        if not self.by_mlx_lm:
+            return storage(self.config, modelopt, names=names, is_excerpt=is_excerpt)
+        method = description(self.config, modelopt).get("quant_method")
+        if method is not None and method not in _OF_MLX_LM:
+            raise refusal(str(method))
+        return ""
+
+
+def judge(config: Mapping[str, Any], engine: Engine = "auto", *, kind: Kind | None = None) -> Runnable:
+    """config: a config.json. kind: what its tensors are, where their names are known. Raises ModelError for a model of a type that nothing
+    here runs."""
+    kind = kind or drafter_in(config) or "model"
+    by_mlx_lm = kind == "model" and _runs_by_mlx_lm(config, engine)
+    if kind == "model" and not by_mlx_lm:
+        architecture(config)
+    return Runnable(kind=kind, by_mlx_lm=by_mlx_lm, config=config)
+
+
+def judge_folder(folder: ModelFolder, engine: Engine = "auto") -> Runnable:
+    """A folder that is here, by the names of its tensors and its config.json, which nothing but a head may lack. Raises ModelError."""
+    kind = folder.kind()
+    has_config = (folder.path / "config.json").is_file()
+    return judge(folder.config() if has_config or kind != "head" else {}, engine, kind=kind)
+
+
+def _runs_by_mlx_lm(config: Mapping[str, Any], engine: Engine) -> bool:
+    """Whether mlx-lm's code runs a model: where that was asked for, or where it has code for it and we have none."""
+    kind = config.get("model_type")
+    if engine == "mlx-lm" or not isinstance(kind, str) or kind in ARCHITECTURES:
+        return engine == "mlx-lm"
+    from mlxspec.models.adapted.loading import has_code  # slow to import
+
+    return has_code(config)
