@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import real_model
 from real_parts import gemma, places, qwen, registries, smollm
+from real_parts.gguf_file import GgufFile, renamed
 from real_parts.places import PartError
 
 from mlxspec import SamplingParams, load
@@ -190,7 +191,7 @@ def _tensors() -> list[SimpleNamespace]:
 
 
 def test_a_gguf_file_becomes_a_folder_that_loads(tmp_path: Path) -> None:
-    gemma.write(tmp_path, VALUES, _tensors(), lambda data, kind: data)
+    gemma.write(tmp_path, GgufFile(VALUES, _tensors(), lambda data, kind: data))
     gemma_tokenizer.write(tmp_path, beyond=("<image_soft_token>",))
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["rms_norm_eps"] == 1e-6
@@ -206,7 +207,7 @@ def test_a_gguf_file_becomes_a_folder_that_loads(tmp_path: Path) -> None:
 
 def test_a_tensor_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="attn_sinks"):
-        gemma.renamed("blk.0.attn_sinks")
+        renamed("blk.0.attn_sinks", gemma.IN_LAYER)
 
 
 # --- the vocabulary
