@@ -33,6 +33,7 @@ QUEUE_AT_MOST = (
 _LOOKS = (
     3  # tokens that are drafted between two waits for their confidences: each wait lets the device fall idle
 )
+_FEW = 8  # tokens of a row that a round may leave behind: such forwards repeat, and those of a prompt do not
 _OF_A_STEP = 30  # kernels that Metal launches for one forward of a small head, for `device.start`
 
 
@@ -375,7 +376,7 @@ class ModelDrafter(Drafter):
         if cache is None:
             raise RuntimeError("no rows")  # propose and observe are only reached with rows
         widths = tuple(len(work[name][0]) if name in work else 0 for name in self._order)
-        rows = FlatRows(widths)
+        rows = FlatRows(widths, is_prompt=max(widths) > _FEW)
         flat = [t for name in self._order if name in work for t in work[name][0]]
         hiddens = [h for name in self._order if name in work for h in work[name][1]]
         images: ImageInput | None = None

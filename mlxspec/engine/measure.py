@@ -12,10 +12,11 @@ from typing import Any
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
+from mlxspec.kernels.flat import LADDER
 from mlxspec.models.base import Model
 from mlxspec.models.reads import reads
 from mlxspec.platform import device
-from mlxspec.policy.costs import LADDER, CostModel, DraftCost, likely
+from mlxspec.policy.costs import CostModel, DraftCost, likely
 
 # of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
 # most of what the host does, and rows of several widths have to be taken apart

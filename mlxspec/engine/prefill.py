@@ -196,7 +196,7 @@ class Prefill:
             images = image_input([RowPiece(request.seen, self.num_done, len(piece))])
             more = {} if images is None else {"images": images}
         tokens = mx.array(np.asarray(looked_up, np.int32))
-        rows = FlatRows((len(piece),))
+        rows = FlatRows((len(piece),), is_prompt=True)
         try:
             with device.idle():
                 logits_at: LogitsAt = "last" if last else "none"

@@ -25,6 +25,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.errors import RankError
 from mlxspec.kernels import qmv_rows, races
+from mlxspec.kernels.flat import LADDER
 from mlxspec.models import tune
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device
@@ -32,7 +33,7 @@ from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.auto import Auto, AutoRow, Pending
 from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller
 from mlxspec.policy.cost_file import CostFile
-from mlxspec.policy.costs import GREEDY, LADDER
+from mlxspec.policy.costs import GREEDY
 
 IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
 _PROMPT = [1, 2]

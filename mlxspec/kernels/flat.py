@@ -12,14 +12,20 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+# Widths that rounds with drafts have, in tokens of all rows: few, because each is compiled when it first runs
+LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+
 
 class FlatRows:
     """Widths of B rows on the flat axis. A row may have width 0: it sits this forward out.
 
-    Attributes: widths (B numbers), starts (B + 1 offsets), num_rows B, num_tokens N, max_width W.
+    Attributes: widths (B numbers), starts (B + 1 offsets), num_rows B, num_tokens N, max_width W. repeats: whether forwards of this shape
+    are likely to come again, so that compiling them pays.
     """
 
-    def __init__(self, widths: tuple[int, ...]) -> None:
+    def __init__(self, widths: tuple[int, ...], *, is_prompt: bool = False) -> None:
+        """is_prompt: known tokens, whose number nobody chose: such a shape repeats where it is a width of the ladder or of a whole chunk,
+        which is a power of two."""
         if not widths or min(widths) < 0 or max(widths) < 1:
             raise ValueError(f"a forward needs at least one token, got widths {widths}")
         self.widths = tuple(widths)
@@ -27,6 +33,7 @@ class FlatRows:
         self.num_rows = len(self.widths)
         self.num_tokens = self.starts[-1]
         self.max_width = max(self.widths)
+        self.repeats = not is_prompt or self.num_tokens in LADDER or self.num_tokens.bit_count() == 1
 
     @property
     def is_uniform(self) -> bool:

@@ -23,8 +23,8 @@ from mlxspec.platform import device
 # tokens a row, and of all rows: wider forwards rarely repeat a shape, and building their graph is a small part of them. One row's
 # without a GPU is compiled all the same: layer by layer that takes less than fused loops save, even the first time
 COMPILE_AT_MOST, COMPILE_ALL_AT_MOST = 64, 256
-# compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever, and so could prompts
-_SHAPES_AT_MOST, _WIDE_AT_MOST = 512, 64
+# compiled ones that are kept, the oldest go first: ragged rounds could make new ones forever
+_SHAPES_AT_MOST = 512
 _all: WeakSet[Runners] = WeakSet()
 
 
@@ -45,14 +45,12 @@ class Runners:
         self.num_cold = 0
         self._beside = {} if beside is None else beside
         self._layers, self._forms = layers, Forms(layers)
-        self._few: dict[Hashable, Callable[..., Any]] = {}
-        self._wide: dict[Hashable, Callable[..., Any]] = {}
+        self._functions: dict[Hashable, Callable[..., Any]] = {}
         _all.add(self)
 
     def clear(self) -> None:
         """Forget what is compiled."""
-        self._few.clear()
-        self._wide.clear()
+        self._functions.clear()
 
     def get(
         self,
@@ -70,7 +68,7 @@ class Runners:
         """
         if not self._compiles(rows):
             return run
-        return self._kept((key, rows.shape if shape is None else shape, deferred), run, rows)
+        return self._kept((key, rows.shape if shape is None else shape, deferred), run)
 
     def of_layer(
         self,
@@ -86,19 +84,19 @@ class Runners:
         if not self._compiles(rows):
             return partial(run, self._layers[i])
         whole = key, self._forms.form(i), rows.shape if shape is None else shape, deferred
-        found = self._kept(whole, self._forms.on(i, run), rows)
+        found = self._kept(whole, self._forms.on(i, run))
         return partial(found, self._forms.weights(i))
 
     def _compiles(self, rows: FlatRows) -> bool:
-        return (_are_few(rows) or _is_worth_compiling(rows)) and device.compile_enabled()
+        return rows.repeats and (_are_few(rows) or _is_worth_compiling(rows)) and device.compile_enabled()
 
-    def _kept(self, whole: Hashable, run: Callable[..., Any], rows: FlatRows) -> Callable[..., Any]:
-        kept, most = (self._few, _SHAPES_AT_MOST) if _are_few(rows) else (self._wide, _WIDE_AT_MOST)
+    def _kept(self, whole: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
+        kept = self._functions
         if self._beside:
             whole = whole, *self._beside
         found = kept.get(whole)
         if found is None:
-            if len(kept) >= most:
+            if len(kept) >= _SHAPES_AT_MOST:
                 del kept[next(iter(kept))]
             self.num_cold += 1
             found = kept[whole] = mx.compile(run, inputs=self._beside or None)

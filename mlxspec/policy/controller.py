@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, Offer
 from mlxspec.policy.account import CAP, Account, Bank
-from mlxspec.policy.costs import DEARER, FADE, LADDER, MAX_TOKENS, CostModel, Curve, DraftCall
+from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, DraftCall
 
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
 PROBE_DEPTH = 3  # tokens of a probe

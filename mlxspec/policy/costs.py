@@ -14,10 +14,9 @@ from math import exp, inf, isfinite, log
 from typing import Any, NamedTuple
 
 from mlxspec.errors import ConfigError
+from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST, Acceptance, checked
 
-# Widths that rounds with drafts have, in tokens of all rows: few, because each is compiled when it first runs
-LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 MAX_TOKENS = LADDER[-1]  # widths the curve knows; beyond, the last slope goes on
 # A guess of what widths cost in plain rounds, until rounds of other widths than 1 have run
 LIKELY = {1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5}

@@ -16,10 +16,9 @@ from mlx.utils import tree_flatten
 import mlxspec
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.kernels import conv_qkv, launch
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.flat import LADDER, FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.platform import device
-from mlxspec.policy.costs import LADDER
 
 from .base import Here, Skipped, table
 from .model import Model

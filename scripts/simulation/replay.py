@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.controller import Choice, Controller
-from mlxspec.policy.costs import LADDER, CostModel, Curve, DraftCall, DraftCost
+from mlxspec.policy.costs import CostModel, Curve, DraftCall, DraftCost
 
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 

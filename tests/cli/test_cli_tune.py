@@ -10,7 +10,7 @@ from cli_runs import Run, refused
 
 from mlxspec.bench.tune import Score
 from mlxspec.cli import tune
-from mlxspec.policy.costs import LADDER
+from mlxspec.kernels.flat import LADDER
 
 QUICK = ("--repeat", "1", "--max-tokens", "8")
 

@@ -20,14 +20,14 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.rehearsal import measure, rehearse, rehearse_for, steps_of, unraced_notice
 from mlxspec.engine.worker import Worker
 from mlxspec.kernels import launch, qmv_rows, races
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.flat import LADDER, FlatRows
 from mlxspec.kernels.qmv_rows import QuantizedWeight
 from mlxspec.models import tune
 from mlxspec.models.runners import Runners
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost_file import CostFile
-from mlxspec.policy.costs import LADDER, DraftCost
+from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
 from tests.known_costs import known_costs
 
@@ -245,4 +245,4 @@ def test_an_m1_races_products_of_few_rows_once(
     list(rehearse(engine))
     assert raced == (list(range(1, qmv_rows.MAX_ROWS + 1)) if races_them else [])
     assert unraced_notice(engine) == ()
-    assert (("key", FlatRows((1,)).shape, 0) in runners._few) == (not races_them)
+    assert (("key", FlatRows((1,)).shape, 0) in runners._functions) == (not races_them)

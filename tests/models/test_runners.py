@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
+from planting import catches
 
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import runners
 from mlxspec.models.runners import COMPILE_ALL_AT_MOST, COMPILE_AT_MOST, Runners
 from mlxspec.platform import device
-from tests.tiny_models import target
+from tests.tiny_models import mtp_head, target
 
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn  # isort: skip
@@ -63,15 +68,40 @@ def test_the_oldest_shapes_are_forgotten(compiling: pytest.MonkeyPatch) -> None:
     assert found.num_cold == 5
 
 
-def test_prompts_do_not_push_out_what_rounds_repeat(compiling: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_compiled_where_its_length_repeats(compiling: pytest.MonkeyPatch) -> None:
     compiling.setattr(device, "backend", lambda: "cpu")
-    compiling.setattr(runners, "_WIDE_AT_MOST", 2)
     found = Runners()
-    few = found.get("key", run, FlatRows((4,)))
-    wide = [found.get("key", run, FlatRows((w,))) for w in (100, 101, 102)]
-    assert found.get("key", run, FlatRows((102,))) is wide[2]
-    assert found.get("key", run, FlatRows((100,))) is not wide[0]
-    assert found.get("key", run, FlatRows((4,))) is few
+    for width, repeats in ((5, False), (8, True), (37, False), (64, True), (101, False), (512, True)):
+        rows = FlatRows((width,), is_prompt=True)
+        assert (found.get("key", run, rows) is not run) == repeats, width
+
+
+@catches(
+    "each length of a prompt is compiled",
+    "mlxspec.kernels.flat:LADDER",
+    lambda right: tuple(range(1, 385)),
+)
+def test_answers_to_different_prompts_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "compile_enabled", lambda: True)
+    monkeypatch.setattr(
+        runners.mx, "compile", lambda made, **_: made
+    )  # how long g++ takes is not what is tested
+    widths: set[int] = set()
+    kept = Runners._kept
+
+    def seen(self: Runners, whole: Any, made: Any) -> Any:
+        before = self.num_cold
+        found = kept(self, whole, made)
+        shape = whole[-2]
+        widths.update([shape if isinstance(shape, int) else shape[0]] if self.num_cold > before else [])
+        return found
+
+    monkeypatch.setattr(Runners, "_kept", seen)
+    model = target()
+    engine = Engine(model, drafters=[Mtp(mtp_head(), model.max_context)], spec=SpecConfig(drafters=("mtp",)))
+    for length in range(3, 63):
+        engine.generate([*range(length)], SamplingParams(max_tokens=6, seed=length, ignore_eos=True))
+    assert len(widths) <= 16, widths
 
 
 def test_another_shape_has_another_function(compiling: pytest.MonkeyPatch) -> None:

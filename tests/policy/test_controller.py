@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import catches
 
+from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import FIRST_CHANCE, Offer
 from mlxspec.policy.account import LEAST, MOST
 from mlxspec.policy.controller import (
@@ -18,7 +19,7 @@ from mlxspec.policy.controller import (
     Decision,
     PolicyRow,
 )
-from mlxspec.policy.costs import LADDER, DraftCost
+from mlxspec.policy.costs import DraftCost
 from tests.known_costs import known_costs
 
 FLAT = {1: 1.0, 2: 1.0}

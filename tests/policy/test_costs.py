@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.errors import ConfigError
+from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST
-from mlxspec.policy.costs import LADDER, MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
+from mlxspec.policy.costs import MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
 from tests.known_costs import known_costs
 
 pytestmark = pytest.mark.smoke
