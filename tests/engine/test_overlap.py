@@ -23,7 +23,7 @@ from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.pipeline import Pipeline
 from mlxspec.kernels import attention
-from mlxspec.models import full_attention
+from mlxspec.models import row_attention
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same, spec
@@ -526,7 +526,7 @@ def test_drafts_on_a_gpu_are_kept_in_tails(overlaps: bool, monkeypatch: pytest.M
     assert not tailed
     monkeypatch.setattr(caches, "_WORTH_A_TAIL", 0)
     monkeypatch.setattr(model_based.device, "has_gpu", lambda: True)
-    monkeypatch.setattr(full_attention, "attend_tailed", noted)
+    monkeypatch.setattr(row_attention, "attend_tailed", noted)
     in_tails = drafted()
     assert tailed
     assert set(tailed) == {1}
