@@ -32,6 +32,16 @@ DEMO_CHOICES = {
 _SHOWN_LINES, _SHOWN_WIDTH = 4, 96
 _NO_TERMINAL_WIDTH = 110
 
+HEADINGS = (
+    "prompt",
+    "token ids",
+    "off\ntok/s",
+    "on\ntok/s",
+    "ratio",
+    "tokens\na round",
+    "who drafted: accepted/drafted",
+)
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
@@ -157,11 +167,10 @@ def _report(engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> 
 
     console = _console()
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("prompt", no_wrap=True)
-    table.add_column("token ids", no_wrap=True)
-    for heading in ("off\ntok/s", "on\ntok/s", "ratio", "tokens\na round"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("who drafted: accepted/drafted")
+    *first, last = HEADINGS
+    for i, heading in enumerate(first):
+        table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+    table.add_column(last)
     for outcome in outcomes:
         for i, c in enumerate(outcome.comparisons):
             table.add_row(outcome.prompt.name if i == 0 else "", *_cells(c))

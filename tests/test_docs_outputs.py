@@ -1,0 +1,135 @@
+"""Outputs that README and docs show have the form of what the program prints, with texts, drafters, prompts and commits that there are."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_docs import FENCE, PAGES, ROOT
+
+from mlxspec.bench import demo_prompts
+from mlxspec.cli import demo
+from mlxspec.cli.main import main
+from mlxspec.config import DRAFTER_NAMES
+from mlxspec.demo import WORKLOADS
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+DRAFTED = re.compile(r"(?<![\w-])([a-z][a-z0-9-]*) (\d+)/(\d+)(?! *(?:MB|GB|ms))")
+COMMIT = re.compile(r"\bcommits? ((?:[0-9a-f]{7}(?: \([^)]*\))?(?:, (?:and )?| and )?)+)", re.IGNORECASE)
+
+
+def shown(text: str) -> list[str]:
+    """Outputs of a page: fences of text, and indented lines that are no commands."""
+    fences = [body for kind, body in FENCE.findall(text) if kind == "text"]
+    indented = re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", text), re.MULTILINE)
+    return [*fences, *indented]
+
+
+def shape(line: str) -> str:
+    """A line of figures without its figures: numbers, machine, and which drafters drafted."""
+    line = re.split(r" · peak memory ", line)[0]
+    line = re.sub(r"\d[\d,]*(?:\.\d+)?", "0", line)
+    line = re.sub(r"(?: · [a-z0-9-]+ 0/0 \(0 deep, 0 accepted\))+", " · DRAFTERS", line)
+    return line.replace("0 tokens, 0 tok/s", "0 tokens").replace(" (0 cached)", "")
+
+
+def test_an_answer_and_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is what the command writes, and the two lines below it say what they say now."""
+    command = 'generate "what does os.path.join do?" -n 48 --stats'
+    assert f"mlxspec {command}" in COMMANDS
+    (block,) = (body for body in shown(COMMANDS) if "tokens a round · mtp" in body)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b""), encoding="utf-8"))
+    assert main(["generate", "what does os.path.join do?", "-n", "48", "--stats"]) == 0
+    captured = capsys.readouterr()
+    *text, line, details = block.rstrip("\n").split("\n")
+    assert "\n".join(text) == captured.out.rstrip("\n")
+    told = [said for said in captured.err.splitlines() if said]
+    assert shape(details) in [shape(said) for said in told]
+    now = next(said for said in told if " drafted tokens accepted" in said)
+    assert [p.split("(")[0].strip() for p in shape(line).split(" · ")] == [
+        p.split("(")[0].strip() for p in shape(now).split(" · ")
+    ]
+
+
+def test_the_table_of_the_demo() -> None:
+    (block,) = (body for body in shown(README) if "token ids" in body)
+    above, below, rule, *rows = [line for line in block.split("\n") if line.strip()]
+    assert set("─ ") == set(rule)
+    place = 0
+    for heading in demo.HEADINGS:
+        *upper, lower = heading.split("\n")
+        place = below.index(lower, place)
+        assert not upper or upper[0] in above
+    names = {prompt.name for prompt in demo_prompts.PROMPTS}
+    assert rows
+    for row in rows:
+        name, same, *figures = row.split()
+        assert name in names
+        assert same == "identical"
+        off, on, ratio = float(figures[0]), float(figures[1]), float(figures[2].removesuffix("x"))
+        assert on / off == pytest.approx(ratio, abs=0.01)
+
+
+def test_drafters_that_outputs_name_are_there() -> None:
+    found = {
+        name
+        for page in PAGES
+        for body in shown(page.read_text("utf-8"))
+        for name, *_ in DRAFTED.findall(body)
+    }
+    assert {"mtp", "ngram-simple"} <= found <= set(DRAFTER_NAMES)
+
+
+def test_the_page_on_drafters_lists_all_of_them() -> None:
+    part = (ROOT / "docs" / "drafters.md").read_text("utf-8").split("## All drafters")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", part, re.MULTILINE)) == set(DRAFTER_NAMES)
+
+
+def test_workloads_that_the_bench_shows_are_there() -> None:
+    (block,) = (body for body in shown(COMMANDS) if "x plain (" in body)
+    names = re.findall(r"^(\S+) +[\d.]+x plain", block, re.MULTILINE)
+    assert names
+    assert set(names) <= set(WORKLOADS)
+
+
+def test_what_inspect_and_doctor_show_has_their_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (
+        body
+        for body in shown((ROOT / "docs" / "checkpoints.md").read_text("utf-8"))
+        if "architecture  " in body
+    )
+    labels = re.findall(r"^    ([A-Za-z]+(?: [a-z]+)?)  +\S", block, re.MULTILINE)
+    assert len(labels) > 4
+    assert main(["inspect", "demo"]) == 0
+    told = capsys.readouterr().out
+    assert all(re.search(rf"^{label}  ", told, re.MULTILINE) for label in labels), labels
+
+
+def test_commits_that_pages_name_are_in_the_history() -> None:
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    if shallow.stdout.strip() != "false":
+        pytest.skip("no whole history is here")
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    named = {c for text in texts for found in COMMIT.findall(text) for c in re.findall(r"[0-9a-f]{7}", found)}
+    assert len(named) > 5
+    for commit in sorted(named):
+        asked = [*git, "cat-file", "-e", f"{commit}^{{commit}}"]
+        assert subprocess.run(asked, capture_output=True).returncode == 0, f"there is no commit {commit}"
+
+
+def test_what_is_compared() -> None:
+    assert (
+        shape("34 tokens · 178 tok/s · 100 % of 23 drafted tokens accepted")
+        == "0 tokens · 0 tok/s · 0 % of 0 drafted tokens accepted"
+    )
+    assert DRAFTED.findall("mtp 8/9, ngram-simple 64/80") == [("mtp", "8", "9"), ("ngram-simple", "64", "80")]
+    assert COMMIT.findall("Commits f1d0c76 (float32), d406a9a (4 bits).") != []
+    assert isinstance(ROOT, Path)
