@@ -109,13 +109,13 @@ class SamplingParams:
     repeat_last_n: int = option(int, -1, "penalties look at the last N tokens only; -1: at all", -1, MAX_CONTEXT, "N")
     top_n_sigma: float = option(float, 0.0, "keep logits within N deviations of the highest; 0: off", 0, 1000, "N", off=-1)
     typical_p: float = option(
-        float, 1.0, "keep the tokens of the most usual surprise up to this probability; 1: off", 0, 1, "P", above=True
+        float, 1.0, "keep tokens whose surprise is nearest to the entropy, up to this probability; 1: off", 0, 1, "P", above=True
     )
-    xtc_probability: float = option(float, 0.0, "XTC: how often all likely tokens but the least likely go", 0, 1, "P")
-    xtc_threshold: float = option(float, 0.1, "XTC: tokens at least so probable are likely ones", 0, 1, "P")
+    xtc_probability: float = option(float, 0.0, "XTC: how often tokens above the threshold go, but the least likely", 0, 1, "P")
+    xtc_threshold: float = option(float, 0.1, "XTC: the least probability of a token above the threshold", 0, 1, "P")
     dry_multiplier: float = option(float, 0.0, "above 0: DRY, against repeating sequences", 0, 100, "M")
-    dry_base: float = option(float, 1.75, "DRY: how much more each further token of a repetition costs", 1, 100, "B")
-    dry_allowed_length: int = option(int, 2, "DRY: the shortest sequence that costs", 1, MAX_CONTEXT, "N")
+    dry_base: float = option(float, 1.75, "DRY: factor of the penalty for each further repeated token", 1, 100, "B")
+    dry_allowed_length: int = option(int, 2, "DRY: the shortest repeated sequence that costs", 1, MAX_CONTEXT, "N")
     dry_penalty_last_n: int = option(int, -1, "DRY looks at the last N tokens only; -1: at all", -1, MAX_CONTEXT, "N")
     dry_sequence_breakers: str | Sequence[str] = option(
         list, ("\n", ":", '"', "*"), "DRY: no sequence goes beyond this text", high=16, metavar="TEXT", flag="--dry-sequence-breaker",

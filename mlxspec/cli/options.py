@@ -207,7 +207,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group,
         ("--draft", str, "LIST", f"off, auto (the default), or in order: {', '.join(DRAFTER_NAMES)}", "auto"),
         DRAFT_MODEL,
-        ("--head", HEADS, None, "which drafters draft: adapted ones (the default; by `scripts/adapt`) or base, those in the folders"),
+        ("--head", HEADS, None, "adapted drafters (the default; by `scripts/adapt`) where there are any, or base, those in the folders"),
     )  # fmt: skip
     declare_options(group, SpecConfig)
 
