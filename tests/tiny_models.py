@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.loading.weights import cast, parts_of
+from mlxspec.loading.weights import cast
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
@@ -32,8 +32,8 @@ from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import ALONE, Ranks, join, share
 from mlxspec.models.registry import Trunk
+from mlxspec.models.shard import join, own_config, own_weights
 
 VOCAB = 96
 EOS = 95
@@ -158,7 +158,7 @@ def make(
     drift: float = 0.0,
     form: str = "float32",
     like: Qwen35Config | None = None,
-    ranks: Ranks = ALONE,
+    group: mx.distributed.Group | None = None,
 ) -> Qwen35:
     """`form`: a key of FORMS. `drift`: every matrix is off by noise of so many parts of its entries. Equal seeds give equal weights,
     whatever the vocabulary: rows of embedding and head are cut from, or padded to, those of VOCAB tokens. `like`: a model whose embedding
@@ -180,22 +180,21 @@ def make(
         values.append((name, mx.array(new)))
     model = Qwen35(c)
     model.update(tree_unflatten(values))
-    if ranks.size > 1:
-        return _divided(model, c, form, ranks)
+    if group is not None:
+        return _divided(model, c, form, group)
     finish(model, form)
     return model
 
 
-def _divided(whole: Qwen35, c: Qwen35Config, form: str, ranks: Ranks) -> Qwen35:
-    """A rank's share of a model, joined with the others'."""
+def _divided(whole: Qwen35, c: Qwen35Config, form: str, group: mx.distributed.Group) -> Qwen35:
+    """A rank's part of a model, joined with the others'."""
     pack(whole, form)
-    own = share(c, ranks)
-    model = Qwen35(own.config)
+    model = Qwen35(own_config(c, group.size()))
     pack(model, form)
-    kept = parts_of(dict(tree_flatten(whole.parameters())), own.cut_of)
+    kept = own_weights(dict(tree_flatten(whole.parameters())), c, group)
     model.update(tree_unflatten(list(kept.items())))
     model.fuse()
-    join(model, c, ranks)
+    join(model, group)
     mx.eval(model.parameters())
     return model
 

@@ -17,7 +17,6 @@ from mlx.utils import tree_flatten
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.checkpoints import adapted_head, memory
-from mlxspec.checkpoints.division import Division, divide
 from mlxspec.checkpoints.inspect_report import Head, InspectReport, Layers, Tower, Usable
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.pairing import paired
@@ -36,7 +35,6 @@ from mlxspec.loading.weights import (
 )
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
 from mlxspec.models.assemble_drafter import (
-    NO_ASSISTANT,
     assemble_assistant_lazily,
     assemble_dflash_lazily,
     assemble_eagle3_lazily,
@@ -45,7 +43,6 @@ from mlxspec.models.assemble_drafter import (
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.proposal_rows import proposing
-from mlxspec.models.ranks import Ranks
 from mlxspec.models.registry import Architecture, architecture
 from mlxspec.models.runnable import judge_folder
 from mlxspec.models.sizes import bytes_of
@@ -77,13 +74,12 @@ def inspect(
     context: int | None = None,
     rows: int = 1,
     draft_model: str | None = None,
-    ranks: int = 1,
     kv_bits: int = EngineConfig.kv_bits,
     draft_kv_bits: int = SpecConfig.draft_kv_bits,
 ) -> InspectReport | DrafterReport:
     """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
     draft_model counts in the memory, and among the drafters as what it can be to this model; None for the one that `mlxspec pull` paired
-    with it. ranks: among how many processes the model is to be divided. kv_bits, draft_kv_bits: in which the memory is reckoned, see
+    with it. kv_bits, draft_kv_bits: in which the memory is reckoned, see
     EngineConfig and SpecConfig. Reads headers only. Raises MlxspecError subclasses where `load` would, but for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     runs = judge_folder(folder)
@@ -127,9 +123,6 @@ def inspect(
         head, beside, made, _adapted(folder, draft_model if pair is None else str(pair), beside)
     )
 
-    def of_rank(who: Ranks) -> Assembled:
-        return assemble_lazily(config, lambda: weights, draft_bits=SpecConfig.draft_bits, ranks=who)
-
     return InspectReport(
         name=name,
         folder=str(folder.path),
@@ -158,9 +151,6 @@ def inspect(
         ),
         drafters=drafters,
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        division=_division(ranks, of_rank, weights, context, rows, kv_bits, draft_kv_bits, beside)
-        if ranks > 1
-        else None,
     )
 
 
@@ -229,23 +219,6 @@ def _beside(name: str | None, target: Assembled, how: str = "named with --draft-
     except ModelError:
         return _Beside(name, kind, module, how)
     return _Beside(name, kind, module, how, lends_head=True)
-
-
-def _division(
-    size: int,
-    of_rank: Callable[[Ranks], Assembled],
-    weights: Weights,
-    context: int,
-    rows: int,
-    kv_bits: int,
-    draft_kv_bits: int,
-    beside: _Beside | None,
-) -> Division:
-    """A Gemma 4 assistant drafts for no divided model."""
-    if beside is not None and beside.kind == "assistant":
-        return Division(size=size, refusal=NO_ASSISTANT)
-    named = [] if beside is None else [beside.module]
-    return divide(size, of_rank, weights, context, rows, kv_bits, draft_kv_bits, named)
 
 
 def _bytes(weights: Weights) -> int:

@@ -26,7 +26,7 @@ from mlxspec.platform.memory import machine_memory
 
 LIMITS = (
     "--exact is refused: verifies may round otherwise than plain steps.",
-    "--ranks is refused: the model cannot be divided.",
+    "Ranks are refused: the model cannot be divided.",
 )
 BY_ROWS = "--kv-bits is refused: mlx-lm's caches keep keys and values as they are computed."
 

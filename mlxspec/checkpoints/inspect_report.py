@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mlxspec.checkpoints.division import Division
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.models.proposal_rows import Proposing
 
@@ -68,7 +67,7 @@ class InspectReport:
 
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
     through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
-    loaded. has_tokenizer: without one, only token ids can be given, from Python. division: among ranks, where it was asked for.
+    loaded. has_tokenizer: without one, only token ids can be given, from Python.
     limits: options that cannot be used with this model, a sentence each.
     """
 
@@ -91,7 +90,6 @@ class InspectReport:
     memory: MemoryEstimate
     drafters: tuple[Usable, ...]
     has_tokenizer: bool
-    division: Division | None = None
     limits: tuple[str, ...] = ()
 
     @property

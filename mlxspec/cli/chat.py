@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
     keeps = at_terminal and not args.no_history
 
     def load(model: str):  # type: ignore[no-untyped-def]  # an Engine and what its model recommends
-        peers = getattr(args, "peers", None)
-        if peers is not None and peers.on_end is not None:
+        ranks = getattr(args, "ranks", None)
+        if ranks is not None and ranks.has_engine:
             raise ConfigError("The model is chosen at the start where it is divided among ranks.")
         chosen = copy.copy(args)
         chosen.model = model

@@ -76,7 +76,6 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("--draft-model", str, "M", "include this draft model"),
         ("--kv-bits", int, "B", "keys and values that the memory is reckoned for in 8 or 4 bits (default 16)", 16),
         ("--draft-kv-bits", int, "B", "the same for drafters' own keys and values (default 16)", 16),
-        ("--ranks", int, "N", "show what each of N processes needs that share the model (default 1)", 1),
         _JSON,
     ),
 }  # fmt: skip

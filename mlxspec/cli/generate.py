@@ -124,7 +124,7 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
         raise ConfigError(f"{shown(words[1])} stands behind the prompt; put the whole prompt in quotes.")
     if given.count("-") > 1:
         raise ConfigError("-p - was given twice, but the standard input can be read only once.")
-    is_rank = getattr(args, "peers", None) is not None
+    is_rank = getattr(args, "ranks", None) is not None
     if is_rank and ((not given and not words) or "-" in (*given, *words)):
         raise ConfigError(
             "Among ranks a prompt is given on the command line: the standard input that mlx.launch gives does not end."

@@ -13,7 +13,6 @@ from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.option import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.checkpoints.division import Division
     from mlxspec.checkpoints.inspect import DrafterReport
     from mlxspec.checkpoints.inspect_report import InspectReport, Layers, Tower, Usable
 
@@ -33,14 +32,12 @@ def run(args: argparse.Namespace) -> int:
     with options.named_by_flags():
         EngineConfig(kv_bits=args.kv_bits)
         SpecConfig(draft_kv_bits=args.draft_kv_bits)
-    check_number("--ranks", args.ranks, 1, 64, integer=True)
     report = inspect(
         args.model,
         revision=args.revision,
         context=args.context,
         rows=args.rows,
         draft_model=args.draft_model,
-        ranks=args.ranks,
         kv_bits=args.kv_bits,
         draft_kv_bits=args.draft_kv_bits,
     )
@@ -95,7 +92,6 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
         ),
         ("", f"keys and values: {m.a_token:,} bytes a token"),
         ("", f"drafters' weights {amount(m.drafter_weights)}, state {amount(m.drafter_state)}"),
-        *_division(r.division),
         *[
             ("" if i else "drafters", f"{'yes' if d.usable else ' no'}  {d.name}: {d.why}{_proposing(d)}")
             for i, d in enumerate(r.drafters)
@@ -115,33 +111,6 @@ def _judged(judged: Mapping[str, tuple[int, int]]) -> list[str]:
         for name, (num, right) in sorted(judged.items())
         if num
     ]
-
-
-def _division(d: Division | None) -> list[tuple[str, str]]:
-    from mlxspec.checkpoints.division import VERIFY
-    from mlxspec.loading.progress import amount
-
-    if d is None:
-        return []
-    if d.refusal or d.plain is None or d.verify is None:
-        return [("ranks", d.refusal)]
-    draft = ""
-    if d.draft is not None:
-        draft = f"; {d.draft.messages} and {amount(d.draft.bytes)} for each token that the MTP head drafts"
-    lines = [
-        f"{d.size}, among which the heads divide {'evenly' if d.is_even else 'unevenly'}",
-        f"a rank sends {d.plain.messages} messages and {amount(d.plain.bytes)} for a token, {d.verify.messages} and "
-        f"{amount(d.verify.bytes)} for a verify of {VERIFY}{draft}",
-    ]
-    for r in d.ranks:
-        values = f" and {r.value_heads} of {d.value_heads} value heads" if d.value_heads else ""
-        drafter = f", drafter {amount(r.drafter_weights)}" if r.drafter_weights else ""
-        lines += [
-            f"rank {r.rank}: {amount(r.total)}: weights {amount(r.weights)}{drafter}, state {amount(r.state)}: "
-            f"{'fits' if r.fits else 'does not fit'}",
-            f"        {r.heads} of {d.heads} heads{values}; reads {amount(r.reads)} of the files",
-        ]
-    return [("ranks" if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
 def _images(tower: Tower) -> str:

@@ -67,12 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
         return int(command.run(args))
     from mlxspec.cli import ranks
 
-    if getattr(args, "hosts", None) is not None or getattr(args, "hostfile", None) is not None:
-        return ranks.launch(arguments, hosts=args.hosts, hostfile=args.hostfile)
-    if RANK_VARIABLE in os.environ:
-        return ranks.run(args, command.run)
-    args.peers = None
-    return int(command.run(args))
+    return ranks.run(args, command.run)
 
 
 def _ended(error: BaseException, debug: bool) -> int:

@@ -347,7 +347,7 @@ def load_engine(
             adapter=adapter or args.adapter,
             chat_template=args.chat_template,
             images=not args.no_images,
-            peers=getattr(args, "peers", None),
+            ranks=getattr(args, "ranks", None),
             engine=args.engine,
             head=getattr(args, "head", None) or "adapted",
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, declare_options, near, num_bytes, options_given
-from mlxspec.cli.ranks import one_model
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError, RankError
@@ -39,11 +38,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--embedding-model", list, "[NAME=]M", "a model for embeddings or a reranker, held beside the others; may be given again"),
         ("--limit", list, "NAME=VALUE", bound),
     )  # fmt: skip
-    declare(
-        parser.add_argument_group("several machines"),
-        ("--hosts", str, "LIST", "machines among which the model is divided, as mlx.launch has them: a,b"),
-        ("--hostfile", str, "FILE", "the same from a file that mlx.distributed_config wrote"),
-    )
     memory = parser.add_argument_group("rows and memory")
     declare_options(
         memory,
@@ -97,16 +91,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _watch(args: argparse.Namespace) -> Watch | None:
     """What tells that the ranks cannot go on, None in a process alone. Raises ConfigError for what ranks cannot do."""
-    peers = getattr(args, "peers", None)
-    if peers is None:
+    ranks = getattr(args, "ranks", None)
+    if ranks is None:
         return None
-    one_model(args.model)
+    served_alone(args)
     if args.embedding_model:
         raise ConfigError("--embedding-model is for a process alone.")
     if args.idle_unload is not None:
         raise ConfigError("--idle-unload is for a process alone: ranks load their model once.")
-    found: Watch = peers.line.on_fault
-    return found
+    return partial(setattr, ranks, "on_fault")
 
 
 def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
@@ -120,7 +113,7 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
     for name, model, adapter in _served(args):
         if any(name in names for _, names in engines.values()):
             raise ConfigError(f"Two models are called {name}; --model NAME=MODEL gives them names.")
-        own = argparse.Namespace(**{**vars(options.for_model(args, name, model)), "model": model})
+        own = _options_of(args, name, model)
         options.engine_config(own)  # what is wrong with it is said before a port is taken
         options.sampling_params(own)
         # names are one engine where nothing but adapters and sampling tells them apart
@@ -134,6 +127,18 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
         make = partial(_load, own, options.spec_config(own), adapters, is_all=len(adapters) == len(names))
         makers |= dict.fromkeys(names, make)
     return makers
+
+
+def _options_of(args: argparse.Namespace, name: str, model: str) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options.for_model(args, name, model)), "model": model})
+
+
+def served_alone(args: argparse.Namespace) -> argparse.Namespace:
+    """Options with the one model that ranks serve. Raises ConfigError for several."""
+    served, *others = _served(args)
+    if others:
+        raise ConfigError("Ranks serve one model, and several were given.")
+    return _options_of(args, served.name, served.model)
 
 
 def _load(args: argparse.Namespace, spec: SpecConfig, adapters: Mapping[str, str], *, is_all: bool) -> Engine:

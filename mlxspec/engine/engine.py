@@ -1,6 +1,6 @@
 """The engine: requests come in, rounds run over all rows that decode, events come out.
 
-    step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long    engine/group.py
+    step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long
              _admit()     waiting requests get a place                                               engine/places.py
              _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefill.py
              _round()     draft, one target forward over all rows, accept, commit, observe           engine/pipeline.py, engine/round.py
@@ -11,8 +11,8 @@ behind each of them, and the sampler its tokens t[0] .. t[k]. The row accepts th
 with t[0] .. t[n]: the tokens of plain decoding, for noise is keyed by seed and place. x and the n drafts are committed.
 
 So a row waits for one chunk of other prompts at most. One chat and eight rows take the same path. Rows join and leave between rounds and
-change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an engine. Other processes
-that run the same model stand behind a hook (engine/group.py). Knows tokens in, events out; knows no files, no terminal, no HTTP.
+change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an engine. Several processes
+may run one model together (engine/ranks.py). Knows tokens in, events out; knows no files, no terminal, no HTTP.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 
@@ -33,7 +34,6 @@ from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.drafter_health import DrafterHealth
-from mlxspec.engine.group import ProcessGroup
 from mlxspec.engine.image_prompt import NO_IMAGES
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.memory import EngineMemory, default_budget
@@ -43,8 +43,7 @@ from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix.disk import open_disk
 from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
-from mlxspec.engine.ranks.peers import Peers
-from mlxspec.engine.ranks.rank_group import group_of
+from mlxspec.engine.ranks import Orders, Ranks
 from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.stats import EngineStats
@@ -65,6 +64,7 @@ from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.constraints import Compiled
+from mlxspec.sampling.grammar import LateClock
 
 _SHARE = 32  # one part in so many of the memory budget, at most, is for rows of images that no request has, another for earlier texts
 _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the disk
@@ -76,9 +76,9 @@ class Engine(EngineApi):
     Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default for
     requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision (None:
     text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts from),
-    text_files (their files, None where there are none), factory (makes its requests), group (the other processes that run its model),
-    health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how texts become vectors, see embedding.py, or why
-    they do not), refused_adapters (by name, why they cannot be used).
+    text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run its model together,
+    None: this one alone), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how texts become vectors,
+    see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
     """
 
     def __init__(
@@ -93,14 +93,13 @@ class Engine(EngineApi):
         notices: Sequence[str] = (),
         vision: Vision | None = None,
         no_images: str = NO_IMAGES,
-        peers: Peers | None = None,
-        widest: Model | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why. peers: the
-        ranks among which the model is divided; all of them make their engines at the same time. widest: the share of the rank that needs
-        most memory for a row, without weights; None: all ranks need as much. Raises RankError, on every rank, where ranks differ."""
+        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why. ranks:
+        those among which the model is divided; all of them make their engines at the same time. Raises RankError, on every rank, where
+        ranks differ."""
         super().__init__()
-        self.group = group_of(peers)
+        self.ranks = ranks
         self._is_stepping = False
         device.keep_heap()
         self._model: Model | None = model
@@ -112,7 +111,7 @@ class Engine(EngineApi):
         budget = self.config.memory_budget or default_budget()
         most = budget // _SHARE
         # ranks must draft alike, whatever memory each of them has
-        room = max(0, budget - bytes_of(model)) // _SHARE if peers is None else 0
+        room = max(0, budget - bytes_of(model)) // _SHARE if ranks is None else 0
         self._file_thread = JobThread("mlxspec-files")
         most_texts = min(self.config.past_texts, room)
         self.texts = TextIndex(most_texts)
@@ -160,7 +159,8 @@ class Engine(EngineApi):
         disk = None
         if self.config.prefix_disk:
             disk = open_disk(model, self.chain.drafters.values(), self.config, name, self._file_thread, tower)
-        self.group.agree(self, model, widest)
+        if ranks is not None:
+            self._decide_as(ranks)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
@@ -193,7 +193,8 @@ class Engine(EngineApi):
         if not self.memory.may_wait(self._queue.num_tokens + len(request.prompt)) and len(self._queue):
             raise QueueFullError(len(self._queue))
         displaced = self._queue.put(request)
-        self.group.submitted(request, deadline)
+        if self.ranks is not None:
+            self.ranks.submitted(request, deadline)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
             self._places.gone.append(displaced)
@@ -207,7 +208,8 @@ class Engine(EngineApi):
 
     def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
-        self.group.submitted(request, None)
+        if self.ranks is not None:
+            self.ranks.submitted(request, None)
 
     def rest(self, numbers: frozenset[int]) -> None:
         """Pauses the rows of these requests from the next step on, and no others: nobody reads what they have given. They keep their
@@ -259,8 +261,11 @@ class Engine(EngineApi):
 
     def dismiss(self) -> None:
         """Other processes that run this model let go of their engines, and this one takes no more requests. Does nothing alone."""
-        group, self.group = self.group, ProcessGroup()
-        group.dismiss(self)
+        ranks, self.ranks = self.ranks, None
+        if ranks is not None:
+            self.drain()
+            self.prefix.is_on = False  # what is left of rows is not kept: drafters would have to run
+            ranks.end()
 
     def __enter__(self) -> Engine:
         return self
@@ -290,7 +295,7 @@ class Engine(EngineApi):
     def prefill_chunk(self, num_tokens: int) -> None:
         if num_tokens != self.memory.full_chunk:
             self._check_outside("change how prompts are read")
-            self.group.check_changeable(
+            self._check_alone(
                 "How prompts are read is chosen at the start where a model is divided among ranks."
             )
             self.config = replace(self.config, prefill_chunk=num_tokens)
@@ -325,7 +330,7 @@ class Engine(EngineApi):
         self._check_outside("step")
         self._is_stepping = True
         try:
-            with device.private_kernels(), self.group.stepping():
+            with device.private_kernels():
                 self._expire()
                 self._admit()
                 self._read()
@@ -335,27 +340,53 @@ class Engine(EngineApi):
                 self.texts.work()
         finally:
             self._is_stepping = False
-        self.group.stepped(
-            self.stats, self.prefix.tree.nbytes, len(self._queue), [p.num_done for p in self._prefills]
-        )
+        if self.ranks is not None:
+            self.ranks.is_between = True
 
     def _expire(self) -> None:
         """Requests end that are out of time, and those that have ended leave."""
-        endings, self._resting = self.group.decide(self._out_of_time, self._unread)
+        orders = Orders(endings=self._out_of_time(), resting=self._unread)
+        if self.ranks is not None:
+            orders = self.ranks.step(orders, self._checksum())
+            for given in () if self.ranks.leads else orders.submitted:
+                self.enqueue(self.factory.new_request(**given))
+        self._resting = orders.resting
         self._places.step += 1
-        self.end(endings)
+        by_number = {ending.number: ending for ending in orders.endings}
+        for request in self._places.requests if by_number else ():
+            if request.number in by_number:
+                request.end(by_number[request.number])
         self._retire()
 
     def _out_of_time(self) -> list[Ending]:
         """Requests that end now by this process's clock."""
         return [ending for r in self._places.requests if (ending := r.out_of_time) is not None]
 
-    def end(self, endings: Iterable[Ending]) -> None:
-        """These requests end, unless they have. Their rows leave in the next step."""
-        by_number = {ending.number: ending for ending in endings}
-        for request in self._places.requests if by_number else ():
-            if request.number in by_number:
-                request.end(by_number[request.number])
+    def _decide_as(self, ranks: Ranks) -> None:
+        """Decide from here on as the engines of the other ranks do. Raises RankError, and ConfigError for what ranks cannot do."""
+        for name in ("prefix_disk", "past_texts_disk"):
+            if getattr(self.config, name):
+                raise ConfigError(
+                    f"A model that is divided among ranks keeps no files of earlier texts; leave {name} out."
+                )
+        self.factory.constraints.clock = LateClock()
+        self.chain.may_fail = False
+        self.memory.agree(ranks.least(self.memory.left))
+        if self.chain.drafters:
+            self.follow(guessed_costs(self.model, self.chain.drafters))
+        ranks.has_engine, ranks.has_ended = True, False
+
+    def _checksum(self) -> int:
+        """A number that covers the texts that have a place and what is kept, by which ranks find out whether they differ."""
+        texts = [(r.number, len(r.history), r.history[-1]) for r in self._places.running]
+        read = [p.num_done for p in self._prefills]
+        counts = self.stats.num_rounds, self.stats.num_verified, self.prefix.tree.nbytes
+        return crc32(repr((texts, read, counts)).encode())
+
+    def _check_alone(self, sentence: str) -> None:
+        """Raises ConfigError where several ranks run the model."""
+        if self.ranks is not None:
+            raise ConfigError(sentence)
 
     def _check_outside(self, what: str) -> None:
         if self._is_stepping:
@@ -365,8 +396,6 @@ class Engine(EngineApi):
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
-            if isinstance(event, TokensEvent) and event.tokens:
-                self.group.chose(event.request, event.tokens)
             self._inboxes.get(event.request, self._outbox).append(event)
 
     def _admit(self) -> None:
@@ -395,8 +424,7 @@ class Engine(EngineApi):
                 Prefill(request, self.model, self.drafting, self.prefix, kv_bits=self.config.kv_bits)
             )
         except Exception as error:
-            self.group.failed(error)
-            request.fail(error)
+            self._fail([request], error)
             self._leave(request)
 
     def _read(self) -> None:
@@ -417,8 +445,7 @@ class Engine(EngineApi):
                 return
             self._tell(prefill.first_token())
         except BaseException as error:
-            self.group.failed(error)
-            request.fail(error)
+            self._fail([request], error)
             if not isinstance(error, Exception):
                 self._retire()
                 raise
@@ -442,17 +469,25 @@ class Engine(EngineApi):
             events, times = self._pipeline.advance(rows, self.model, cache, may_follow=may_follow)
             self._tell(events)
         except BaseException as error:
-            self.group.failed(error)
             self._pipeline.forget()
-            for request in self._rows.lose_all():
-                request.fail(error)
+            self._fail(self._rows.lose_all(), error)
             if not isinstance(error, Exception):
                 self._retire()
                 raise
         self._charge(time.perf_counter() - started, before)
         if times is not None:
             times.count(rows)
-            self.group.learn(times, self.drafting)
+            if self.ranks is None:
+                times.teach(self.drafting)
+            else:
+                self.ranks.learn(times, self.drafting)
+
+    def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
+        """End requests because of `error`. Raises RankError where other ranks may not have met it."""
+        if self.ranks is not None:
+            self.ranks.judge(error)
+        for request in requests:
+            request.fail(error)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
         """A round's time, to every row. before: seconds of drafting and verifying that it began with."""
@@ -474,8 +509,10 @@ class Engine(EngineApi):
         return False
 
     def _retire_soon(self, ending: Ending) -> None:
-        """A request has ended by what a caller did. Between two steps it leaves at once, where the group lets it."""
-        if not self.group.postpones(ending) and not self._is_stepping:
+        """A request has ended by what a caller did. Between two steps it leaves at once, among ranks with the next step."""
+        if self.ranks is not None:
+            self.ranks.ended(ending)
+        elif not self._is_stepping:
             self._retire()
 
     @property
@@ -499,7 +536,7 @@ class Engine(EngineApi):
         then."""
         if bits == self.config.kv_bits:
             return
-        self.group.check_changeable(
+        self._check_alone(
             f"kv_bits is chosen at the start where a model is divided among ranks; it is {self.config.kv_bits}."
         )
         config = replace(self.config, kv_bits=bits)
@@ -542,9 +579,11 @@ class Engine(EngineApi):
         self._queue.check_open()
         if getattr(self.model, "reads_both_ways", False):
             raise ConfigError(f"{self.name} reads in both directions: it makes embeddings, and no answers.")
-        if params is not None:
-            self.group.check_request(params)
         request = self.factory.new_request(prompt, params, spec, **more)
+        if request.params.has_hooks:
+            self._check_alone(
+                "Logits processors and samplers cannot be given to a model that is divided among ranks."
+            )
         self.memory.check(request)
         if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
             self.follow(guessed_costs(self.model, self.chain.drafters))
@@ -589,7 +628,6 @@ class Engine(EngineApi):
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"
-        self.group.left(request.number, reason)
         with suppress(Exception):  # its text may be what failed
             self._tell(request.rest())
         self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])

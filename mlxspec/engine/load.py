@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.adapted_head import AdaptedHead
@@ -30,12 +31,12 @@ from mlxspec.engine.load_drafters import (
     own_drafters,
     towers_of,
 )
+from mlxspec.engine.measure import kept_costs
 from mlxspec.engine.memory import check_weights
-from mlxspec.engine.ranks.loading import LoadTogether
-from mlxspec.engine.ranks.peers import Peers
+from mlxspec.engine.ranks import Ranks, files_of, versions
 from mlxspec.engine.rehearsal import unraced_notice
 from mlxspec.errors import ConfigError, ModelError
-from mlxspec.kernels import races
+from mlxspec.kernels import launch, races
 from mlxspec.loading import hub
 from mlxspec.loading.pooling import Pooling, pooling_of
 from mlxspec.loading.tokenizer import Tokenizer
@@ -46,7 +47,6 @@ from mlxspec.models.assemble import (
     Assembled,
     assemble_by_mlx_lm,
     assemble_lazily,
-    widest_share,
 )
 from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
@@ -59,7 +59,8 @@ from mlxspec.models.runnable import judge
 from mlxspec.models.sizes import bytes_of
 from mlxspec.option import shown
 from mlxspec.platform import device
-from mlxspec.policy.cost_file import models_of
+from mlxspec.policy.cost_file import CostFile, models_of
+from mlxspec.policy.costs import CostModel
 
 HeadChoice = Literal[
     "adapted", "base"
@@ -81,7 +82,7 @@ def load(
     adapter: str | Mapping[str, str] | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     images: bool = True,
-    peers: Peers | None = None,
+    ranks: Ranks | None = None,
     engine: ModelEngine = "auto",
     head: HeadChoice = "adapted",
 ) -> Engine:
@@ -98,7 +99,7 @@ def load(
     the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or
     PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer
     has. chat_template: a file with a template that counts instead of the model's own. images: load the vision tower of a model that has
-    one. peers: the ranks among which the model is divided (engine/ranks/); all of them load it together. engine: "mlx-lm" runs
+    one. ranks: those among which the model is divided (engine/ranks.py); all of them load it together. engine: "mlx-lm" runs
     the model by mlx-lm's code; "auto" does so where we have none. head: "adapted" drafts with what
     `scripts/adapt` made of a drafter, where there is such; "base" with the drafter itself.
 
@@ -115,7 +116,7 @@ def load(
     if head not in get_args(HeadChoice):
         raise ConfigError(f"head must be adapted or base, not {shown(head)}.")
     own = own_drafters(drafters)
-    if peers is not None and own:
+    if ranks is not None and own:
         raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
     asked = asked_drafters(draft, spec, own)
 
@@ -133,19 +134,23 @@ def load(
     elif asked is None and not by_mlx_lm:
         pair, pair_notices = paired(folder.path)
         beside = None if pair is None else ModelFolder(pair)
-        if beside is not None and peers is not None and beside.kind() == "assistant":
+        if beside is not None and ranks is not None and beside.kind() == "assistant":
             beside, pair_notices = None, [NO_ASSISTANT]
-    together = LoadTogether(peers)
-    together.compare_files([f.path for f in (folder, beside) if f is not None])
+    if ranks is not None:
+        options = draft, spec, replace(config, memory_budget=None), dtype, engine
+        facts = versions() | files_of([f.path for f in (folder, beside) if f is not None])
+        ranks.agree(facts | {"set of options": options})
+    group = None if ranks is None else ranks.group
 
     # modules without weights: the model, its tokenizer, its drafters
     with device.private_kernels():
         races.prepare()
-        together.use_the_same_kernels()
+        if ranks is not None:
+            launch.adopt(ranks.first(launch.speedups()))
         file = None if chat_template is None else Path(chat_template).expanduser()
         tokenizer = Tokenizer.from_folder(folder.path, chat_template=file)
         if by_mlx_lm:
-            target = assemble_by_mlx_lm(folder, weights_dtype, adapter=adapter, ranks=together.ranks)
+            target = assemble_by_mlx_lm(folder, weights_dtype, adapter=adapter, group=group)
         else:
             target = assemble_lazily(
                 described,
@@ -153,8 +158,8 @@ def load(
                 weights_dtype,
                 adapter=adapter,
                 draft_bits=spec.draft_bits,
-                images=folder.image_settings if images and peers is None else None,
-                ranks=together.ranks,
+                images=folder.image_settings if images and ranks is None else None,
+                group=group,
             )
         if target.made_by and config.exact:
             raise ConfigError(
@@ -166,7 +171,7 @@ def load(
             tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
         adapted: dict[str, AdaptedHead] = {}
-        if head == "adapted" and peers is None:
+        if head == "adapted" and ranks is None:
             kind = None if beside is None else beside.kind()
             places = [
                 ("mtp", None),
@@ -205,9 +210,11 @@ def load(
             *(beside.files() if beside is not None else ()),
             *(found.path for found in adapted.values()),
         ]
-        made, useless = _without_useless_head(made, tokenizer, files, adapter, together)
+        made, useless = _without_useless_head(made, tokenizer, files, adapter, ranks)
         names = tuple(name for name in names if not (useless and name == "mtp"))
-    together.compare_forms(modules)
+    if ranks is not None:
+        arrays = tree_flatten([m.parameters() for m in modules])
+        ranks.agree({"form of the weights": [(name, str(array.dtype)) for name, array in arrays]})
 
     loaded = Engine(
         target.model,
@@ -224,10 +231,9 @@ def load(
         ],
         vision=target.vision,
         no_images=target.no_images
-        if peers is None
+        if ranks is None
         else "A model that is divided among ranks reads no images.",
-        peers=peers,
-        widest=None if peers is None else widest_share(described, peers.ranks.size, target.model),
+        ranks=ranks,
     )
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
@@ -241,7 +247,7 @@ def load(
         loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     if names and loaded.spec.policy == "auto":
-        loaded.follow(together.costs(loaded))
+        loaded.follow(_costs(loaded))
     return loaded
 
 
@@ -261,7 +267,7 @@ def _without_useless_head(
     tokenizer: Tokenizer,
     files: Sequence[Path],
     adapter: str | Mapping[str, str] | None,
-    together: LoadTogether,
+    ranks: Ranks | None,
 ) -> tuple[list[Drafter], list[str]]:
     """The drafters without an MTP head that predicts no better than chance, and the notice on it; the norms of one that stays are right."""
     kept: list[Drafter] = []
@@ -274,10 +280,25 @@ def _without_useless_head(
                 [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
             )
             read = [*files, *(path for path in beside_it if path.is_file())]
-            notice = check_head(head, tokenizer, read, together.first)
+            notice = check_head(
+                head, tokenizer, read, (lambda value: value) if ranks is None else ranks.first
+            )
         kept += [] if notice else [drafter]
         notices += [notice] if notice else []
     return kept, notices
+
+
+def _costs(engine: Engine) -> CostModel:
+    """Costs of rounds, as an earlier process has left them, among ranks on rank 0, or as guessed; what rounds teach is kept."""
+    drafters, ranks, file = engine.chain.drafters, engine.ranks, None
+    size = 1 if ranks is None else ranks.group.size()
+    if ranks is None or ranks.leads:
+        file = CostFile.of(engine.model, drafters, engine.config, engine.name, size)
+    data = None if file is None else file.data()
+    costs = kept_costs(engine.model, drafters, data if ranks is None else ranks.first(data))
+    if file is not None:
+        file.follow(costs)
+    return costs
 
 
 def _with_context(config: EngineConfig, max_context: int | None) -> EngineConfig:

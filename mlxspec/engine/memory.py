@@ -65,7 +65,6 @@ class EngineMemory:
         left = self.budget - self.weights
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
-        self._takes_share = config.prefix_budget is None
         self._tower = tower
         self._reserved: dict[int, _Reserved] = {}  # by request
 
@@ -79,29 +78,11 @@ class EngineMemory:
         """Bytes that the weights leave of the budget."""
         return self.budget - self.weights
 
-    def agree(self, left: int, widest: Model, *, keeps: bool) -> None:
-        """Among ranks: plan as the rank does that has least memory beside its weights, `left` bytes, and for the rows of the rank that
-        needs most for them, `widest`. So every rank plans alike. keeps: whether a prefix store may keep anything."""
-        self._model, self.budget = widest, self.weights + left
-        if not keeps:
-            self.prefix_budget = 0
-        else:
-            default = min(left // _STORE_SHARE, _STORE_AT_MOST)
-            self.prefix_budget = min(self.prefix_budget, default) if self._takes_share else self.prefix_budget
-
-    @property
-    def plan(self) -> dict[str, int]:
-        """Numbers that follow from what decides how much fits; equal ones decide alike."""
-        cache = self._model.make_cache(0, kv_bits=self.config.kv_bits)
-        found = {
-            "memory beside the weights": self.left,
-            "prefix store": self.prefix_budget,
-            "chunk": self.full_chunk,
-        }
-        for length in (1, 1000, 8192):
-            found[f"a row of {length}"] = row_bytes(cache, length, self.full_chunk, self._verify)
-            found[f"activations at {length}"] = self.activations(self._smallest, length)
-        return found
+    def agree(self, left: int) -> None:
+        """Among ranks: plan as the rank does that has least memory beside its weights, `left` bytes."""
+        self.budget = self.weights + left
+        if self.config.prefix_budget is None:
+            self.prefix_budget = min(left // _STORE_SHARE, _STORE_AT_MOST)
 
     def close(self) -> None:
         """Let go of model and drafters. Nothing can be asked about requests any more."""

@@ -116,7 +116,7 @@ def _plain(turns: int) -> list[tuple[str | None, int]]:
 def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = None) -> Generator[None]:
     """All pieces, each a step of the engine. Closing it ends the artificial request, which leaves nothing in the engine's statistics and
     stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it."""
-    if not engine.group.is_alone:
+    if engine.ranks is not None:
         return
     yield from _race(engine)
     steps = steps_of(engine) if steps is None else steps
@@ -194,7 +194,7 @@ def _race(engine: Engine) -> Iterator[None]:
 def unraced(engine: Engine) -> list[tuple[qmv_rows.QuantizedWeight, mx.Dtype, int]]:
     """Products of a weight with so many rows that our kernel is likely to win, and of which no race is on record. On an M1 or M2 MLX reads
     the weights once for each row, our kernel once for all of them."""
-    if device.gpu_generation() not in _READS_ROW_BY_ROW or not engine.group.is_alone:
+    if device.gpu_generation() not in _READS_ROW_BY_ROW or engine.ranks is not None:
         return []  # ranks must choose the same kernels
     found = []
     for weight in tune.raced_weights(*modules_of(engine)):

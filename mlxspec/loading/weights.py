@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,6 @@ import mlx.core as mx
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import INDEX, stale_index, tensor_files
 from mlxspec.loading.names import printable
-from mlxspec.loading.parts import Cut, read_parts, sliced
 from mlxspec.loading.published import description
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.unpacking import Published, unpack
@@ -88,34 +87,6 @@ class FolderWeights(Weights):
 
     def file_of(self, name: str) -> Path:
         return self._files[name]
-
-
-CutOf = Callable[[str], Cut | None]  # by a tensor's name in its folder; None for what is kept whole
-
-
-def parts_of(weights: Weights, cut_of: CutOf) -> Weights:
-    """What a rank keeps of a folder's tensors, lazily: whole tensors are read when it is evaluated. Raises ModelError."""
-    cuts = {name: cut_of(name) for name in weights}
-    return {
-        name: value if (cut := cuts[name]) is None else sliced(name, value, cut)
-        for name, value in weights.items()
-    }
-
-
-def parts_read(weights: Weights, cut_of: CutOf) -> Weights:
-    """As `parts_of`, but what is cut and lies in a folder is read now, and not more of the files than is kept. Raises ModelError."""
-    if not isinstance(weights, FolderWeights):
-        return parts_of(weights, cut_of)
-    by_file: dict[Path, dict[str, Cut]] = {}
-    for name in weights:
-        cut = cut_of(name)
-        if cut is not None and name not in weights.stored:
-            by_file.setdefault(weights.file_of(name), {})[name] = cut
-    found = parts_of({k: v for k, v in weights.items() if k in weights.stored}, cut_of)
-    found = Weights(weights) | found
-    for path, cuts in by_file.items():
-        found |= read_parts(path, cuts, {name: weights[name].dtype for name in cuts})
-    return found
 
 
 def read_folder(folder: Path, found: tuple[list[Path], list[Path]] | None = None) -> FolderWeights:

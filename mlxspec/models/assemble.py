@@ -6,7 +6,6 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,10 +14,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxspec.errors import ModelError
-from mlxspec.kernels.attention import score_bytes
 from mlxspec.loading.names import printable
 from mlxspec.loading.qwen_weights import QK_NORMS, TWO_HEADS, has_two
-from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision, parts_of, parts_read
+from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import (
     STAYS_PACKED,
@@ -32,9 +30,9 @@ from mlxspec.models.fill import (
 )
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.ranks import ALONE, Ranks, join, share
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.runnable import Engine, judge
+from mlxspec.models.shard import join, own_config, own_weights
 from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
@@ -44,7 +42,6 @@ HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
     "-o NEW --graft-mtp ORIGINAL` does so for a folder, or name a folder that holds it as the draft model"
 )
-_CONTEXT = 8192  # tokens of a row by which ranks are compared
 
 
 class Assembled(NamedTuple):
@@ -71,13 +68,13 @@ def assemble(
     read: Callable[[], Weights],
     dtype: mx.Dtype | None = None,
     *,
-    ranks: Ranks = ALONE,
+    group: mx.distributed.Group | None = None,
 ) -> Assembled:
     """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
 
-    `dtype` None: as stored on a GPU, float32 elsewhere. ranks: as `assemble_lazily` has it. Raises ModelError; nothing is half-loaded.
+    `dtype` None: as stored on a GPU, float32 elsewhere. group: as `assemble_lazily` has it. Raises ModelError; nothing is half-loaded.
     """
-    made = assemble_lazily(config, read, dtype, ranks=ranks)
+    made = assemble_lazily(config, read, dtype, group=group)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
     return made
 
@@ -90,12 +87,12 @@ def assemble_folder(
     adapter: str | Path | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: bool = False,
-    ranks: Ranks = ALONE,
+    group: mx.distributed.Group | None = None,
 ) -> Assembled:
     """As `assemble_lazily`, by whose code `judge` says. Raises ModelError."""
     config = folder.config()
     if judge(config, engine, kind="model").by_mlx_lm:
-        return assemble_by_mlx_lm(folder, dtype, adapter=adapter, ranks=ranks)
+        return assemble_by_mlx_lm(folder, dtype, adapter=adapter, group=group)
     return assemble_lazily(
         config,
         folder.read,
@@ -103,7 +100,7 @@ def assemble_folder(
         adapter=adapter,
         draft_bits=draft_bits,
         images=folder.image_settings if images else None,
-        ranks=ranks,
+        group=group,
     )
 
 
@@ -112,12 +109,12 @@ def assemble_by_mlx_lm(
     dtype: mx.Dtype | None = None,
     *,
     adapter: str | Path | Mapping[str, str] | None = None,
-    ranks: Ranks = ALONE,
+    group: mx.distributed.Group | None = None,
 ) -> Assembled:
     """A model that runs by mlx-lm's code. Raises ModelError."""
     from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
 
-    if ranks.size > 1:
+    if group is not None:
         raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
     model: Any = load_adapted(folder, dtype, adapter)
     notice = f"{MADE_BY} runs this model: it reads no images and has no MTP head."
@@ -140,30 +137,27 @@ def assemble_lazily(
     adapter: str | Path | Mapping[str, str] | None = None,
     draft_bits: int = 16,
     images: Callable[[], Mapping[str, Any]] | None = None,
-    ranks: Ranks = ALONE,
+    group: mx.distributed.Group | None = None,
 ) -> Assembled:
     """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
     as `read` is lazy too. adapter: a folder
     with LoRA layers for this model, or several by name, of which each row of a cache has its own. draft_bits: as SpecConfig
     has it. images: reads the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
-    it the images. ranks: those that run the model together, of which this process gets its share; the MTP head is whole on each."""
+    it the images. group: the processes that run the model together, of which this one gets its part; the MTP head is whole on each."""
     kind = architecture(config)
     parsed = kind.parse(config)
-    if ranks.size > 1 and adapter is not None:
+    if group is not None and adapter is not None:
         raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
-    if ranks.size > 1:
-        share(parsed, ranks)  # refuses before anything is read
+    if group is not None:
+        own_config(parsed, group.size())  # refuses before anything is read
     weights, foreign = read(), foreign_format(config)
     dtype = unpacked_dtype(weights, dtype)
     parsed, head_notices = head_as_stored(parsed, weights)
-    own = share(parsed, ranks) if ranks.size > 1 else None
-
-    def filled(given: Weights) -> tuple[Trunk, bool, Weights]:
-        made = kind.build(parsed if own is None else own.config)
-        trunk, head = kind.sanitize(given, parsed)
-        return made, fill(made, trunk, dtype, "The model", foreign), head
-
-    model, packed, head = filled(weights if own is None else parts_of(weights, own.cut_of))
+    trunk, head = kind.sanitize(weights, parsed)
+    if group is not None:
+        trunk = own_weights(trunk, parsed, group)
+    model = kind.build(parsed if group is None else own_config(parsed, group.size()))
+    packed = fill(model, trunk, dtype, "The model", foreign)
     if isinstance(adapter, Mapping):
         add_adapters(model, adapter, model.gate)
     elif adapter is not None:
@@ -178,17 +172,8 @@ def assemble_lazily(
     for module in (model, mtp):
         if module is not None:
             module.fuse()
-    if own is not None:
-        join(model, parsed, ranks)
-        read_parts = partial(parts_read, weights, own.cut_of)
-
-        def parts() -> dict[str, Any]:
-            again, _, _ = filled(read_parts())
-            again.fuse()
-            join(again, parsed, ranks)
-            return again.parameters()
-
-        model.parts = parts
+    if group is not None:
+        join(model, group)
     vision, no_images = None, Assembled._field_defaults["no_images"]
     if images is not None:
         try:
@@ -226,23 +211,6 @@ def _head(
     except ModelError as error:
         return None, str(error).removeprefix("It cannot be loaded: ").rstrip(".")
     return head, None
-
-
-def widest_share(config: Mapping[str, Any], size: int, model: Trunk) -> Trunk:
-    """The share of that rank of `size` whose rows take most memory, without weights: for sizes only. model: any rank's, for its dtype."""
-    kind = architecture(config)
-    parsed = kind.parse(config)
-    found: list[tuple[int, Trunk]] = []
-    for rank in range(size):
-        ranks = Ranks(rank=rank, size=size)
-        bare = kind.build(share(parsed, ranks).config)
-        bare.set_dtype(model.dtype)
-        bare.fuse()
-        join(bare, parsed, ranks)
-        per_token, state = bare.make_cache(0).snapshot_bytes()
-        scores = max((score_bytes(heads, 1, _CONTEXT) for heads in bare.attention_heads), default=0)
-        found.append((_CONTEXT * per_token + state + scores, bare))
-    return max(found, key=lambda f: f[0])[1]
 
 
 def _vision(

@@ -24,8 +24,8 @@ from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sa
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import is_divided
 from mlxspec.models.registry import Trunk, architecture
+from mlxspec.models.shard import is_divided
 
 NO_ASSISTANT = "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
 

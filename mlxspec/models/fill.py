@@ -22,7 +22,6 @@ from mlxspec.loading.progress import amount
 from mlxspec.loading.published import description, storage
 from mlxspec.loading.vision_weights import in_dtype
 from mlxspec.loading.weights import Packed, Weights, cast, dequantize, formats, missing_and_extra
-from mlxspec.models.registry import Trunk
 from mlxspec.platform import device, memory
 
 STAYS_PACKED = (
@@ -88,11 +87,7 @@ def fill(
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
-    """Read the weights of modules that were assembled lazily, array by array, the next one while the last is cast or unpacked; of a
-    divided model a rank's parts only."""
-    for module in modules:
-        if isinstance(module, Trunk):
-            module.read_parts()
+    """Read the weights of modules that were assembled lazily, array by array, the next one while the last is cast or unpacked."""
     # layers draw initial values: unless their keys are evaluated, the draws of all loads stay as one growing graph
     mx.eval(mx.random.state)
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]

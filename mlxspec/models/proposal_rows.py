@@ -16,8 +16,8 @@ from mlxspec.models.fill import is_packed
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import DividedHead
 from mlxspec.models.reads import Reads, reads
+from mlxspec.models.shard import GatheredHead
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.text_model import TextModel
 
@@ -82,7 +82,7 @@ def rows_of(
     head = owner.head_module
     if head is None:
         return None
-    if isinstance(head, DividedHead):
+    if isinstance(head, GatheredHead):
         raise ModelError(
             "The rows of a head that is divided among ranks cannot be chosen; use --draft-vocab 0."
         )
@@ -121,7 +121,7 @@ def choose_rows(
     """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences. Of a head that is
     divided among ranks all are taken, where nothing was asked for."""
     owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
-    if not asked and isinstance(owner.head_module, DividedHead):
+    if not asked and isinstance(owner.head_module, GatheredHead):
         return None, []
     found = proposing(drafter, target, asked, draft_bits)
     if found is None:

@@ -31,17 +31,9 @@ class Reads:
         return self.dense + self.head + self.stacks * (1.0 - (1.0 - self.each) ** num_tokens)
 
 
-def agree(model: Any, agreed: Reads) -> None:
-    """Ranks' shares of a model may differ, and what is decided by their sizes must not: this share answers with these from here on."""
-    model.agreed = agreed
-
-
 def reads(module: Any, *, head: int | None = None) -> Reads:
     """Of a model or a part of one. head: bytes of the head where it is not among the module's parameters; None: it is, or is the embedding
     once more. Other embeddings are read a row at a time, which is nothing."""
-    agreed = getattr(module, "agreed", None)
-    if isinstance(agreed, Reads):
-        return agreed
     dense = stacks = own_head = embedding = 0
     parameters: Callable[[], Any] = getattr(module, "parameters", dict)
     for name, value in tree_flatten(parameters()):

@@ -5,8 +5,7 @@ Parameter names are those that mlx-lm writes, behind `language_model.`. Knows no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,13 +43,11 @@ class TextModel(nn.Module):
     """stack: has `embed_tokens`, `layers` that can `fuse`, and `norm`. A subclass gives the forward.
 
     gate: which of its adapters count in a forward; `forward` opens it.
-    parts: of a rank's share that is not evaluated, what reads the parameters without reading whole tensors; None elsewhere.
     """
 
     def __init__(self, stack: nn.Module, sizes: TextSizes) -> None:
         super().__init__()
         self.gate = AdapterGate()
-        self.parts: Callable[[], dict[str, Any]] | None = None
         head = None if sizes.tied else nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
         self.language_model = LanguageModel(stack, head)
         self.vocab_size, self.hidden_size, self.max_context = (
@@ -71,17 +68,10 @@ class TextModel(nn.Module):
         if "lm_head" in self.language_model:
             self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 
-    def read_parts(self) -> None:
-        """Read a rank's share of the weights, and not more of the files than that."""
-        if self.parts is not None:
-            self.update(self.parts())
-            self.parts = None
-
     @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of the embedding's output."""
-        embedding = self.language_model.model.embed_tokens
-        return compute_dtype(embedding.get("part", embedding))  # a rank's rows where ranks have some each
+        return compute_dtype(self.language_model.model.embed_tokens)
 
     @property
     def embedding(self) -> nn.Module:

@@ -37,12 +37,6 @@ class KernelFolder:
         self._filled: list[Path] = []  # where MLX puts libraries, once it has compiled or found any
         self._asked = False
 
-    @property
-    def is_compiling(self) -> bool:
-        """Whether g++ works for this process: MLX writes a kernel's source, and g++ the library."""
-        sources = self._libraries("cpp")
-        return any(not (s.parent / f"lib{s.stem}.so").exists() for s in sources)
-
     def ask(self) -> None:
         """This process compiles whatever it needs; if it ends in peace, later ones find it."""
         self._asked = True
@@ -85,8 +79,8 @@ class KernelFolder:
         os.utime(self.path)
         return self.path
 
-    def _libraries(self, kind: str = "so") -> list[Path]:
-        return list(self.path.glob(f"mlx/*/cpu/*.{kind}")) if self.path and self._pid == os.getpid() else []
+    def _libraries(self) -> list[Path]:
+        return list(self.path.glob("mlx/*/cpu/*.so")) if self.path and self._pid == os.getpid() else []
 
     def _changes(self) -> int:
         """A number that changes when a library is added, found without listing them."""

@@ -122,11 +122,11 @@ def prefill_threads() -> None:
 
 class _Ahead:
     """is_idle: whether a GPU has nothing to do but what the host is building; holds: whether nothing is to be handed over. num_launches:
-    kernels built since the last were handed over. num_given: how often anything was, or was held back."""
+    kernels built since the last were handed over."""
 
     is_idle = False
     holds = False
-    num_launches = num_given = 0
+    num_launches = 0
 
 
 def start(*arrays: mx.array, num_launches: int = 0) -> None:
@@ -136,7 +136,6 @@ def start(*arrays: mx.array, num_launches: int = 0) -> None:
     there on their way, so that a thread that is handed a forward as a whole is idle while the next is built. A GPU begins only within
     `idle`, because else it works on the round before: on the first kernels at once, then on every HAND_OVER_AT. No-op within `hold`.
     """
-    _Ahead.num_given += 1
     if _Ahead.holds:
         return
     if backend() != "cpu":
@@ -151,7 +150,6 @@ def start(*arrays: mx.array, num_launches: int = 0) -> None:
 
 def launch(*arrays: mx.array) -> None:
     """Let the device begin on these, which nothing more is to be built of. No-op within `hold`."""
-    _Ahead.num_given += 1
     if not _Ahead.holds:
         import mlx.core as mx
 
@@ -170,11 +168,6 @@ def sampling_bytes() -> int:
     """What sampling may take at once beside its logits. A GPU is given more: it would have to wait for the host between two blocks, and
     what it computes is launched anew for each."""
     return _SAMPLING_ON_GPU if has_gpu() else _SAMPLING_ON_CPU
-
-
-def num_given() -> int:
-    """How often this process has given the device something to begin on, or has held it back."""
-    return _Ahead.num_given
 
 
 @contextmanager
@@ -272,11 +265,6 @@ def _set_threads(num_threads: int) -> None:
     if num_threads != _threads:
         _chosen.set_threads(num_threads)
         _threads = num_threads
-
-
-def is_compiling() -> bool:
-    """Whether a kernel is being compiled for the CPU. Any thread may ask."""
-    return _kernels.is_compiling
 
 
 def private_kernels() -> AbstractContextManager[None]:

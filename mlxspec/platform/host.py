@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 
 def numbers(x: mx.array) -> NDArray[Any]:
-    """The elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, which loses nothing; other dtypes stay."""
-    return np.asarray(x.astype(mx.float32) if x.dtype in (mx.bfloat16, mx.float16) else x)
+    """The elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, which loses nothing; other dtypes stay.
+    Raises what MLX raises where the computation fails."""
+    x = x.astype(mx.float32) if x.dtype in (mx.bfloat16, mx.float16) else x
+    mx.eval(x)  # numpy swallows the error of a computation that fails, and reads zeros
+    return np.asarray(x)
 
 
 def raw_bytes(x: mx.array) -> NDArray[np.uint8]:

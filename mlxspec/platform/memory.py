@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from pathlib import Path
 
@@ -16,29 +15,7 @@ _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 
 
 def machine_memory() -> int:
-    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have. Ranks on one machine have equal parts."""
-    return _whole_machine() // ranks_here()
-
-
-def floats_fit(nbytes: int) -> bool:
-    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU. There MLX multiplies packed weights with one token 9
-    times slower, and with a prompt 130 times slower."""
-    return nbytes <= min(UNPACKED_AT_MOST, machine_memory() // 2)
-
-
-def ranks_here() -> int:
-    """How many ranks of this process's group run on this machine, itself included, as far as mlx.launch's file of hosts tells: those that
-    have the same address. 1 for a process alone, and where there is no such file."""
-    try:
-        hosts = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text(encoding="utf-8"))
-        addresses = [{str(place).rpartition(":")[0] for place in host} for host in hosts]
-        own = addresses[int(os.environ["MLX_RANK"])]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return 1
-    return sum(bool(own & found) for found in addresses) or 1
-
-
-def _whole_machine() -> int:
+    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have."""
     info = mx.device_info() if device.has_gpu() else {}
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if isinstance(info.get(key), int) and info[key] > 0:
@@ -47,3 +24,9 @@ def _whole_machine() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such limit
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return int(_CPU_SHARE * total)
+
+
+def floats_fit(nbytes: int) -> bool:
+    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU. There MLX multiplies packed weights with one token 9
+    times slower, and with a prompt 130 times slower."""
+    return nbytes <= min(UNPACKED_AT_MOST, machine_memory() // 2)

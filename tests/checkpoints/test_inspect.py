@@ -14,19 +14,15 @@ import tiny_assistant
 import tiny_gemma
 from mlx.utils import tree_flatten
 
-from mlxspec.checkpoints import division, memory
-from mlxspec.checkpoints.division import VERIFY
+from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.inspect import DrafterReport, InspectReport, inspect
 from mlxspec.cli.inspect import count
 from mlxspec.cli.main import main
 from mlxspec.errors import ConfigError, MlxspecError, ModelError
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.loading import parts
-from mlxspec.loading.weights import is_of_a_tower
 from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.ranks import Ranks, share
 from mlxspec.models.registry import architecture
 from mlxspec.models.runnable import judge
 from mlxspec.models.sizes import bytes_of
@@ -362,62 +358,6 @@ def test_a_missing_tokenizer_is_said(
     assert "tokenizer     missing: there is no tokenizer.json" in capsys.readouterr().out
     assert main(["inspect", "demo"]) == 0
     assert "tokenizer" not in capsys.readouterr().out
-
-
-def test_a_model_among_ranks(
-    folders: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rank has its share and the whole head, as it is loaded, and reads what is told of the files."""
-    report = looked_at(folders("tied/hub"), ranks=2)
-    found, folder = report.division, ModelFolder(folders("tied/hub"))
-    assert found is not None
-    assert not found.refusal
-    assert found.is_even
-    assert (found.plain.messages, found.verify.messages, found.draft.messages) == (10, 10, 2)
-    assert found.verify.bytes == VERIFY * found.plain.bytes
-    weights, num_read, given = folder.read(), 0, parts._read
-
-    def counted(file, at, into) -> None:
-        nonlocal num_read
-        num_read += into.nbytes
-        given(file, at, into)
-
-    monkeypatch.setattr(parts, "_read", counted)
-    monkeypatch.setattr(parts, "GAP", 0)
-    for told in found.ranks:
-        who, num_read = Ranks(rank=told.rank, size=2), 0
-        made = assemble(folder.config(), folder.read, ranks=who)
-        own = share(made.config, who)
-        whole = [v.nbytes for k, v in weights.items() if own.cut_of(k) is None and not is_of_a_tower(k)]
-        assert told.reads == num_read + sum(whole)
-        assert (told.heads, told.value_heads) == (2, 1)
-        assert told.weights == bytes_of(made.model, made.mtp)
-        assert told.weights - bytes_of(made.mtp) < 0.55 * report.memory.weights
-        assert told.state < report.memory.state + report.memory.drafter_state
-        assert told.fits
-    assert main(["inspect", "demo", "--ranks", "2"]) == 0
-    told_all = capsys.readouterr().out
-    assert "rank 1: " in told_all
-    assert "2 of 3 heads and 2 of 4 value heads; reads 5.29 MB of the files" in told_all
-    assert main(["inspect", "demo", "--ranks", "64"]) == 0
-    assert "cannot be divided among 64 ranks" in capsys.readouterr().out
-    assert main(["inspect", "demo", "--ranks", "0"]) == 2
-
-
-def test_drafters_among_ranks(folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft model is whole on each rank, and a machine without room for a rank is told of."""
-    alone = looked_at(folders("tied/hub"), ranks=2).division
-    beside = looked_at(folders("tied/hub"), ranks=2, draft_model=str(folders("untied/text"))).division
-    assert alone is not None
-    assert beside is not None
-    assert [r.drafter_weights for r in alone.ranks] == [0, 0]
-    assert len({r.drafter_weights for r in beside.ranks}) == 1
-    assert beside.ranks[0].state > alone.ranks[0].state
-    needed = max(r.total for r in beside.ranks)
-    monkeypatch.setattr(division, "machine_memory", lambda: needed - 1)
-    found = looked_at(folders("tied/hub"), ranks=2, draft_model=str(folders("untied/text"))).division
-    assert found is not None
-    assert not all(r.fits for r in found.ranks)
 
 
 def test_counts_of_parameters_have_three_digits_and_no_exponent() -> None:

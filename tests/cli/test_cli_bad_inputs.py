@@ -38,7 +38,7 @@ BAD = [
     ("generate x --maxtokens 5", "did you mean --max-tokens?"),
     ("generate x --jsn", "did you mean --json?"),
     ("generate x --draftmodel demo", "did you mean --draft-model?"),
-    ("generate x --split-mode row", "a model is divided by --hosts"),
+    ("generate x --split-mode row", "a model is divided by mlx.launch"),
     ("generate x --frobnicate", "--help"),
     ("generate x --json=1", "--json"),
     ("generate x --max-tokens", "needs a value"),

@@ -71,7 +71,7 @@ def test_inspect_says_what_does_not_work(run: Run, folder: Path) -> None:
     for what in (
         "--exact is refused",
         "--kv-bits is refused",
-        "--ranks is refused",
+        "Ranks are refused",
         " no mtp: mlx-lm's code",
         " no eagle3: reads layers",
     ):

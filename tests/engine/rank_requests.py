@@ -27,9 +27,7 @@ from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.ranks.follow import follow
-from mlxspec.engine.ranks.peers import Peers, join
-from mlxspec.models.ranks import Ranks
+from mlxspec.engine.ranks import Ranks, follow, join
 from tests import tiny_models
 from tests.engine import equality, random_requests
 
@@ -41,11 +39,11 @@ def key_of(made: random_requests.Case) -> Key:
     return made.target, made.form, made.block
 
 
-def divided_engine(key: Key, peers: Peers) -> Engine:
+def divided_engine(key: Key, ranks: Ranks) -> Engine:
     """With every drafter and a prefix store; the target is divided among the ranks."""
     target, form, block = key
     is_hybrid = target == "hybrid"
-    model = _share(target, form, peers.ranks)
+    model = _part(target, form, ranks.group)
     config = tiny_models.config() if is_hybrid else tiny_models.QWEN3_MOE
     small = tiny_models.echo(form=form) if is_hybrid else tiny_models.qwen3(form)
     heads: list[Drafter] = []
@@ -62,13 +60,13 @@ def divided_engine(key: Key, peers: Peers) -> Engine:
         ngram_lookup("ngram-map-k4v", 2, 8, 1),
     ]
     settings = EngineConfig(prefix_budget=4 << 20)
-    return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, peers=peers)
+    return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, ranks=ranks)
 
 
-def _share(target: str, form: str, ranks: Ranks) -> Any:
+def _part(target: str, form: str, group: mx.distributed.Group) -> Any:
     if target == "hybrid":
-        return tiny_models.make(tiny_models.config(tiny_models.STACKS["hybrid"]), form=form, ranks=ranks)
-    return tiny_models.make(tiny_models.QWEN3_MOE, form=form, ranks=ranks)
+        return tiny_models.make(tiny_models.config(tiny_models.STACKS["hybrid"]), form=form, group=group)
+    return tiny_models.make(tiny_models.QWEN3_MOE, form=form, group=group)
 
 
 def chosen(first: int, num_requests: int, forms: Sequence[str]) -> list[random_requests.Case]:
@@ -82,7 +80,7 @@ def chosen(first: int, num_requests: int, forms: Sequence[str]) -> list[random_r
     return sorted(found, key=lambda made: (key_of(made), made.number))
 
 
-def lead(peers: Peers, cases: Sequence[random_requests.Case]) -> dict[str, Any]:
+def lead(ranks: Ranks, cases: Sequence[random_requests.Case]) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     failures: list[str] = []
     engine, key = None, None
@@ -91,8 +89,8 @@ def lead(peers: Peers, cases: Sequence[random_requests.Case]) -> dict[str, Any]:
             if engine is not None:
                 engine.dismiss()
             key = key_of(made)
-            peers.share(list(key))
-            engine = divided_engine(key, peers)
+            ranks.first(key)
+            engine = divided_engine(key, ranks)
         try:
             counts += random_requests.play(made, engine)
         except AssertionError as error:
@@ -101,13 +99,13 @@ def lead(peers: Peers, cases: Sequence[random_requests.Case]) -> dict[str, Any]:
         counts["auto"] += made.spec.policy == "auto"
     if engine is not None:
         engine.dismiss()
-    peers.share(None)
+    ranks.first(None)
     return {"counts": dict(counts), "flips": list(equality.excused), "failures": failures}
 
 
-def obey(peers: Peers) -> None:
-    while (key := peers.share(None)[0]) is not None:
-        follow(divided_engine(tuple(key), peers), peers)
+def obey(ranks: Ranks) -> None:
+    while (key := ranks.first(None)) is not None:
+        follow(divided_engine(key, ranks).step)
 
 
 def main() -> None:
@@ -118,16 +116,14 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", default=list(FORMS))
     options = parser.parse_args()
     mx.disable_compile()  # as tests do: g++ would take most of the time
-    peers = join()
-    if peers is None:
+    ranks = join()
+    if ranks is None:
         raise SystemExit("This is run once for each of several ranks.")
     cases = chosen(options.first, options.requests, options.forms)
-    with peers.failing_together():
-        if peers.leads:
-            options.out.write_text(json.dumps(lead(peers, cases)))
-        else:
-            obey(peers)
-    peers.end()
+    if ranks.leads:
+        options.out.write_text(json.dumps(lead(ranks, cases)))
+    else:
+        obey(ranks)
 
 
 if __name__ == "__main__":

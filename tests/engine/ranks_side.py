@@ -18,22 +18,20 @@ from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.ranks.follow import follow
-from mlxspec.engine.ranks.peers import Peers, join
+from mlxspec.engine.ranks import Ranks, follow, join
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.assemble import assemble, widest_share
+from mlxspec.models.assemble import assemble
 from mlxspec.models.folder import ModelFolder
-from mlxspec.models.ranks import ALONE
 
 PROMPTS = "def add(a, b):\n    return", "import os\nimport os\nimport", "# what does os.path.join do?\n"
 PLAIN = "plain"
 DRAFTERS = (PLAIN, "ngram-simple", "mtp", "draft-model", "ngram-simple mtp")
 
 
-def engine(peers: Peers | None = None) -> Engine:
+def engine(ranks: Ranks | None = None) -> Engine:
     """The demo, divided among ranks if there are any; its drafters are whole."""
     folder, small = ModelFolder(mlxspec.demo.TARGET), ModelFolder(mlxspec.demo.DRAFT)
-    made = assemble(folder.config(), folder.read, ranks=ALONE if peers is None else peers.ranks)
+    made = assemble(folder.config(), folder.read, group=None if ranks is None else ranks.group)
     draft = assemble(small.config(), small.read).model
     drafters = [
         ngram_lookup("ngram-simple", 3, 12),
@@ -41,8 +39,7 @@ def engine(peers: Peers | None = None) -> Engine:
         DraftModel(draft, made.model.vocab_size),
     ]
     tokenizer = Tokenizer.from_folder(folder.path)
-    widest = None if peers is None else widest_share(folder.config(), peers.ranks.size, made.model)
-    return Engine(made.model, tokenizer, drafters=drafters, config=EngineConfig(), peers=peers, widest=widest)
+    return Engine(made.model, tokenizer, drafters=drafters, config=EngineConfig(), ranks=ranks)
 
 
 def cases(engine: Engine) -> dict[str, list[list[int]]]:
@@ -63,17 +60,15 @@ def cases(engine: Engine) -> dict[str, list[list[int]]]:
 
 def main() -> None:
     mx.disable_compile()  # as tests do
-    peers = join()
-    if peers is None:
+    ranks = join()
+    if ranks is None:
         raise SystemExit("This is run once for each of several ranks.")
-    with peers.failing_together():
-        made = engine(peers)
-        if peers.leads:
-            found = cases(made)
-            (Path(sys.argv[1]) / "0.json").write_text(json.dumps(found))
-        else:
-            follow(made, peers)
-        peers.end()
+    made = engine(ranks)
+    if ranks.leads:
+        (Path(sys.argv[1]) / "0.json").write_text(json.dumps(cases(made)))
+        made.dismiss()
+    else:
+        follow(made.step)
 
 
 if __name__ == "__main__":

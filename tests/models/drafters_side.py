@@ -26,7 +26,6 @@ from mlxspec.models.assemble import Assembled, assemble
 from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
 from mlxspec.models.fill import evaluate
 from mlxspec.models.folder import ModelFolder
-from mlxspec.models.ranks import ALONE, Ranks
 from mlxspec.platform.host import numbers
 from tests import tiny_models
 
@@ -35,10 +34,10 @@ PLAIN = "plain"
 Answers = dict[str, Any]
 
 
-def answers(case: dict[str, Any], ranks: Ranks = ALONE) -> Answers:
+def answers(case: dict[str, Any], group: mx.distributed.Group | None = None) -> Answers:
     """Greedy and seeded answers of different lengths to ragged prompts, plain and with each drafter at a fixed depth."""
     folder = ModelFolder(Path(case["target"]))
-    made = assemble(folder.config(), folder.read, mx.float32, ranks=ranks)
+    made = assemble(folder.config(), folder.read, mx.float32, group=group)
     found = {}
     for drafter in (None, *_drafters(made, folder, [Path(path) for path in case["drafters"]])):
         drafters, drafts = [] if drafter is None else [drafter], list[Any]()
@@ -100,9 +99,8 @@ def _drafters(made: Assembled, folder: ModelFolder, beside: list[Path]) -> list[
 
 def main() -> None:
     group = mx.distributed.init(strict=True, backend="ring")
-    ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
-    found = [answers(case, ranks) for case in json.loads(Path(sys.argv[1]).read_text())]
-    (Path(sys.argv[2]) / f"{ranks.rank}.json").write_text(json.dumps(found))
+    found = [answers(case, group) for case in json.loads(Path(sys.argv[1]).read_text())]
+    (Path(sys.argv[2]) / f"{group.rank()}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

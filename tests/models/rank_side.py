@@ -16,7 +16,6 @@ import numpy as np
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import Assembled, assemble
-from mlxspec.models.ranks import ALONE, Ranks
 from mlxspec.models.sizes import bytes_of
 
 ROWS = (21, 9)  # tokens of two prompts
@@ -24,21 +23,9 @@ WIDTHS = (3, 2)  # of a verify behind them, of whose tokens KEPT stand
 KEPT = (1, 2)
 
 
-class CountedRanks(Ranks):
-    """Alone, with numbers of one rank of several: what it sends is noted in `group`, a list of (kind, bytes)."""
-
-    def sum(self, x: mx.array) -> mx.array:
-        self.group.append(("sum", x.nbytes))
-        return x
-
-    def gather(self, x: mx.array) -> mx.array:
-        self.group.append(("gather", x.nbytes))
-        return mx.concatenate([x] * self.size, axis=1)
-
-
-def load(folder: Path, ranks: Ranks = ALONE) -> Assembled:
+def load(folder: Path, group: mx.distributed.Group | None = None) -> Assembled:
     config = json.loads((folder / "config.json").read_text())
-    return assemble(config, lambda: read_folder(folder), mx.float32, ranks=ranks)
+    return assemble(config, lambda: read_folder(folder), mx.float32, group=group)
 
 
 def figures(made: Assembled) -> dict[str, np.ndarray]:
@@ -70,9 +57,8 @@ def figures(made: Assembled) -> dict[str, np.ndarray]:
 def main() -> None:
     listed, out = Path(sys.argv[1]), Path(sys.argv[2])
     group = mx.distributed.init(strict=True, backend="ring")
-    ranks = Ranks(rank=group.rank(), size=group.size(), group=group)
     for folder in map(Path, json.loads(listed.read_text())):
-        np.savez(out / f"{folder.name}-{ranks.rank}.npz", **figures(load(folder, ranks)))
+        np.savez(out / f"{folder.name}-{group.rank()}.npz", **figures(load(folder, group)))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ from mlxspec.demo import TARGET
 from mlxspec.errors import ModelError
 from mlxspec.loading import unpacking
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import assemble, assemble_lazily
-from mlxspec.models.ranks import Ranks
+from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.runnable import judge
 
 TOKENS = tokens_of(3, 24, tiny.VOCAB)
@@ -244,21 +243,3 @@ def test_the_demo_in_fp8_drafts_and_answers(tmp_path: Path) -> None:
         result = engine.chat("what does os.path.join do?", SamplingParams(max_tokens=40))
     assert result.stats.num_accepted > result.stats.num_drafted // 2 > 0
     assert "path" in result.text
-
-
-@pytest.mark.parametrize("kind", ["FP8 of Qwen", "NVFP4 of compressed-tensors"])
-def test_a_rank_gets_its_parts(kind: str, tmp_path: Path) -> None:
-    packed, floats = write(tmp_path, "grouped", kind)
-    config = json.loads((packed / "config.json").read_text())
-    ranks = Ranks(rank=1, size=2)
-    found, wanted = (
-        dict(
-            tree_flatten(
-                assemble(config, lambda path=path: read_folder(path), ranks=ranks).model.parameters()
-            )
-        )
-        for path in (packed, floats)
-    )
-    assert found.keys() == wanted.keys()
-    for name, value in found.items():
-        assert (mx.abs(value - wanted[name]) <= AT_MOST * mx.abs(wanted[name])).all().item(), name

@@ -14,7 +14,7 @@ import drafters_side
 import pytest
 import tiny_dflash
 from drafters_side import PLAIN
-from test_ranks import LAYOUTS, ON_FOUR, ON_TWO, free_ports
+from test_shard import ON_FOUR, ON_TWO, PACKED, free_ports
 
 from mlxspec.models.registry import architecture
 from tests.drafters import eagle3_checkpoints
@@ -83,12 +83,9 @@ def check(folder: Path, size: int, out: Path) -> None:
             assert told["drafts"] or drafter == PLAIN
 
 
-PACKED = {"moe-4bit": LAYOUTS["moe-4bit"]}
-
-
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name == "odd" else pytest.mark.slow) for name in {**ON_TWO, **PACKED}],
+    [pytest.param(name, marks=() if name == "shared" else pytest.mark.slow) for name in {**ON_TWO, **PACKED}],
 )
 def test_on_two(name: str, tmp_path: Path) -> None:
     check({**ON_TWO, **PACKED}[name](tmp_path / name), 2, tmp_path / "out")

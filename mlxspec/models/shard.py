@@ -1,0 +1,216 @@
+"""Divides a model among processes, the ranks, as mlx-lm's `shard(group)` does (tensor parallel): each holds a part of every layer.
+
+- Attention is divided by key heads, each with the query heads that read it; Gated DeltaNet by key heads, each with its value heads. Where
+  there are more ranks than key heads, several ranks keep the same one, and divide the heads that read it.
+- MLPs and experts are divided by width, the language-model head by vocabulary where that goes evenly.
+- Norms, routers, embeddings and drafters are whole on each rank.
+
+Every rank has parts of the same shape. What cannot be divided evenly is filled up with heads or columns of zeros, whose results are zeros.
+A rank builds its modules from `own_config` and fills them with `own_weights`; `join` wraps those whose results are parts of a sum. The
+residual stream, the hiddens and the logits come out of sums and gathers over the ranks, so they have the same bits on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.nn.layers.distributed import shard_inplace
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.names import printable
+from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.layers import project, rows_of
+from mlxspec.models.qwen3_5_config import Qwen35Config
+
+Config = Qwen35Config | GemmaConfig
+_KEYS = ("k_proj", "v_proj")
+_ROWS = ("q_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a", "A_log", "dt_bias")
+_COLUMNS = ("o_proj", "down_proj", "out_proj")
+_MIXED = ("in_proj_qkv", "conv1d")  # queries and keys of key heads, then values
+_JOINED = ("in_proj_qkvz", "in_proj_ba")  # key head by key head, each with its value heads
+# widths are cut at multiples of the first of these that divides them and gives every rank some
+_UNITS = (128, 64, 32, 16, 1)
+
+
+class _Heads(NamedTuple):
+    """Key heads, the heads that read each, and ranks that keep each."""
+
+    num: int
+    each: int
+    copies: int
+
+    @classmethod
+    def of(cls, num: int, all_heads: int, size: int) -> _Heads:
+        """Raises ModelError where so many ranks cannot share the heads."""
+        if size % num and num % size:
+            raise ModelError(f"A model with {num} key heads cannot be divided among {size} ranks.")
+        return cls(num, all_heads // num, max(1, size // num))
+
+    @property
+    def per_copy(self) -> int:
+        """Heads that a rank has of one key head's, zeros included."""
+        return ceil(self.each / self.copies)
+
+    def own(self, size: int) -> tuple[int, int]:
+        """A rank's key heads and the heads that read them."""
+        keys = max(1, self.num // size)
+        return keys, keys * self.per_copy
+
+    def keys_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
+        """A rank's part of what key heads have, of `num` equal parts along an axis."""
+        parts = mx.split(value, min(self.num, group.size()), axis)
+        return parts[group.rank() // self.copies]
+
+    def part_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
+        """A rank's part of what the heads have that read them, of `num * each` equal parts along an axis."""
+        shape, missing = list(value.shape), self.copies * self.per_copy - self.each
+        if missing:
+            value = mx.unflatten(value, axis, (self.num, self.each, -1))
+            value = mx.pad(value, [(0, missing if i == axis + 1 else 0) for i in range(value.ndim)])
+            shape[axis] = shape[axis] // self.each * (self.each + missing)
+        return mx.split(value.reshape(shape), group.size(), axis)[group.rank()]
+
+
+def own_config(config: Config, size: int) -> Any:
+    """The config of each of `size` ranks. Raises ModelError where the model cannot be divided among so many."""
+
+    def width(value: int) -> int:
+        return _width(value, size).per_copy * _unit(value, size) if value else 0
+
+    if isinstance(config, GemmaConfig):
+        shared = [_Heads.of(s.num_kv_heads, config.num_heads, size).own(size) for s in config.layers]
+        if len({heads for _, heads in shared}) > 1:
+            raise ModelError(f"The heads of this model's layers cannot be divided alike among {size} ranks.")
+        layers = tuple(
+            replace(s, num_kv_heads=keys, intermediate_size=width(s.intermediate_size))
+            for s, (keys, _) in zip(config.layers, shared, strict=True)
+        )
+        sizes: dict[str, Any] = {"expert_size": width(config.expert_size)} if config.num_experts else {}
+        return replace(config, num_heads=shared[0][1], layers=layers, **sizes)
+    keys, heads = _Heads.of(config.num_kv_heads, config.num_heads, size).own(size)
+    sizes = {"num_kv_heads": keys, "num_heads": heads}
+    if any(config.is_linear):
+        linear = _Heads.of(config.num_k_heads, config.num_v_heads, size)
+        if config.joins_projections and linear.copies > 1:
+            raise ModelError(f"This model's projections cannot be divided among {size} ranks.")
+        sizes["num_k_heads"], sizes["num_v_heads"] = linear.own(size)
+    names = ("expert_size", "shared_expert_size") if config.num_experts else ("intermediate_size",)
+    sizes |= {name: width(getattr(config, name)) for name in names}
+    return replace(config, **sizes)
+
+
+def own_weights(
+    weights: Mapping[str, mx.array], config: Config, group: mx.distributed.Group
+) -> dict[str, mx.array]:
+    """A rank's part of a trunk's tensors under our names, lazily. config: the whole model's. Raises ModelError where a group of quantized
+    numbers would be torn apart."""
+    found = {}
+    for name, value in weights.items():
+        try:
+            found[name] = _own(name.split("."), value, config, group)
+        except ValueError as error:
+            raise ModelError(
+                f"{printable(name)} cannot be divided among {group.size()} ranks: its numbers are quantized in groups that are too large."
+            ) from error
+    return found
+
+
+def _own(path: list[str], value: mx.array, config: Config, group: mx.distributed.Group) -> mx.array:
+    leaf = path[-2] if path[-1] in ("weight", "scales", "biases") else path[-1]
+    if "layers" not in path or leaf not in (*_KEYS, *_ROWS, *_COLUMNS, *_MIXED, *_JOINED):
+        return value
+    heads = _heads(path, config, group.size())
+    rows = 0 if leaf == "conv1d" else max(value.ndim - 2, 0)
+    if leaf in _KEYS:
+        part = heads.keys_of(value, rows, group)
+    elif leaf in _MIXED and isinstance(config, Qwen35Config):
+        queries, keys, values = mx.split(value, [config.key_dim, 2 * config.key_dim], rows)
+        both = [heads.keys_of(part, rows, group) for part in (queries, keys)]
+        part = mx.concatenate([*both, heads.part_of(values, rows, group)], rows)
+    else:
+        part = heads.part_of(value, value.ndim - 1 if leaf in _COLUMNS else rows, group)
+    return mx.contiguous(part)
+
+
+def _heads(path: list[str], config: Config, size: int) -> _Heads:
+    """The heads of a layer's module; the units of its width where it is an MLP."""
+    if "linear_attn" in path and isinstance(config, Qwen35Config):
+        return _Heads.of(config.num_k_heads, config.num_v_heads, size)
+    layer: Any = (
+        config.layers[int(path[path.index("layers") + 1])] if isinstance(config, GemmaConfig) else config
+    )
+    if "self_attn" in path:
+        return _Heads.of(layer.num_kv_heads, config.num_heads, size)
+    if "switch_mlp" in path or "switch_glu" in path:
+        return _width(config.expert_size, size)
+    return _width(config.shared_expert_size if "shared_expert" in path else layer.intermediate_size, size)  # type: ignore[union-attr]
+
+
+def _width(width: int, size: int) -> _Heads:
+    return _Heads.of(1, width // _unit(width, size), size)
+
+
+def _unit(width: int, size: int) -> int:
+    return next((unit for unit in _UNITS if width % unit == 0 and width // unit >= size), 1)
+
+
+class Summed(nn.Module):
+    """A module of which every rank computes a part of a sum."""
+
+    def __init__(self, part: nn.Module, group: mx.distributed.Group) -> None:
+        super().__init__()
+        self.part, self._group = part, group
+
+    def __call__(self, *inputs: mx.array) -> mx.array:
+        """The module's result, whole, with the same bits on every rank."""
+        return mx.distributed.all_sum(self.part(*inputs), group=self._group)
+
+
+class GatheredHead(nn.Module):
+    """A language-model head of which every rank has as many rows."""
+
+    def __init__(self, part: nn.Module, group: mx.distributed.Group, *, is_embedding: bool = False) -> None:
+        """is_embedding: the rows are parameters of the embedding already."""
+        super().__init__()
+        self._group = group
+        if is_embedding:
+            self._shared = (part,)
+        else:
+            self.part = part
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """(N, H) -> (N, V)"""
+        part = self.get("part")
+        columns = project(self._shared[0] if part is None else part, hidden).T
+        return mx.distributed.all_gather(
+            columns, group=self._group
+        ).T  # they are gathered one below the other
+
+
+def join(model: Any, group: mx.distributed.Group) -> None:
+    """Have a rank's model, loaded and fused, exchange parts with the others from here on. Call once."""
+    inner = model.language_model
+    for layer in inner.model.layers:
+        mixer = layer["linear_attn"] if "linear_attn" in layer else layer["self_attn"]
+        mixer.out = Summed(mixer.out, group)
+        layer.mlp = Summed(layer.mlp, group)
+        if "experts" in layer:
+            layer.experts = Summed(layer.experts, group)
+    if model.vocab_size % group.size():
+        return
+    if "lm_head" in inner:
+        shard_inplace(inner.lm_head, "all-to-sharded", group=group)
+        inner.lm_head = GatheredHead(inner.lm_head, group)
+    else:
+        rows = rows_of(inner.model.embed_tokens, (group.size(), -1), group.rank())
+        inner.lm_head = GatheredHead(rows, group, is_embedding=True)
+
+
+def is_divided(model: Any) -> bool:
+    """Whether a model has been joined with other ranks' parts."""
+    return isinstance(model.language_model.model.layers[0].mlp, Summed)
