@@ -27,13 +27,17 @@ def check_model(model: AdaptedModel) -> str | None:
     """A notice where rows run one by one, or where caches of single rows cannot be trimmed although they say so. Raises ModelError where
     rejected tokens cannot be taken back at all."""
     if model.seams is not None:
-        if all(any(tried(model, seed) for seed in range(_TRIES)) for tried in (_rows_agree, _far_rows_agree)):
-            return None
-        model.seams, model.by_rows = None, "in one forward it gives other logits"
-        if model.gate.names:
-            raise ModelError(
-                f"Rows of this model run one by one, so it takes one adapter, with --adapter: {model.by_rows}."
+        try:
+            agrees = all(
+                any(tried(model, s) for s in range(_TRIES)) for tried in (_rows_agree, _far_rows_agree)
             )
+        except Exception:  # whatever the module's code does when it computes
+            agrees = False
+        if agrees:
+            return None
+        model.seams, model.by_rows = None, "in one forward it gives other logits, or none"
+        if model.gate.names:
+            raise ModelError(f"Rows of this model run one by one, so it takes one adapter: {model.by_rows}.")
     notice = f"Rows of this model run one by one, each reading all weights: {model.by_rows}."
     rollback = check_rollback(model)
     return notice if rollback is None else f"{notice} {rollback}"
