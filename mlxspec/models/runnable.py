@@ -69,6 +69,6 @@ def _runs_by_mlx_lm(config: Mapping[str, Any], engine: Engine) -> bool:
     kind = config.get("model_type")
     if engine == "mlx-lm" or not isinstance(kind, str) or kind in ARCHITECTURES:
         return engine == "mlx-lm"
-    from mlxspec.models.adapted.loading import has_code  # slow to import
+    from mlxspec.models.adapted.classes import has_code  # slow to import
 
     return has_code(config)

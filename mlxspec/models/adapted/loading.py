@@ -1,14 +1,12 @@
 """From a checkpoint's folder to a model that runs by mlx-lm's code, its weights not evaluated.
 
-Only code of the installed mlx-lm's `models/` is run, found by `model_type`: never a file of the checkpoint, which is data. mlx-lm reads
-and names the tensors, so whatever it quantizes or renames is as it has it.
+Only the code that classes.py finds is run: never a file of the checkpoint, which is data. mlx-lm reads and names the tensors, so whatever
+it quantizes or renames is as it has it.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm.models
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import MODEL_REMAPPING, load_model
+from mlx_lm.utils import load_model
 
 from mlxspec.errors import MlxspecError, ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.safetensors import check_header
+from mlxspec.models.adapted.classes import classes_of, has_code
 from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapters import add_adapter, add_adapters
@@ -32,8 +30,6 @@ from mlxspec.models.fill import is_packed
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform import device
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_CODE = Path(mlx_lm.models.__path__[0])
 MADE_BY = f"mlx-lm {version('mlx-lm')}"
 DEFAULT_CONTEXT = 1 << 17  # tokens, where config.json names no limit
 _CONTEXTS = (
@@ -48,15 +44,6 @@ _ROWS = ("vocab_size",)
 _MOST_LAYERS, _MOST_ROWS = 1024, 1 << 22
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_EACH = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
-
-
-def has_code(config: Mapping[str, Any]) -> bool:
-    """Whether the installed mlx-lm has a file for this model_type that says how a model is made. Runs nothing."""
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or not _NAME.fullmatch(kind):
-        return False
-    path = _CODE / f"{MODEL_REMAPPING.get(kind, kind)}.py"
-    return path.is_file() and "class ModelArgs" in path.read_text(encoding="utf-8")
 
 
 def load_adapted(
@@ -92,16 +79,15 @@ def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
     for path in folder.files():
         check_header(path)
     with _in_one_sentence():
-        return load_model(folder.path, lazy=True)
+        return load_model(folder.path, lazy=True, get_model_classes=classes_of)
 
 
 def blank(config: Mapping[str, Any]) -> AdaptedModel:
     """A model of this config.json, without weights: for sizes. Raises ModelError."""
     _judge(config)
-    kind = str(config["model_type"])
     with _in_one_sentence():
-        code = importlib.import_module(f"mlx_lm.models.{MODEL_REMAPPING.get(kind, kind)}")
-        module = code.Model(code.ModelArgs.from_dict(dict(config)))
+        model, arguments = classes_of(dict(config))
+        module = model(arguments.from_dict(dict(config)))
         cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
         fuse(module)
         return AdaptedModel(module, _described(config))
