@@ -3,7 +3,8 @@
 A processor takes (tokens, logits): all tokens before the position, prompt and drafts included, and its logits (1, V); it returns
 logits (1, V). A sampler takes log-probabilities (1, V) and returns the token. All are float32 whatever the model computes in, so that a
 callable can read them with numpy and gives the same for every dtype. Both are also called for drafts that may be rejected, so their
-result must depend on their arguments only. An error in one counts only if the text reaches that position.
+result must depend on their arguments only. An error in one, also one that comes when its array is computed, counts only if the text
+reaches that position: so what they return is waited for, and no other row's graph holds it before.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def process(
     history: Sequence[int] | NDArray[np.int32],
     drafts: mx.array,
     logits: mx.array,
+    *,
+    num_ours: int = 0,
 ) -> tuple[mx.array, Failure | None]:
-    """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on."""
+    """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on.
+    num_ours: the last so many processors are our own, which nobody waits for."""
     known = mx.array(np.asarray(history, np.int32))
     logits = logits.astype(mx.float32)
     out: list[mx.array] = []
@@ -44,8 +48,8 @@ def process(
         tokens = mx.concatenate([known, drafts[:place].astype(mx.int32)]) if place else known
         row = logits[place : place + 1]
         try:
-            for processor in processors:
-                row = _processed(processor, tokens, row)
+            for order, processor in enumerate(processors):
+                row = _processed(processor, tokens, row, waits=order < len(processors) - num_ours)
         except _Failed as error:
             return mx.concatenate([*out, logits[place:]]), Failure(place, str(error))
         out.append(row)
@@ -65,8 +69,8 @@ def draw(sampler: Sampler, scores: mx.array) -> tuple[mx.array, Failure | None]:
     return mx.concatenate(chosen), None
 
 
-def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -> mx.array:
-    found = _called(processor, "logits processor", tokens, logits)
+def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array, *, waits: bool) -> mx.array:
+    found = _called(processor, "logits processor", tokens, logits, waits=waits)
     if not isinstance(found, mx.array) or found.shape != logits.shape:
         raise _Failed(
             f"The logits processor {_name(processor)} must return logits of shape {tuple(logits.shape)}, not {_shown(found)}."
@@ -75,7 +79,7 @@ def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array) -
 
 
 def _drawn(sampler: Sampler, logprobs: mx.array) -> mx.array:
-    found = _called(sampler, "sampler", logprobs)
+    found = _called(sampler, "sampler", logprobs, waits=True)
     if not isinstance(found, mx.array) or found.size != 1 or not mx.issubdtype(found.dtype, mx.integer):
         raise _Failed(
             f"The sampler {_name(sampler)} must return one token id as an array, not {_shown(found)}."
@@ -83,9 +87,14 @@ def _drawn(sampler: Sampler, logprobs: mx.array) -> mx.array:
     return found.reshape(1).astype(mx.int32)
 
 
-def _called(hook: Callable[..., mx.array], kind: str, *arguments: mx.array) -> mx.array:
+def _called(hook: Callable[..., mx.array], kind: str, *arguments: mx.array, waits: bool) -> mx.array:
+    if waits:
+        mx.eval(arguments)  # what fails here is not the hook's
     try:
-        return hook(*arguments)
+        found = hook(*arguments)
+        if waits and isinstance(found, mx.array):
+            mx.eval(found)
+        return found
     except Exception as error:  # it is not ours
         said = str(error).strip().rstrip(".")
         raise _Failed(

@@ -209,7 +209,8 @@ def _processed(
         piece = logits[start:end]
         if row.sampler.processors:
             drafts = tokens[start + 1 : end]
-            piece, failure = process(row.sampler.processors, row.history(), drafts, piece)
+            num_ours = len(row.sampler.processors) - len(row.params.logits_processors)
+            piece, failure = process(row.sampler.processors, row.history(), drafts, piece, num_ours=num_ours)
             if failure is not None:
                 failed[i] = failure
         parts.append(piece)

@@ -94,10 +94,17 @@ def failing_at(length: int, how: str):
         if tokens.size >= length:
             if how == "raises":
                 raise RuntimeError("out of ideas.")
+            if how == "fails when computed":
+                return logits + broken()
             return None if how == "returns nothing" else logits[0]
         return logits
 
     return hook
+
+
+def broken() -> mx.array:
+    """An array (1,) that can be built, and whose computation raises."""
+    return mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu).sum(keepdims=True)[0]
 
 
 @cache
@@ -107,7 +114,7 @@ def plainly(number: int, max_tokens: int) -> Result:
     return engine().generate(PROMPTS[number], params, spec=PLAIN)
 
 
-@pytest.mark.parametrize("how", ["raises", "returns nothing", "returns another shape"])
+@pytest.mark.parametrize("how", ["raises", "returns nothing", "returns another shape", "fails when computed"])
 @pytest.mark.parametrize("after", [0, 1, 9])
 def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: int, how: str) -> None:
     prompt, other = PROMPTS[4], PROMPTS[5]
@@ -139,11 +146,15 @@ def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: i
         (mx.array([1, 2]), "one token id"),
         (mx.array([1.0]), "float32"),
         (3, "not int"),
+        (None, "LU factorization failed"),
     ],
     ids=str,
 )
 def test_a_sampler_that_chooses_no_token_ends_its_request(chosen: object, says: str) -> None:
-    params = SamplingParams(max_tokens=9, sampler=lambda logprobs: chosen)
+    def choose(logprobs: mx.array) -> object:
+        return broken().astype(mx.int32) if chosen is None else chosen
+
+    params = SamplingParams(max_tokens=9, sampler=choose)
     for limits in (PLAIN, spec(*ALL)):
         result = engine().generate(PROMPTS[1], params, spec=limits)
         assert (result.finish_reason, result.tokens) == ("error", ())
