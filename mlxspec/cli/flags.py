@@ -59,7 +59,7 @@ def flag_rows() -> Iterator[list[str]]:
 
 def field_rows() -> Iterator[list[str]]:
     """[fields, what becomes of them] of requests. Refused ones are left out: their error says what to use."""
-    from mlxspec.server.forms.chat import ChatCompletionRequest
+    from mlxspec.server.chat_api import ChatCompletionRequest
     from mlxspec.server.forms.shared import HARMLESS, Continued
 
     forms = (Continued, ChatCompletionRequest)

@@ -18,13 +18,11 @@ from starlette.routing import Route
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.errors import EngineStoppedError
-from mlxspec.server import embeddings, llama_api, page, request_parsing, work
+from mlxspec.server import completions_api, embeddings, llama_api, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
-from mlxspec.server.chat import ChatWriter, chat_request
+from mlxspec.server.chat_api import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
-from mlxspec.server.completions import CompletionWriter, LlamaWriter
-from mlxspec.server.errors import INVALID, ApiError, BadField
-from mlxspec.server.fill_in import infill_body
+from mlxspec.server.errors import INVALID, ApiError
 from mlxspec.server.http import log
 from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.http.fairness import Gate, Lanes
@@ -44,7 +42,7 @@ from mlxspec.server.ollama_api import (
     raw_body,
 )
 from mlxspec.server.openapi import document
-from mlxspec.server.request_parsing import Job, scales_of, tokenizer_of
+from mlxspec.server.request_parsing import Job, scales_of
 from mlxspec.server.responses_api import ResponsesWriter, responses_request
 from mlxspec.server.routes import ROUTES, RouteForm
 from mlxspec.server.settings import ServerConfig
@@ -97,18 +95,18 @@ class Server:
         await self._answer(asked, reply, self._chat_job(chat_request), ChatWriter)
 
     async def _complete(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, request_parsing.completion_job, CompletionWriter)
+        await self._answer(asked, reply, completions_api.completion_job, completions_api.CompletionWriter)
 
     async def _native(self, asked: Asked, reply: Reply) -> None:
-        make = partial(request_parsing.completion_job, shows_prompts=True)
-        await self._answer(asked, reply, make, LlamaWriter)
+        make = partial(completions_api.completion_job, shows_prompts=True)
+        await self._answer(asked, reply, make, completions_api.LlamaWriter)
 
     async def _infill(self, asked: Asked, reply: Reply) -> None:
         def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            read = infill_body(body, engine)
-            return request_parsing.completion_job(read, engine, defaults, shows_prompts=True)
+            read = completions_api.infill_body(body, engine)
+            return completions_api.completion_job(read, engine, defaults, shows_prompts=True)
 
-        await self._answer(asked, reply, make, LlamaWriter)
+        await self._answer(asked, reply, make, completions_api.LlamaWriter)
 
     async def _message(self, asked: Asked, reply: Reply) -> None:
         await self._answer(asked, reply, self._chat_job(messages_request), MessagesWriter)
@@ -130,7 +128,7 @@ class Server:
 
         def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
             if body.get("raw") or body.get("suffix"):
-                job = request_parsing.completion_job(raw_body(body), engine, defaults)
+                job = completions_api.completion_job(raw_body(body), engine, defaults)
             else:
                 job = self._chat_job(read)(body, engine, defaults)
             return replace(job, notices=(*job.notices, *context_notice(body, engine.max_context)))
@@ -287,10 +285,10 @@ class Server:
     # --- prompts and tokens
 
     async def _tokenize(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, _tokenized)
+        await self._tell(asked, reply, completions_api.tokenized)
 
     async def _detokenize(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, _detokenized)
+        await self._tell(asked, reply, completions_api.detokenized)
 
     async def _template(self, asked: Asked, reply: Reply) -> None:
         def applied(body: Body, engine: Engine) -> Body:
@@ -429,42 +427,6 @@ class Server:
 
     async def _page_file(self, asked: Asked, reply: Reply) -> None:
         await page.send(asked.request, reply, asked.request.path_params["name"])
-
-
-def _tokenized(body: Body, engine: Engine) -> dict[str, Any]:
-    if sum(body.get(name) is not None for name in ("content", "prompt", "messages")) != 1:
-        raise BadField("content", "Give one of content, prompt and messages.")
-    tokenizer = tokenizer_of(engine)
-    if body.get("messages") is not None:
-        tokens = request_parsing.token_ids(request_parsing.rendered(chat_request(body), engine)[1])
-    else:
-        is_vllms = body.get("prompt") is not None
-        special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
-        text = body["prompt" if is_vllms else "content"]
-        tokens = tokenizer.encode(text, special=special)
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
-    texts = (
-        [tokenizer.token_text(t) for t in tokens]
-        if body.get("with_pieces") or body.get("return_token_strs")
-        else []
-    )
-    pieces = (
-        [{"id": i, "piece": text} for i, text in zip(tokens, texts, strict=True)]
-        if body.get("with_pieces")
-        else tokens
-    )
-    return found | {"tokens": pieces} | ({"token_strs": texts} if body.get("return_token_strs") else {})
-
-
-def _detokenized(body: Body, engine: Engine) -> dict[str, Any]:
-    tokenizer = tokenizer_of(engine)
-    tokens = [int(t) for t in body["tokens"]]
-    if any(t >= engine.model.vocab_size for t in tokens):
-        raise BadField(
-            "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
-        )
-    text = tokenizer.decode(tokens)
-    return {"content": text, "prompt": text}
 
 
 def _counted(read: Read, **more: str) -> Callable[[Body, Engine], Body]:

@@ -23,8 +23,7 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
-from mlxspec.server.forms.completions import has_several, prompts
-from mlxspec.server.forms.shared import Count
+from mlxspec.server.forms.shared import Count, has_several, prompts
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.request_parsing import ids_of, tokenizer_of
 

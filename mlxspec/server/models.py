@@ -22,8 +22,8 @@ from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.pooling import Pooling
+from mlxspec.server.completions_api import form_of
 from mlxspec.server.errors import ApiError
-from mlxspec.server.fill_in import form_of
 from mlxspec.server.request_parsing import format_of
 
 if TYPE_CHECKING:

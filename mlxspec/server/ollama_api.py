@@ -13,11 +13,11 @@ from mlxspec.config import MAX_CONTEXT
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
 from mlxspec.server.answer_writer import LINES, Extras, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockEnd, BlockEvent, BlockMore
+from mlxspec.server.chat_api import ChatMessage
 from mlxspec.server.chat_request import ChatRequest, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField, ollama_error
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
-from mlxspec.server.forms.chat import ChatMessage
 from mlxspec.server.forms.shared import Count
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import normalize

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
@@ -22,11 +21,9 @@ from mlxspec.parsers.formats import ChatFormat, detect
 from mlxspec.parsers.pieces import OutputParser
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
-from mlxspec.server.answer_format import answer_format, held, held_schema
+from mlxspec.server.answer_format import held, held_schema
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
-from mlxspec.server.fill_in import with_gap
-from mlxspec.server.forms.completions import has_several
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.images import decode_limits, holds_images, placed
@@ -93,11 +90,11 @@ def chat_job(
     grammar, notices = _grammar(request, form, tools, choice, engine)
     extra |= grammar
     params, spec = (
-        _params(request.options, defaults, extra, len(prompt.tokens), engine),
+        params_of(request.options, defaults, extra, len(prompt.tokens), engine),
         spec_of(request.options, engine),
     )
     return Job(
-        asks=_asks([prompt.tokens], params, request.options),
+        asks=asks_of([prompt.tokens], params, request.options),
         spec=spec,
         timeout=request.options.get("timeout"),
         form=form,
@@ -106,45 +103,7 @@ def chat_job(
         only_tools=choice.allowed is not None,
         is_chat=True,
         goes_on=request.goes_on,
-        notices=(*request.notices, *prompt.notices, *notices, *_unused(spec)),
-    )
-
-
-def completion_job(
-    body: Mapping[str, Any], engine: Engine, defaults: SamplingParams, *, shows_prompts: bool = False
-) -> Job:
-    """Of /v1/completions: one or several prompts, continued as they stand, or the gap between each and the `suffix` filled."""
-    if body.get("suffix"):
-        body = with_gap(body, engine)
-    prompts = _prompts(body["prompt"], engine)
-    logprobs = body.get("logprobs") if body.get("logprobs") is not None else body.get("n_probs") or None
-    extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
-    if body.get("echo") and logprobs is not None:
-        if body.get("stream"):
-            raise BadField("echo", "echo and logprobs together are not streamed: leave stream out.")
-        extra["prompt_logprobs"] = True
-    if body.get("max_tokens") == 0:
-        if not (body.get("echo") or shows_prompts):
-            raise BadField("max_tokens", "max_tokens 0 needs echo.")
-        body = {**body, "max_tokens": 1}  # which is sampled with the prompt's last forward, and left out
-    notices: list[str] = []
-    wanted = answer_format(body)
-    if wanted is not None and wanted.kind == "json_schema":
-        extra["json_schema"], notices = held_schema(wanted)
-    elif wanted is not None:
-        extra[wanted.kind] = wanted.value
-    params = _params(body, defaults, extra, min(map(len, prompts)), engine)
-    asks, tokenizer, spec = _asks(prompts, params, body), tokenizer_of(engine), spec_of(body, engine)
-    shown = asks if shows_prompts or body.get("echo") else ()
-    first = asks if params.prompt_logprobs else ()
-    return Job(
-        asks=asks,
-        spec=spec,
-        num_prompts=len(prompts),
-        timeout=body.get("timeout"),
-        notices=(*notices, *_unused(spec)),
-        prompts=tuple(tokenizer.decode(token_ids(a.prompt)) for a in shown),
-        first_tokens=tuple(tokenizer.decode(token_ids(a.prompt)[:1]) for a in first),
+        notices=(*request.notices, *prompt.notices, *notices, *unused_prediction(spec)),
     )
 
 
@@ -262,7 +221,7 @@ def _predicted(content: str | Sequence[Mapping[str, str]], engine: Engine) -> tu
         raise BadField("prediction", "The prediction is longer than the context of the model.") from error
 
 
-def _unused(spec: SpecConfig) -> tuple[str, ...]:
+def unused_prediction(spec: SpecConfig) -> tuple[str, ...]:
     """A notice where nothing drafts from a prediction."""
     return (
         ("prediction is not used: nothing drafts for this request",)
@@ -338,7 +297,7 @@ def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
     return {tag: special[tag] for tag in (tags.open, tags.close, tags.mark) if tag in special and tag}
 
 
-def _params(
+def params_of(
     body: Mapping[str, Any],
     defaults: SamplingParams,
     extra: Mapping[str, Any],
@@ -413,7 +372,7 @@ def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine
     return found
 
 
-def _asks(
+def asks_of(
     prompts: Sequence[Sequence[int] | PromptWithImages], params: SamplingParams, body: Mapping[str, Any]
 ) -> tuple[AnswerRequest, ...]:
     """n answers to each prompt; with a seed, each its own."""
@@ -434,19 +393,3 @@ def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
     for part in [prompt] if isinstance(prompt, str) else prompt:
         tokens += encode(part, special=not tokens) if isinstance(part, str) else [int(part)]
     return tokens
-
-
-def _prompts(given: Any, engine: Engine) -> list[list[int]]:
-    tokenizer = tokenizer_of(engine)
-    if holds_images(given):
-        raise BadField("images", "A raw prompt holds no images; use the chat format.")
-    several = given if has_several(given) else [given]
-    encode = partial(tokenizer.encode, most=engine.max_context)
-    out = []
-    for prompt in several:
-        check_wanted()
-        out.append(ids_of(prompt, encode))
-    for place, tokens in enumerate(out):
-        if not tokens:
-            raise BadField(f"prompt[{place}]", "The prompt is empty.")
-    return out

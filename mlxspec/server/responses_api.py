@@ -23,11 +23,11 @@ from pydantic import Discriminator, Field, Tag
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
 from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.chat_api import JsonSchema
 from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
-from mlxspec.server.forms.chat import JsonSchema
 from mlxspec.server.forms.shared import Count
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxspec.server import embeddings, messages_api, ollama_api, responses_api
+from mlxspec.server import chat_api, completions_api, embeddings, messages_api, ollama_api, responses_api
 from mlxspec.server.answer_writer import EVENTS, JSON_LINES
-from mlxspec.server.forms import chat, completions, models, shared
+from mlxspec.server.forms import models, shared
 from mlxspec.server.forms.base import Fields
 
 PAGE_FOLDER = "/page/"  # files of the page at /
@@ -50,15 +50,18 @@ def _get(path: str, name: str, summary: str, answer: Any, *statuses: str) -> Rou
 _UNLOADED = ("400", "404", "503")  # of what is told of a model
 
 ROUTES: tuple[RouteForm, ...] = (
-    _post("/chat/completions", "chat", "Answer a conversation.", chat.ChatCompletionRequest, chat.ChatAnswer, EVENTS),
-    _post("/completions", "complete", "Continue a text.", completions.CompletionRequest, completions.CompletionAnswer, EVENTS),
-    _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions.TokenizeRequest, completions.TokenizeAnswer),
-    _post("/detokenize", "detokenize", "Text of token ids.", completions.DetokenizeRequest, models.ContentAnswer),
+    _post("/chat/completions", "chat", "Answer a conversation.", chat_api.ChatCompletionRequest, chat_api.ChatAnswer, EVENTS),
+    _post("/completions", "complete", "Continue a text.", completions_api.CompletionRequest, completions_api.CompletionAnswer, EVENTS),
+    _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions_api.TokenizeRequest,
+          completions_api.TokenizeAnswer),
+    _post("/detokenize", "detokenize", "Text of token ids.", completions_api.DetokenizeRequest, models.ContentAnswer),
     _get("/tokenizer_info", "tokenizer_info", "Special tokens and chat template, as vLLM tells them.", models.TokenizerAnswer, *_UNLOADED),
-    _post("/apply-template", "template", "The prompt that a conversation becomes.", chat.ChatCompletionRequest, models.PromptAnswer),
-    _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat.ChatCompletionRequest, shared.Counted),
-    _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions.NativeRequest, completions.NativeAnswers, EVENTS),
-    _post("/infill", "infill", "Fill a gap in a text, in llama.cpp's form.", completions.InfillRequest, completions.NativeAnswers, EVENTS),
+    _post("/apply-template", "template", "The prompt that a conversation becomes.", chat_api.ChatCompletionRequest, models.PromptAnswer),
+    _post("/chat/completions/input_tokens", "count", "How many tokens that prompt has.", chat_api.ChatCompletionRequest, shared.Counted),
+    _post("/completion", "native", "Continue a text, in llama.cpp's form.", completions_api.NativeRequest,
+          completions_api.NativeAnswers, EVENTS),
+    _post("/infill", "infill", "Fill a gap in a text, in llama.cpp's form.", completions_api.InfillRequest,
+          completions_api.NativeAnswers, EVENTS),
     _post("/lora-adapters", "set_lora_adapters", "How much each adapter counts where a request does not say.", models.AdapterScales,
           models.Success),
     _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.config import SamplingParams
 from mlxspec.sampling.grammar import source_bytes
 from mlxspec.server.errors import BadField
-from mlxspec.server.forms.completions import has_several
+from mlxspec.server.forms.shared import has_several
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.request_parsing import Job
 

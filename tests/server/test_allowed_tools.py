@@ -9,10 +9,9 @@ import pytest
 
 from mlxspec.parsers.formats import ChatFormat, ToolStyle
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Reasoning, merged
-from mlxspec.server.chat import chat_request
+from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import review
-from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.responses_api import ResponsesRequest, responses_request
 from tests.server.serving import Served
 

@@ -14,9 +14,9 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.option import options
 from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, canonical, names_of, review
-from mlxspec.server.forms.chat import ChatCompletionRequest
 from mlxspec.server.request_parsing import spec_of
 from tests import tiny_models
 from tests.server.published_fields import LLAMA_CPP, VLLM, honoured

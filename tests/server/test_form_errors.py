@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from mlxspec.server.chat_api import ChatCompletionRequest
+from mlxspec.server.completions_api import CompletionRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review
-from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.completions import CompletionRequest
 from mlxspec.server.messages_api import MessagesRequest
 from mlxspec.server.ollama_api import OllamaChatRequest
 from mlxspec.server.responses_api import ResponsesRequest

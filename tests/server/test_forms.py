@@ -13,8 +13,7 @@ import pytest
 
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
-from mlxspec.server.chat import ChatWriter
-from mlxspec.server.forms.chat import ChatCompletionRequest
+from mlxspec.server.chat_api import ChatCompletionRequest, ChatWriter
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesRequest, MessagesWriter
 from mlxspec.server.ollama_api import OllamaChatRequest, OllamaChatWriter, OllamaOptions

@@ -14,7 +14,7 @@ import pytest
 import mlxspec.demo
 from mlxspec import SamplingParams, load
 from mlxspec.engine.engine import Engine
-from mlxspec.server.fill_in import with_gap
+from mlxspec.server.completions_api import with_gap
 from tests.server.serving import Served
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")

@@ -16,8 +16,8 @@ import uvicorn
 from planting import catches
 
 from mlxspec.errors import ConfigError
-from mlxspec.server.forms.chat import ChatCompletionRequest
-from mlxspec.server.forms.completions import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from mlxspec.server.chat_api import ChatCompletionRequest
+from mlxspec.server.completions_api import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from mlxspec.server.http.run import web_config
 from mlxspec.server.http.security import Guard, host_name
 from mlxspec.server.settings import ServerConfig

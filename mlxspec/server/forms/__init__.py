@@ -1,1 +1,1 @@
-"""The forms of requests and answers, as pydantic models: one module for each API, in reading order."""
+"""What the forms of all APIs share: how a body is checked, fields and their ranges, and answers about models."""

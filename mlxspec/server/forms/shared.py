@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from mlxspec.config import DRAFTER_NAMES, ONE_ACCEPTANCE, SamplingParams, SpecConfig
 from mlxspec.server.forms import base as t
@@ -240,6 +240,37 @@ class Generation(t.Fields):
     speculative: Speculative | None = None
     refused = REFUSED
     harmless = HARMLESS  # fmt: skip
+
+
+# --- prompts
+
+_Prompt = Annotated[str, Field(min_length=1, max_length=1 << 24)]
+_Mixed = Annotated[t.Many[t.TokenId | _Prompt], Field(min_length=1)]
+
+
+def has_several(prompt: Any) -> bool:
+    """Whether a body's `prompt` is several prompts. A list with a number in it is one: of ids, and texts between them."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], (int, float)):
+        return False
+    return not any(isinstance(part, (int, float)) for part in prompt)
+
+
+def _kind_of_prompt(value: Any) -> str:
+    return "several" if has_several(value) else "one"
+
+
+class PromptText(t.Fields):
+    """llama.cpp's form of a prompt that may hold images."""
+
+    prompt_string: _Prompt
+    refused = t.refuse("multimodal_data", "a raw prompt holds no images; use the chat format", *t.OFF)
+
+
+def prompts(most: int) -> Any:
+    """The type of one prompt, a text or ids with texts between them, or of several, `most` of them."""
+    one = _Prompt | _Mixed | PromptText
+    several = Annotated[t.Many[one], Field(min_length=1, max_length=most), Tag("several")]  # type: ignore[valid-type]
+    return Annotated[Annotated[one, Tag("one")] | several, Discriminator(_kind_of_prompt)]
 
 
 class StreamOptions(t.Fields):

@@ -1,0 +1,446 @@
+"""Continuing texts, as OpenAI's `/v1/completions`, llama.cpp's `/completion` and `/infill` have it, and `/tokenize` and `/detokenize`: the
+forms of requests and answers, how a request is read, and how an answer is written, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, RootModel
+
+from mlxspec.config import MAX_CONTEXT, SamplingParams
+from mlxspec.events import TokenLogprob
+from mlxspec.loading.fill_in import FillIn
+from mlxspec.parsers.pieces import Content
+from mlxspec.server import chat_api
+from mlxspec.server.answer_format import answer_format, held_schema
+from mlxspec.server.answer_writer import DATA_WITHOUT_DONE, AnswerWriter, ChoicesWriter
+from mlxspec.server.blocks import Answer
+from mlxspec.server.chat_api import chat_request, finite
+from mlxspec.server.errors import BadField
+from mlxspec.server.forms import base as t
+from mlxspec.server.forms import shared
+from mlxspec.server.forms.base import TokenId
+from mlxspec.server.forms.shared import Count, has_several
+from mlxspec.server.http.fairness import check_wanted
+from mlxspec.server.images import holds_images
+from mlxspec.server.job_run import Delta, End, Progress
+from mlxspec.server.request_parsing import (
+    Job,
+    asks_of,
+    ids_of,
+    params_of,
+    rendered,
+    spec_of,
+    token_ids,
+    tokenizer_of,
+    unused_prediction,
+)
+from mlxspec.server.usage import drafting, progress, timings
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+    from mlxspec.engine.stats import RequestStats
+
+_LengthOrNone = Annotated[int, t.Range(0, MAX_CONTEXT, also=(-1,))]
+
+
+class WithPrompt(shared.Continued):
+    prompt: shared.prompts(64)  # type: ignore[valid-type]
+
+
+class CompletionRequest(WithPrompt):
+    stream_options: shared.StreamOptions | None = None
+    logprobs: Annotated[int, t.option("top_logprobs")] | None = t.optional(
+        "so many likeliest tokens at each place"
+    )
+    echo: t.Flag = t.optional(
+        "the text begins with the prompt; with logprobs, and not streamed, its tokens have theirs"
+    )
+    max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: with echo, the prompt alone")
+    return_token_ids: t.Flag = t.optional("token ids beside each answer")
+    suffix: t.Text | None = t.optional("each answer stands between its prompt and this")
+    refused: ClassVar = {name: why for name, why in shared.REFUSED.items() if name != "suffix"}
+
+
+class Native(shared.Continued):
+    """What llama.cpp's own forms share."""
+
+    max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: the prompt is read and kept")
+    n_predict: _LengthOrNone | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
+    return_tokens: t.Flag = t.optional("token ids beside the text")
+    n_probs: Annotated[int, t.option("top_logprobs")] | None = t.optional(
+        "so many likeliest tokens at each place, in completion_probabilities"
+    )
+    refused: ClassVar = {
+        **{name: why for name, why in shared.REFUSED.items() if name not in ("n_probs", "return_tokens")},
+        **t.refuse("return_token_ids", "use return_tokens", *t.OFF),
+    }
+
+
+class NativeRequest(Native, WithPrompt):
+    """llama.cpp's own form of the same."""
+
+
+class NearbyFile(t.Fields):
+    text: t.Text
+    filename: Annotated[str, Field(max_length=1000)] | None = None
+    harmless = t.harmless("time", "when an editor read it")
+
+
+class InfillRequest(Native):
+    """What editors always send and this server cannot do is ignored, with a notice."""
+
+    input_prefix: t.Text
+    input_suffix: t.Text
+    input_extra: t.Turns[NearbyFile] | None = t.optional("other texts of the project")
+    prompt: t.Text | None = t.optional("goes on with input_prefix")
+    refused: ClassVar = {
+        name: why
+        for name, why in Native.refused.items()
+        if name not in ("samplers", "n_indent", "t_max_predict_ms", "response_fields")
+    }
+    harmless: ClassVar = {**shared.HARMLESS, **t.harmless("response_fields", "an answer has all its fields")}
+
+
+class TokenizeRequest(shared.Body):
+    """In llama.cpp's form with `content`, in vLLM's with `prompt`."""
+
+    content: t.Tokenized | None = None
+    prompt: t.Tokenized | None = None
+    messages: Annotated[t.Turns[chat_api.ChatMessage], Field(min_length=1)] | None = None
+    tools: t.Tools[chat_api.Tool] | None = None
+    chat_template_kwargs: shared.TemplateVariables | None = None
+    add_special: t.Flag = t.optional("what the tokenizer puts around a plain text")
+    add_special_tokens: t.Flag = t.optional("the same of `prompt`, true unless it is given")
+    with_pieces: t.Flag = None
+    return_token_strs: t.Flag = None
+
+
+class DetokenizeRequest(shared.Body):
+    tokens: t.Many[TokenId]
+
+
+# --- answers
+
+_Logprobs = t.answer(
+    "CompletionLogprobs", tokens=list[str], token_logprobs=list[float | None], top_logprobs=list[dict[str, float] | None],
+    text_offset=list[Count]
+)  # fmt: skip
+_Choice = t.answer(
+    "CompletionChoice", "token_ids prompt_token_ids", token_ids=list[Count], prompt_token_ids=list[Count],
+    index=Count, text=str, logprobs=t.either(_Logprobs, None), finish_reason=Literal["stop", "length"]
+)  # fmt: skip
+CompletionAnswer = t.answer(
+    "CompletionAnswer", **shared.HEAD, object=Literal["text_completion"], choices=t.many(_Choice), usage=shared.Usage, **shared.MEASURED
+)  # fmt: skip
+_Probable = t.answer(
+    "Probable", "top_logprobs", id=Count, token=str, bytes=list[Count], logprob=float, top_logprobs=list[Any]
+)
+NativeAnswer = t.answer(
+    "NativeAnswer", "completion_probabilities", completion_probabilities=t.many(_Probable),
+    index=Count, content=str, tokens=list[Count], stop=bool, model=str, tokens_predicted=Count, tokens_evaluated=Count,
+    tokens_cached=Count, generation_settings=dict[str, Any], prompt=str, has_new_line=bool, truncated=bool,
+    stop_type=Literal["eos", "word", "limit"], **shared.MEASURED,
+)  # fmt: skip
+
+
+class NativeAnswers(RootModel[NativeAnswer | list[NativeAnswer]]):  # type: ignore[valid-type]
+    """One answer, or several in a list."""
+
+
+TokenizeAnswer = t.answer(
+    "TokenizeAnswer", "token_strs", tokens=t.many(t.either(Count, t.answer("Piece", id=Count, piece=str | None))), count=Count,
+    max_model_len=Count, token_strs=list[str | None]
+)  # fmt: skip
+
+
+# --- reading
+
+
+def completion_job(
+    body: Mapping[str, Any], engine: Engine, defaults: SamplingParams, *, shows_prompts: bool = False
+) -> Job:
+    """The job of a checked body: one or several prompts, continued as they stand, or the gap between each and the `suffix` filled."""
+    if body.get("suffix"):
+        body = with_gap(body, engine)
+    prompts = _prompts(body["prompt"], engine)
+    logprobs = body.get("logprobs") if body.get("logprobs") is not None else body.get("n_probs") or None
+    extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
+    if body.get("echo") and logprobs is not None:
+        if body.get("stream"):
+            raise BadField("echo", "echo and logprobs together are not streamed: leave stream out.")
+        extra["prompt_logprobs"] = True
+    if body.get("max_tokens") == 0:
+        if not (body.get("echo") or shows_prompts):
+            raise BadField("max_tokens", "max_tokens 0 needs echo.")
+        body = {**body, "max_tokens": 1}  # which is sampled with the prompt's last forward, and left out
+    notices: list[str] = []
+    wanted = answer_format(body)
+    if wanted is not None and wanted.kind == "json_schema":
+        extra["json_schema"], notices = held_schema(wanted)
+    elif wanted is not None:
+        extra[wanted.kind] = wanted.value
+    params = params_of(body, defaults, extra, min(map(len, prompts)), engine)
+    asks, tokenizer, spec = asks_of(prompts, params, body), tokenizer_of(engine), spec_of(body, engine)
+    shown = asks if shows_prompts or body.get("echo") else ()
+    first = asks if params.prompt_logprobs else ()
+    return Job(
+        asks=asks,
+        spec=spec,
+        num_prompts=len(prompts),
+        timeout=body.get("timeout"),
+        notices=(*notices, *unused_prediction(spec)),
+        prompts=tuple(tokenizer.decode(token_ids(a.prompt)) for a in shown),
+        first_tokens=tuple(tokenizer.decode(token_ids(a.prompt)[:1]) for a in first),
+    )
+
+
+def _prompts(given: Any, engine: Engine) -> list[list[int]]:
+    tokenizer = tokenizer_of(engine)
+    if holds_images(given):
+        raise BadField("images", "A raw prompt holds no images; use the chat format.")
+    several = given if has_several(given) else [given]
+    encode = partial(tokenizer.encode, most=engine.max_context)
+    out = []
+    for prompt in several:
+        check_wanted()
+        out.append(ids_of(prompt, encode))
+    for place, tokens in enumerate(out):
+        if not tokens:
+            raise BadField(f"prompt[{place}]", "The prompt is empty.")
+    return out
+
+
+def form_of(engine: Engine) -> FillIn | None:
+    """How the model's vocabulary writes a gap, None where it cannot."""
+    return None if engine.tokenizer is None else FillIn.of(engine.tokenizer, engine.model.vocab_size)
+
+
+def with_gap(
+    body: Mapping[str, Any], engine: Engine, files: Sequence[tuple[str, str]] = ()
+) -> dict[str, Any]:
+    """A checked body whose `prompt` stands before a gap and whose `suffix` behind it, as one that is continued. files: (name, text).
+    Raises BadField, ContextOverflowError, ConfigError."""
+    form = form_of(engine)
+    if form is None:
+        raise BadField(
+            "suffix", f"{engine.name} cannot fill in: its vocabulary has no tokens around a gap in a text."
+        )
+    if body.get("echo"):
+        raise BadField(
+            "echo", "echo and suffix exclude each other: the text before an answer is not all of its prompt."
+        )
+    given, behind = body["prompt"], body["suffix"]
+    made = []
+    for before in given if has_several(given) else [given]:
+        check_wanted()
+        made.append(form.prompt(before, behind, files, most=engine.max_context))
+    ends = () if body.get("ignore_eos") else form.ends
+    return {
+        **{name: value for name, value in body.items() if name != "suffix"},
+        "prompt": made if len(made) > 1 else made[0],
+        "stop_token_ids": [*(body.get("stop_token_ids") or ()), *ends],
+    }
+
+
+def infill_body(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """A checked body of /infill as one that is continued. Raises as `with_gap` does."""
+    before = body["input_prefix"] + (body.get("prompt") or "")
+    files = [(f.get("filename") or "file", f["text"]) for f in body.get("input_extra") or ()]
+    return with_gap({**body, "prompt": before, "suffix": body["input_suffix"]}, engine, files)
+
+
+def tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """The answer of /tokenize. Raises BadField, ConfigError."""
+    if sum(body.get(name) is not None for name in ("content", "prompt", "messages")) != 1:
+        raise BadField("content", "Give one of content, prompt and messages.")
+    tokenizer = tokenizer_of(engine)
+    if body.get("messages") is not None:
+        tokens = token_ids(rendered(chat_request(body), engine)[1])
+    else:
+        is_vllms = body.get("prompt") is not None
+        special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
+        text = body["prompt" if is_vllms else "content"]
+        tokens = tokenizer.encode(text, special=special)
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
+    texts = (
+        [tokenizer.token_text(t) for t in tokens]
+        if body.get("with_pieces") or body.get("return_token_strs")
+        else []
+    )
+    pieces = (
+        [{"id": i, "piece": text} for i, text in zip(tokens, texts, strict=True)]
+        if body.get("with_pieces")
+        else tokens
+    )
+    return found | {"tokens": pieces} | ({"token_strs": texts} if body.get("return_token_strs") else {})
+
+
+def detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+    """The answer of /detokenize. Raises BadField, ConfigError."""
+    tokenizer = tokenizer_of(engine)
+    tokens = [int(t) for t in body["tokens"]]
+    if any(t >= engine.model.vocab_size for t in tokens):
+        raise BadField(
+            "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
+        )
+    text = tokenizer.decode(tokens)
+    return {"content": text, "prompt": text}
+
+
+# --- writing
+
+_STOP_TYPES = {"end": "eos", "stop_string": "word", "limit": "limit", "context": "limit"}
+_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ignore_eos")
+
+
+class CompletionWriter(ChoicesWriter):
+    """Where the body asks for `echo`, each choice's text begins with its prompt."""
+
+    id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
+    nothing: Mapping[str, Any] = {"text": ""}
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        self._echo = job.prompts if body.get("echo") else ("",) * len(job.asks)
+        self._offsets = [len(text) for text in self._echo]  # of the next token
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        for number, text in enumerate(self._echo):
+            if text:
+                yield self._chunk(number, {"text": text})
+
+    def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        text = _text(update)
+        if text or update.logprobs or self._ids(answer.number, update.tokens):
+            logprobs = _logprobs(update.logprobs, self._offsets[answer.number])
+            self._offsets[answer.number] += sum(len(_shown(t.data)) for t in update.logprobs)
+            chunk = self._chunk(answer.number, {"text": text}, logprobs=logprobs, tokens=update.tokens)
+            yield chunk | self._wanted.beside(update)
+
+    def _said(self, answer: Answer) -> dict[str, Any]:
+        echo, is_wanted = self._echo[answer.number], self._body.get("max_tokens") != 0
+        text, own = (answer.text("text"), answer.logprobs) if is_wanted else ("", [])
+        if not self._job.first_tokens:
+            return {"text": echo + text, "logprobs": _logprobs(own, len(echo))}
+        told = () if answer.end is None else answer.end.prompt_logprobs
+        first = self._job.first_tokens[answer.number]
+        return {"text": echo + text, "logprobs": _with_first(first, _logprobs([*told, *own], len(first)))}
+
+    def _used(self) -> dict[str, Any]:
+        used = super()._used()
+        if self._body.get("max_tokens") == 0:
+            used["usage"] |= {"completion_tokens": 0, "total_tokens": used["usage"]["prompt_tokens"]}
+        return used
+
+    def _reason(self, end: End | None) -> str | None:
+        return "stop" if end is not None and end.reason == "tool_calls" else super()._reason(end)
+
+
+def _text(update: Delta) -> str:
+    return "".join(p.text for p in update.pieces if isinstance(p, Content))
+
+
+def _logprobs(found: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]] | None:
+    """The older form of log-probabilities: parallel lists, offsets in characters of the answer's text."""
+    if not found:
+        return None
+    texts = [_shown(entry.data) for entry in found]
+    return {
+        "tokens": texts,
+        "token_logprobs": [finite(entry.logprob) for entry in found],
+        "top_logprobs": [{_shown(o.data): finite(o.logprob) for o in reversed(e.top)} for e in found],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
+    }
+
+
+def _with_first(first: str, found: dict[str, list[Any]] | None) -> dict[str, list[Any]]:
+    """Log-probabilities with a prompt's first token in front, which has none."""
+    lead = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [own, *(found or {}).get(name, [])] for name, own in lead.items()}
+
+
+def _shown(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
+
+
+class LlamaWriter(AnswerWriter):
+    """Several answers are a list of objects, told apart by `index`. Fields about slots are left out, because this server has none."""
+
+    wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        self._is_wanted = body.get("max_tokens") != 0  # else the prompt was to be read, and no more
+
+    def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
+        found = [self._whole(answer, answer.end) for answer in self._answers if answer.end is not None]
+        return found[0] if len(found) == 1 else found
+
+    def _progressed(self, update: Progress) -> dict[str, Any]:
+        head = {"index": update.choice, "content": "", "tokens": [], "stop": False}
+        return {**head, "prompt_progress": progress(update)}
+
+    def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        answer.take(update)
+        if not self._is_wanted:
+            return
+        said = {"content": _text(update), "tokens": list(update.tokens), "stop": False}
+        said |= _probabilities(update.logprobs)
+        yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
+
+    def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
+        last = self._whole(answer, end)
+        last.pop("completion_probabilities", None)  # each chunk had its own
+        yield {**last, "content": "", "tokens": []}
+
+    def _tokens(self, tokens: Sequence[int]) -> list[int]:
+        return list(tokens) if self._is_wanted and self._body.get("return_tokens") else []
+
+    def _whole(self, answer: Answer, end: End) -> dict[str, Any]:
+        stats, params = end.stats, self._job.asks[answer.number].params
+        text = answer.text("text") if self._is_wanted else ""
+        settings = {name: getattr(params, name) for name in _SETTINGS}
+        return {
+            **_counted(answer, stats),
+            "content": text,
+            **(_probabilities(answer.logprobs) if self._is_wanted else {"tokens_predicted": 0}),
+            "tokens": self._tokens(answer.tokens),
+            "stop": True,
+            "model": self._model,
+            "generation_settings": {**settings, "n_predict": params.max_tokens, "seed": stats.seed},
+            "prompt": self._job.prompts[answer.number],
+            "has_new_line": "\n" in text,
+            "truncated": end.cause == "context",
+            "stop_type": _STOP_TYPES[end.cause],
+            "tokens_cached": stats.num_cached,
+            "timings": timings([stats]),
+            "mlxspec": drafting([stats], self._job.notices),
+        }
+
+
+def _probabilities(found: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """llama.cpp's form of log-probabilities."""
+
+    def entry(token: int, data: bytes, logprob: float) -> dict[str, Any]:
+        return {"id": token, "token": _shown(data), "bytes": list(data), "logprob": finite(logprob)}
+
+    told = [
+        {
+            **entry(t.token, t.data, t.logprob),
+            "top_logprobs": [entry(o.token, o.data, o.logprob) for o in t.top],
+        }
+        for t in found
+    ]
+    return {"completion_probabilities": told} if told else {}
+
+
+def _counted(answer: Answer, stats: RequestStats) -> dict[str, Any]:
+    return {
+        "index": answer.number,
+        "tokens_predicted": stats.num_generated,
+        "tokens_evaluated": stats.num_prompt,
+    }
