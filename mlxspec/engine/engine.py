@@ -206,6 +206,20 @@ class Engine(EngineApi):
         called in any thread, and take seconds. Raises GrammarError, ConfigError."""
         return self.factory.constraints.compile(params, num_rows, owner)
 
+    @property
+    def stores_off(self) -> tuple[str, ...]:
+        """Sentences on what is not written to the disk at the moment, as the disk has refused."""
+        disk, texts = self.prefix.disk, self.text_files
+        found = {
+            "The prefix store": disk is not None and disk.files.rests,
+            "Earlier texts": texts is not None and texts.rests,
+        }
+        return tuple(
+            f"{what}: the disk refused, and is tried again within a minute"
+            for what, rests in found.items()
+            if rests
+        )
+
     def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
         if self.ranks is not None:
@@ -624,6 +638,7 @@ class Engine(EngineApi):
             said = self.health.heard(request.stats)
             request.stats.notices += said
             self.notices += tuple(said)
+        request.stats.notices += self.stores_off
         self.drafting.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)

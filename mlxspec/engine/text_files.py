@@ -62,6 +62,11 @@ class TextFiles:
         """Texts that the disk refused."""
         return self._files.num_failed
 
+    @property
+    def rests(self) -> bool:
+        """Whether the disk has refused lately, so that texts are not written."""
+        return self._files.rests
+
     def fill(self, index: TextIndex) -> None:
         """Read the latest texts, as many as the index may hold, and add them by owner, the latest last. Before an engine runs."""
         owners: dict[str, list[np.ndarray]] = {}

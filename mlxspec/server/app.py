@@ -379,7 +379,7 @@ class Server:
         await reply.json(llama_api.running(self.models))
 
     async def _props(self, asked: Asked, reply: Reply) -> None:
-        await reply.json(llama_api.props(*self._known(asked)))
+        await reply.json(llama_api.props(*self._known(asked), self.models.stores_off))
 
     async def _tokenizer_info(self, asked: Asked, reply: Reply) -> None:
         await reply.json(llama_api.tokenizer_info(self._known(asked)[1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxspec import __version__
@@ -14,8 +14,8 @@ from mlxspec.server.ollama_api import ollama_model
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
 
 
-def props(name: str, known: Known, params: SamplingParams) -> dict[str, Any]:
-    """The properties of a model, as llama.cpp tells them."""
+def props(name: str, known: Known, params: SamplingParams, stores_off: Sequence[str]) -> dict[str, Any]:
+    """The properties of a model, as llama.cpp tells them. stores_off: what is not written to the disk at the moment."""
     facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
     settings |= {"n_predict": params.max_tokens, "repeat_penalty": params.repetition_penalty}
@@ -27,6 +27,7 @@ def props(name: str, known: Known, params: SamplingParams) -> dict[str, Any]:
         "modalities": {"vision": "vision" in facts["capabilities"], "audio": False},
         "chat_template": known.template or "",
         "build_info": f"mlxspec {__version__}",
+        "stores_off": list(stores_off),
     }
 
 

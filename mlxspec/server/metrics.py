@@ -38,6 +38,7 @@ _HELP = {
     "prefix_disk_lost_total": ("counter", "Texts that left memory before they were written."),
     "prefix_disk_failed_total": ("counter", "Files that could not be written, or not be read as they were."),
     "past_texts_failed_total": ("counter", "Earlier texts that could not be written."),
+    "stores_off": ("gauge", "Stores that are not written at the moment, as the disk refused."),
     "memory_bytes": ("gauge", "Bytes of all arrays: weights, rows, what is kept."),
     "ready": ("gauge", "Whether a model is loaded and answers."),
 }

@@ -307,9 +307,15 @@ class Models:
             "prefix_disk_lost_total": disk.num_lost,
             "prefix_disk_failed_total": disk.num_failed + disk.num_missed,
             "past_texts_failed_total": load.texts_failed,
+            "stores_off": len(load.stores_off),
             "model_loads_total": self.num_loads,
             "ready": float(self.state == "ready"),
         }
+
+    @property
+    def stores_off(self) -> tuple[str, ...]:
+        """Sentences on what is not written to the disk at the moment."""
+        return () if self._worker is None else self._worker.load.stores_off
 
     async def unload_when_idle(self) -> None:
         """Runs beside the server."""

@@ -231,3 +231,24 @@ def test_nothing_is_written_unasked_and_ids_without_meaning_are_not_kept() -> No
     assert not texts_folder().exists()
     with pytest.raises(ConfigError, match="past_texts_disk"):
         keep_texts(TextIndex(BUDGET), 1 << 20, None, JobThread("files"))
+
+
+@catches(
+    "nobody is told that texts are not kept",
+    "mlxspec.engine.engine:Engine.stores_off",
+    lambda right: property(lambda self: ()),
+)
+def test_a_request_is_told_when_texts_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: refuse())
+        engine = equality.engine(past_texts_disk=1 << 22)
+        params, spec = SamplingParams(max_tokens=8, ignore_eos=True), SpecConfig(drafters=("suffix",))
+        first = engine.generate([5, 9, 33], params, spec=spec)
+        assert not first.stats.notices
+        until = time.monotonic() + 60
+        while not engine.stores_off and time.monotonic() < until:
+            time.sleep(0.01)
+        second = engine.generate([5, 9, 34], params, spec=spec)
+        said = second.stats.notices
+        assert said == ["Earlier texts: the disk refused, and is tried again within a minute"]
+        engine.close()
