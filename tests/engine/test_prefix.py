@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.draft_model import DraftModel
@@ -474,3 +476,49 @@ def test_an_mtp_head_of_its_own_context_ends_where_it_must() -> None:
     assert again.stats.num_cached >= 80
     assert any("context of 90 tokens is full" in n for n in again.stats.notices)
     same(cold().generate(longer, GREEDY), again, longer, GREEDY, "behind a full head")
+
+
+def _hidden_behind(made: Engine, text: list[int]) -> np.ndarray:
+    """(H,) of the last token of a text that is kept."""
+    state = made.prefix.tree.state(KeyedText(text).key(len(text)))
+    assert state is not None
+    assert state.hidden is not None
+    return np.array(state.hidden)[0]
+
+
+@catches(
+    "the hidden behind an answer is that of its last round's first token",
+    "mlxspec.engine.prefix.rows:Prefix.keep",
+    lambda right: lambda self, request, *rest: right(self, request, *rest[:-1], request.tail[0][:1]),
+)
+def test_the_hidden_behind_an_answer_is_its_last_tokens() -> None:
+    """The answer ends inside an accepted draft, so that its last round committed several tokens. A head that goes on there reads it."""
+    prompt = words(20, 7)
+    answer = cold().generate(prompt, GREEDY, spec=spec()).tokens
+    wish = replace(spec("ngram-simple"), predicted=tuple(answer))
+    for num in (9, 12, 14):
+        params = SamplingParams(max_tokens=num, ignore_eos=True)
+        drafted, plain = engine(), engine()
+        got = drafted.generate(prompt, params, spec=wish)
+        assert got.tokens == answer[:num]
+        assert got.stats.num_accepted
+        plain.generate(prompt, params, spec=spec())
+        text = [*prompt, *answer[: num - 1]]
+        found, wanted = (_hidden_behind(made, text) for made in (drafted, plain))
+        assert np.abs(found - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@catches(
+    "places where texts branch off are dropped like any other",
+    "mlxspec.engine.prefix.rows:Prefix._is_anchor",
+    lambda right: lambda self, request, length: length >= len(request.prompt),
+)
+def test_texts_are_expected_to_branch_off_at_the_first_and_the_last_mark() -> None:
+    """A system prompt's end, the last turn's beginning, the prompt's end and the answer's end are kept before the places between them."""
+    made = engine(near=4)
+    made.prefix.spacing = 4
+    text = words(60, 3)
+    ask(made, text, spec(), marks=[10, 25, 40])
+    found = {state.length: state.is_anchor for state in made.prefix.tree.states}
+    assert found.pop(60 + GREEDY.max_tokens - 1)
+    assert found == {10: True, 25: False, 40: True, 60: True}
