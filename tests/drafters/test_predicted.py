@@ -147,3 +147,18 @@ def test_what_is_predicted_is_checked(demo: Engine) -> None:
     assert demo.generate(
         "x", SamplingParams(max_tokens=4), spec=SpecConfig(predicted="y")
     ).tokens  # nobody drafts
+
+
+@catches(
+    "the prompt's last token is heard as the answer's first",
+    "mlxspec.drafters.lookup:PredictedRow.__init__",
+    lambda right: lambda self, predicted, num_prompt, *more: right(self, predicted, num_prompt - 1, *more),
+)
+@pytest.mark.parametrize("pieces", [[[1, 2, 3]], [[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3], []]])
+def test_the_prompt_is_no_part_of_the_answer(pieces: list[list[int]]) -> None:
+    row = PredictedRow([5, 6, 7, 8, 9, 10], num_prompt=3)
+    for piece in pieces:
+        row.extend(piece)
+    assert row.draft(9).tokens == [5, 6, 7, 8, 9, 10], "nothing of the answer is known: it is taken to agree"
+    row.extend([5])
+    assert row.draft(9).tokens == [6, 7]
