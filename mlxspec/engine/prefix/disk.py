@@ -10,9 +10,9 @@ by names.
 Anchors of the tree are offered and written one behind the other. The least recently used file goes first (kept_files.py). A text that
 continues from an earlier state of its own supersedes it: that file goes before all others, unless it is the end of a system prompt.
 
-The engine's thread touches no file and waits for no lock. While rows decode it spends at most STEP_SECONDS a step on making the memory of
-a state's arrays visible to the thread for files, which writes from there without a copy, and turns at most SLICE bytes a step, or one
-tensor, of what was read into arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
+The engine's thread touches no file and waits for no lock. It makes the memory of a state's arrays visible to the thread for files, which
+writes from there without a copy: a few microseconds an array. Of what was read it turns at most SLICE bytes a step, or one tensor, into
+arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from mlxspec.platform.folders import wanted_cache_folder
 
 SLICE = 16 << 20  # bytes that become arrays at once
 READ_AHEAD = 64 << 20  # bytes that may wait for the engine's thread
-STEP_SECONDS = 0.002
 STATES_AT_MOST = 64  # that wait to be written
 _NAMES: dict[mx.Dtype, str] = {
     mx.bool_: "BOOL", mx.uint8: "U8", mx.int8: "I8", mx.uint16: "U16", mx.int16: "I16", mx.float16: "F16", mx.bfloat16: "BF16",
@@ -168,8 +167,7 @@ class Fetch:
 
 @dataclass(kw_only=True, eq=False)
 class _State:
-    """A state that waits to be written. older: files that it supersedes. left: arrays whose memory is not in `tensors` yet. is_posted: the
-    file thread has it."""
+    """A state that waits to be written. older: files that it supersedes."""
 
     key: bytes
     length: int
@@ -177,10 +175,8 @@ class _State:
     owner: str
     is_shared: bool
     older: Sequence[str]
-    left: Iterator[tuple[str, Sequence[mx.array]]] = field(default_factory=lambda: iter(()))
     tensors: dict[str, Stored] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
-    is_posted: bool = False
     is_cancelled: bool = False
     is_done: bool = False
 
@@ -290,27 +286,19 @@ class PrefixDisk:
     @property
     def can_work(self) -> bool:
         """Whether `work` would do anything now."""
-        return self.has_work and (
-            self._writing is None or self._writing.is_done or not self._writing.is_posted
-        )
+        return self.has_work and (self._writing is None or self._writing.is_done)
 
     def work(self, tree: PrefixTree) -> None:
-        """Make memory of the next state visible to the file thread, for STEP_SECONDS at most. What goes wrong costs the state only."""
+        """Hand the next state to the file thread once that has written the last one. What goes wrong costs the state only."""
         state = self._writing
-        if state is not None and state.is_done:
-            self._writing = state = None
-        if state is not None and tree.state(state.key) is None:  # its memory is wanted
-            state.is_cancelled = True
-            if not state.is_posted:
-                self._writing = None
-                self._lose("left memory before they were written")
+        if state is not None and not state.is_done:
+            if tree.state(state.key) is None:  # its memory is wanted
+                state.is_cancelled = True
             return
-        if state is not None and state.is_posted:
-            return
+        self._writing = None
         try:
-            self._copy(state or self._begin(tree), time.perf_counter() + STEP_SECONDS)
+            self._begin(tree)
         except Exception as error:
-            self._writing = None
             self._lose(f"could not be copied ({type(error).__name__}: {error})")
 
     def flush(self, tree: PrefixTree, seconds: float) -> bool:
@@ -331,43 +319,36 @@ class PrefixDisk:
         if self._writing is not None:
             self._writing.is_cancelled = True
 
-    def _begin(self, tree: PrefixTree) -> _State | None:
-        """The next state that waits, if it can be written."""
+    def _begin(self, tree: PrefixTree) -> None:
+        """Show the memory of the next state that waits to the file thread, if it can be written."""
         if not self._waiting or self.files.rests:
-            return None
+            return
         state = self._waiting.pop(next(iter(self._waiting)))
         node = tree.state(state.key)
         if node is None:
             self._lose("left memory before they were written")
-            return None
+            return
         hit = tree.hit(node)
         if self.files.limit is not None and sum(s.nbytes for s in hit.parts.values()) > self.files.limit:
             self._say(
                 "A text is larger than the prefix store on disk may be (--prefix-disk); it was not written."
             )
-            return None
+            return
         heard = min((hit.parts[n].length if n in hit.parts else 0 for n in self._hearing), default=hit.length)
         sources = hit.sources_from(heard)
         if heard < hit.length and sources is None:
-            return None  # nobody could continue from it
+            return  # nobody could continue from it
         parts = {name: hit.parts[name] for name in self._roots if name in hit.parts}
-        state.left, state.metadata = _arrays(parts, hit.hidden, sources), self._header(state, parts)
-        self._writing = state
-        return state
-
-    def _copy(self, state: _State | None, until: float) -> None:
-        """Show the memory of the state's arrays to the file thread, up to a time."""
-        if state is None:
-            return
-        for name, arrays in state.left:
+        named = dict(_arrays(parts, hit.hidden, sources))
+        pieces = iter(host.memory([x for arrays in named.values() for x in arrays]))
+        for name, arrays in named.items():
             shape = list(arrays[0].shape)
             if len(arrays) > 1:
                 shape[2] = sum(x.shape[2] for x in arrays)
-            pieces = [host.memory(x) for x in arrays]
-            state.tensors[name] = Stored(_NAMES[arrays[0].dtype], tuple(shape), pieces)
-            if time.perf_counter() > until:
-                return
-        state.is_posted = True
+            own = [next(pieces) for _ in arrays]
+            state.tensors[name] = Stored(_NAMES[arrays[0].dtype], tuple(shape), own)
+        state.metadata = self._header(state, parts)
+        self._writing = state
         self._thread.run(partial(self._write, state))
 
     def _header(self, state: _State, parts: Mapping[str, Snapshot]) -> dict[str, str]:
