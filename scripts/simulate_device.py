@@ -353,9 +353,9 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
     for drafter in engine.chain.drafters.values():
         if isinstance(drafter, Mtp):
             # drafts of a token each: the head reads what it reads for one
-            reading(drafter._head, "forward", shape.mtp, lambda *_: 1)
+            reading(drafter.model, "forward", shape.mtp, lambda *_: 1)
         if isinstance(drafter, DFlashDrafter):
-            reading(drafter._model, "block", shape.blocks[drafts], lambda *_: 1)
+            reading(drafter.model, "block", shape.blocks[drafts], lambda *_: 1)
 
 
 # --- replaying

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -33,8 +34,10 @@ class _Unsettled:
 class BehindUnread(ModelDrafter):
     """A model drafter whose cells take what the target gave out, so that they can be made before the host has read the tokens."""
 
-    def __init__(self, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN) -> None:
-        super().__init__(max_context, head_rows, kv_bits=kv_bits)
+    def __init__(
+        self, model: Any, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN
+    ) -> None:
+        super().__init__(model, max_context, head_rows, kv_bits=kv_bits)
         self._unsettled: _Unsettled | None = None
 
     @abstractmethod

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
@@ -25,7 +24,6 @@ from mlxspec.models.base import Output
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import Reads, reads
-from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn
@@ -49,37 +47,24 @@ class DFlashDrafter(BehindUnread):
         *,
         kv_bits: int = PLAIN,
     ) -> None:
-        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order. Raises ConfigError where the
-        model's keys and values cannot be kept in kv_bits."""
-        super().__init__(min(max_context, model.config.text.max_context), head_rows, kv_bits=kv_bits)
-        self._model = model
+        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order. Raises ConfigError as any
+        ModelDrafter does."""
+        super().__init__(model, min(max_context, model.config.text.max_context), head_rows, kv_bits=kv_bits)
         self.needs = Needs(layers=model.config.layer_ids)
         self.max_draft = model.config.num_drafts
-        self.check_kv_bits()
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        return (self._model,)
-
-    @property
-    def weight_bytes(self) -> int:
-        return bytes_of(self._model) + (0 if self.reduced is None else self.reduced.weight_bytes)
 
     @property
     def reads(self) -> Reads:
-        whole = reads(self._model)
-        if not self._model.config.has_head:
-            whole = replace(whole, head=reads(self._model.target).head)
+        whole = reads(self.model)
+        if not self.model.config.has_head:
+            whole = replace(whole, head=reads(self.model.target).head)
         return whole if self.proposals is None else replace(whole, head=self.proposals.weight_bytes)
-
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
-        return self._model.make_cache(num_rows, kv_bits=kv_bits)
 
     def _forward(self, step: DraftStep) -> Output:
         """Context cells; the tokens say nothing that the layers' outputs do not."""
         if step.hidden is None:
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
-        return self._model.remember(step.hidden, step.rows, step.cache)
+        return self.model.remember(step.hidden, step.rows, step.cache)
 
     def _draft_behind(
         self,
@@ -90,7 +75,7 @@ class DFlashDrafter(BehindUnread):
         unread: Unread,
     ) -> dict[int, Draft]:
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
-        self._model.remember(unread.hidden, rows, cache, certain=False)
+        self.model.remember(unread.hidden, rows, cache, certain=False)
         cache.commit(self._of_all_rows(unread.num_committed, names))
         return self._block(cache, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
 
@@ -108,7 +93,7 @@ class DFlashDrafter(BehindUnread):
         unread: Unread | None = None,
     ) -> dict[int, Draft]:
         """Drafts behind the cells of `cache`. unread: in the cache's order, what follows the histories of all these rows."""
-        c = self._model.config
+        c = self.model.config
         asked = {a.row: a for a in asks}
         active = [asked[name] for name in self._order if name in asked]  # in the cache's order
         masks = 0 if c.starts_at_anchor else 1
@@ -122,7 +107,7 @@ class DFlashDrafter(BehindUnread):
             newest = unread.newest
             firsts = np.cumsum([0, *(a.limit + masks for a in active)])[:-1]
             tokens[mx.array(firsts.astype(np.int32))] = newest
-        out = self._model.block(tokens, FlatRows(widths), cache)
+        out = self.model.block(tokens, FlatRows(widths), cache)
         self.is_warm = self.is_warm and out.is_warm
         hidden = out.hidden
         if masks:
@@ -131,7 +116,7 @@ class DFlashDrafter(BehindUnread):
                 [np.arange(s + 1, s + 1 + a.limit) for s, a in zip(starts, active, strict=False)]
             )
             hidden = hidden[mx.array(kept.astype(np.int32))]
-        if self._model.picks_in_order:
+        if self.model.picks_in_order:
             return self._in_order(active, hidden, newest, sampler, owners, unread)
         return self._all_at_once(active, hidden, sampler, owners, unread)
 
@@ -145,9 +130,9 @@ class DFlashDrafter(BehindUnread):
     ) -> dict[int, Draft]:
         """Each place by itself. hidden (sum of limits, H), row by row."""
         each = [(a, d) for a in active for d in range(a.limit)]
-        ids = self._model.ids
+        ids = self.model.ids
         if self.proposals is None:
-            logits = self._model.head(hidden)
+            logits = self.model.head(hidden)
         else:
             logits, ids = self.proposals.logits(hidden, [a.row for a, _ in each]), self.proposals.ids
         places = [i for i, a in enumerate(active) for _ in range(a.limit)]
@@ -174,9 +159,9 @@ class DFlashDrafter(BehindUnread):
     ) -> dict[int, Draft]:
         """Place after place, each behind the token that was drawn before it, of all rows together. before (rows,) int32: the token before
         each row's first place."""
-        logits, candidates = self._model.head(hidden), None
-        if self._model.config.top_k:  # of all places together: to find them is the dear part
-            candidates, logits = highest(logits, self._model.config.top_k)
+        logits, candidates = self.model.head(hidden), None
+        if self.model.config.top_k:  # of all places together: to find them is the dear part
+            candidates, logits = highest(logits, self.model.config.top_k)
         starts = np.cumsum([0, *(a.limit for a in active)])
         drafted: dict[int, list[tuple[Drawn, int, mx.array]]] = {a.row: [] for a in active}
         going = list(range(len(active)))
@@ -186,12 +171,12 @@ class DFlashDrafter(BehindUnread):
             seen, own = hidden[places], logits[places]
             rows = [active[i] for i in going]
             positions = _positions([len(a.history) + depth for a in rows], going, unread)
-            followed = self._model.follow(
+            followed = self.model.follow(
                 seen, own, before, None if candidates is None else candidates[places]
             )
             scored = self._scored(followed, [a.row for a in rows], positions)
-            drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions, self._model.ids)
-            sure = self._model.sureness(seen, before)
+            drawn = sampler.draft(scored, [owners[a.row] for a in rows], positions, self.model.ids)
+            sure = self.model.sureness(seen, before)
             sure = drawn.confidence if sure is None else sure
             for i, ask in enumerate(rows):
                 drafted[ask.row].append((drawn, i, sure))

@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import DrafterFailed
 from mlxspec.drafters.model_based import DraftStep, ModelDrafter
@@ -19,7 +18,6 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.models.reads import Reads, reads
-from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
@@ -42,27 +40,23 @@ class DraftModel(ModelDrafter):
         kv_bits: int = PLAIN,
     ) -> None:
         """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too. vision:
-        its own, which reads images as they are prepared for the target. Raises ConfigError where the model's keys and values cannot be
-        kept in kv_bits."""
-        super().__init__(model.max_context, head_rows, kv_bits=kv_bits)
+        its own, which reads images as they are prepared for the target. Raises ConfigError as any ModelDrafter does."""
+        super().__init__(model, model.max_context, head_rows, kv_bits=kv_bits)
         self._vision = vision
         self._features = None if vision is None else ImageFeatures(vision.tower)
-        self._model = model
         self._vocab_size = vocab_size
-        self.check_kv_bits()
 
     @property
     def weight_bytes(self) -> int:
-        tower = 0 if self._vision is None else self._vision.nbytes
-        return bytes_of(self._model) + tower + (0 if self.reduced is None else self.reduced.weight_bytes)
+        return super().weight_bytes + (0 if self._vision is None else self._vision.nbytes)
 
     @property
     def reads(self) -> Reads:
-        return reads(self._model, head=None if self.proposals is None else self.proposals.weight_bytes)
+        return reads(self.model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
-        made_by = (self._model,) if self._vision is None else (self._model, self._vision.tower)
+        made_by = (self.model,) if self._vision is None else (self.model, self._vision.tower)
         modules = tuple(m for m in made_by if isinstance(m, nn.Module))
         return modules if len(modules) == len(made_by) else None
 
@@ -71,18 +65,15 @@ class DraftModel(ModelDrafter):
             raise DrafterFailed("the draft model reads no images, and the prompt holds some")
         super().see(row, SeenImages(seen.images, HeldFeatures(self._features, seen.owner)))
 
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
-        return self._model.make_cache(num_rows, kv_bits=kv_bits)
-
     def _forward(self, step: DraftStep) -> Output:
         tokens, images = step.tokens, step.images
-        missing = self._vocab_size - self._model.vocab_size
+        missing = self._vocab_size - self.model.vocab_size
         if missing > 0:
             # ids of the target's padding mean nothing to either, but must not be looked up behind the end
-            tokens = mx.minimum(tokens, self._model.vocab_size - 1)
+            tokens = mx.minimum(tokens, self.model.vocab_size - 1)
         wanted: LogitsAt = step.logits_at if self.proposals is None else "none"
         more: dict[str, Any] = {} if images is None else {"images": images}
-        out = self._model.forward(tokens, step.rows, step.cache, certain=True, logits_at=wanted, **more)
+        out = self.model.forward(tokens, step.rows, step.cache, certain=True, logits_at=wanted, **more)
         if self.proposals is not None:
             return self._own_head(out, step)
         if out.logits is None or missing == 0:

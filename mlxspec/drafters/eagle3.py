@@ -23,16 +23,15 @@ class Eagle3(Mtp):
     def __init__(self, head: Eagle3Head, max_context: int, *, kv_bits: int = PLAIN) -> None:
         """max_context: the target's, in tokens. Raises ConfigError as Mtp does."""
         super().__init__(head, max_context, kv_bits=kv_bits)
-        self._eagle = head
         self.needs = Needs(layers=head.layers_read)
 
     @property
     def ids(self) -> mx.array | None:
-        return self._eagle.ids
+        return self.model.ids
 
     @property
     def reads(self) -> Reads:
-        return reads(self._eagle)
+        return reads(self.model)
 
     def _taken(self, hidden: mx.array) -> mx.array:
-        return self._eagle.take(hidden)
+        return self.model.take(hidden)

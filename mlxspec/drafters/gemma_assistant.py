@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
@@ -21,7 +20,6 @@ from mlxspec.models.base import Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import Reads, reads
-from mlxspec.models.sizes import bytes_of
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -55,8 +53,7 @@ class GemmaAssistant(ModelDrafter):
         self, assistant: Gemma4Assistant, max_context: int, head_rows: HeadRows | None = None
     ) -> None:
         """head_rows: rows of the assistant's own head."""
-        super().__init__(max_context, head_rows)
-        self._assistant = assistant
+        super().__init__(assistant, max_context, head_rows)
         self._newest: dict[int, mx.array] = {}  # row -> hidden (1, H)
         self._target: ModelCache | None = None
         self._places: dict[int, int] = {}
@@ -93,19 +90,11 @@ class GemmaAssistant(ModelDrafter):
         return sum(x.nbytes for x in self._newest.values())
 
     @property
-    def modules(self) -> Sequence[nn.Module]:
-        return (self._assistant,)
-
-    @property
-    def weight_bytes(self) -> int:
-        return bytes_of(self._assistant) + (0 if self.reduced is None else self.reduced.weight_bytes)
-
-    @property
     def reads(self) -> Reads:
-        whole = reads(self._assistant)
+        whole = reads(self.model)
         if self.proposals is not None:
             return replace(whole, head=self.proposals.weight_bytes)
-        return replace(whole, head=int(whole.head * self._assistant.scored))
+        return replace(whole, head=int(whole.head * self.model.scored))
 
     def row_bytes(self, length: int) -> int:
         return 0 if self.reduced is None else self.reduced.own_bytes(length)
@@ -118,7 +107,7 @@ class GemmaAssistant(ModelDrafter):
         if not ready:
             return [NO_DRAFT] * len(asks)
         self._order = sorted(ready, key=self._places.__getitem__)
-        self._cache = _Borrowed(self._assistant, self._target, [self._places[row] for row in self._order])
+        self._cache = _Borrowed(self.model, self._target, [self._places[row] for row in self._order])
         for row, ask in ready.items():
             self._rows[row] = waiting = _Row()
             waiting.tokens, waiting.hidden = [ask.history[-1]], [self._newest[row]]
@@ -139,9 +128,6 @@ class GemmaAssistant(ModelDrafter):
             return False
         return target.lengths[place] == length - 1 > 0
 
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
-        raise ValueError("an assistant has no cache of its own")
-
     def _forward(self, step: DraftStep) -> Output:
         tokens, hidden, rows, cache = step.tokens, step.hidden, step.rows, step.cache
         if hidden is None or not isinstance(cache, _Borrowed):
@@ -149,6 +135,6 @@ class GemmaAssistant(ModelDrafter):
         positions = [cache.positions[r] for r in rows.active]
         views = {kind: [seen[r] for r in rows.active] for kind, seen in cache.views.items()}
         if self.proposals is None:
-            return self._assistant.step(tokens, hidden, positions, views)
+            return self.model.step(tokens, hidden, positions, views)
         head = partial(self.proposals.logits, rows=[self._order[r] for r in rows.active])
-        return self._assistant.step(tokens, hidden, positions, views, head=head)
+        return self.model.step(tokens, hidden, positions, views, head=head)

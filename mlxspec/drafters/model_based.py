@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
@@ -22,6 +23,7 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_input
 from mlxspec.models.reads import Reads
+from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import Positions, Shifted
@@ -83,10 +85,10 @@ class DraftStep(NamedTuple):
 class ModelDrafter(Drafter):
     """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
 
-    max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no cell in the cache: they
-    are never run, and cell i belongs to token i + skips. drafts_at_once: whether one forward makes a whole draft, so that a further token
-    costs next to nothing. head_rows: the rows of the language-model head that proposals come from, besides
-    those of tokens that a text holds itself; None: the whole head.
+    model: what drafts. max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no
+    cell in the cache: they are never run, and cell i belongs to token i + skips. drafts_at_once: whether one forward makes a whole draft,
+    so that a further token costs next to nothing. head_rows: the rows of the language-model head that proposals come from, besides those of
+    tokens that a text holds itself; None: the whole head.
 
     sees_images: whether `_forward` takes images. A drafter that does not ends for rows with images. turns_by_axes: whether its rotary
     positions are the target's, and not indices.
@@ -103,8 +105,12 @@ class ModelDrafter(Drafter):
     sees_images: ClassVar[bool] = False
     turns_by_axes: ClassVar[bool] = True
 
-    def __init__(self, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN) -> None:
-        self.max_context, self.kv_bits = max_context, kv_bits
+    def __init__(
+        self, model: Any, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN
+    ) -> None:
+        """model: what drafts, a module of mlxspec's or a Model. head_rows: of the head that it proposes with. Raises ConfigError where its
+        keys and values cannot be kept in kv_bits."""
+        self.model, self.max_context, self.kv_bits = model, max_context, kv_bits
         self.reduced = None if head_rows is None else Proposals(head_rows)
         self.uses_whole_head = False
         self._cache: ModelCache | None = None
@@ -113,6 +119,9 @@ class ModelDrafter(Drafter):
         self.is_warm = True
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
         self._seen: dict[int, SeenImages] = {}  # of rows with images
+        if kv_bits != PLAIN:
+            whole = self._cache_in(0, PLAIN).layers
+            check_kv_bits(whole, kv_bits, f"The drafter {self.name}", "draft_kv_bits")
 
     def num_queued(self, row: int) -> int:
         """Known tokens of the row that the next `propose` has to run, the newest included."""
@@ -138,18 +147,21 @@ class ModelDrafter(Drafter):
         """What drafting a token reads of weights, the language-model head included: its cost is guessed from that."""
         return Reads(dense=self.weight_bytes)
 
-    @abstractmethod
+    @property
+    def modules(self) -> Sequence[nn.Module] | None:
+        return (self.model,)
+
+    @property
+    def weight_bytes(self) -> int:
+        return bytes_of(self.model) + (0 if self.reduced is None else self.reduced.weight_bytes)
+
     def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
         """A cache whose layers that attend to the whole context keep keys and values in so many bits."""
+        found: ModelCache = self.model.make_cache(num_rows, kv_bits=kv_bits)
+        return found
 
     def _make_cache(self, num_rows: int) -> ModelCache:
         return self._cache_in(num_rows, self.kv_bits)
-
-    def check_kv_bits(self) -> None:
-        """Raise ConfigError where the keys and values of this model cannot be kept in `kv_bits`."""
-        check_kv_bits(
-            self._cache_in(0, PLAIN).layers, self.kv_bits, f"The drafter {self.name}", "draft_kv_bits"
-        )
 
     @abstractmethod
     def _forward(self, step: DraftStep) -> Output:

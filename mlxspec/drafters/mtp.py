@@ -9,21 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.drafters.model_based import DraftStep
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.eagle3 import Eagle3Head
-from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, reads
-from mlxspec.models.sizes import bytes_of
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -35,32 +29,10 @@ class Mtp(BehindUnread):
     skips = 1
     sees_images = True
 
-    def __init__(
-        self,
-        head: Qwen35Mtp | Eagle3Head,
-        max_context: int,
-        head_rows: HeadRows | None = None,
-        *,
-        kv_bits: int = PLAIN,
-    ) -> None:
-        """head_rows: rows of the target's language-model head. Raises ConfigError where the head's keys and values cannot be kept in
-        kv_bits."""
-        super().__init__(max_context, head_rows, kv_bits=kv_bits)
-        self._head = head
-        self.check_kv_bits()
-
-    @property
-    def weight_bytes(self) -> int:
-        return bytes_of(self._head) + (0 if self.reduced is None else self.reduced.weight_bytes)
-
     @property
     def reads(self) -> Reads:
-        whole = reads(self._head.target).head
-        return reads(self._head, head=whole if self.proposals is None else self.proposals.weight_bytes)
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        return (self._head,)
+        whole = reads(self.model.target).head
+        return reads(self.model, head=whole if self.proposals is None else self.proposals.weight_bytes)
 
     def _draft_behind(
         self,
@@ -80,7 +52,7 @@ class Mtp(BehindUnread):
         """The cells of an unread round of these rows, in the cache's order; of each row's last that stands logits (rows, V) and hidden
         (rows, H)."""
         rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
-        out = self._head.forward(
+        out = self.model.forward(
             unread.tokens.reshape(-1),
             self._taken(unread.hidden),
             rows,
@@ -93,16 +65,13 @@ class Mtp(BehindUnread):
         hidden = out.hidden[mx.array(before) + unread.num_committed]
         if self.proposals is not None:
             return self.proposals.logits(hidden, list(names)), hidden
-        return self._head.head(hidden), hidden
-
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
-        return self._head.make_cache(num_rows, kv_bits=kv_bits)
+        return self.model.head(hidden), hidden
 
     def _forward(self, step: DraftStep) -> Output:
         if step.hidden is None:
             raise ValueError("the MTP head needs the hidden of every token")
         wanted: LogitsAt = step.logits_at if self.proposals is None else "none"
-        out = self._head.forward(
+        out = self.model.forward(
             step.tokens, step.hidden, step.rows, step.cache, logits_at=wanted, images=step.images
         )
         return self._own_head(out, step)

@@ -273,7 +273,7 @@ def _without_useless_head(
     kept: list[Drafter] = []
     notices: list[str] = []
     for drafter in drafters:
-        head = drafter.modules[0] if isinstance(drafter, Mtp) else None
+        head = drafter.model if isinstance(drafter, Mtp) else None
         notice = None
         if isinstance(head, Qwen35Mtp):
             beside_it = (

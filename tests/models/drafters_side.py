@@ -74,7 +74,7 @@ def _record(drafter: Drafter, drafts: list[Any]) -> None:
 
 
 def _title(drafter: Drafter) -> str:
-    return drafter._model.title if isinstance(drafter, DFlashDrafter) else drafter.name
+    return drafter.model.title if isinstance(drafter, DFlashDrafter) else drafter.name
 
 
 def _drafters(made: Assembled, folder: ModelFolder, beside: list[Path]) -> list[Drafter]:

@@ -189,7 +189,7 @@ def test_a_head_of_floats_is_kept_in_4_bits_beside_a_quantized_model(
     for bits, packed in ((4, True), (8, True), (16, False)):
         spec = SpecConfig(policy="fixed", draft_bits=bits, draft_vocab=512)
         made = mlxspec.load(str(folder), draft="mtp", spec=spec)
-        head = made.chain.drafters["mtp"]._head
+        head = made.chain.drafters["mtp"].model
         names = [name for name, _ in tree_flatten(head.parameters()) if name.endswith(".scales")]
         assert bool(names) == packed
         assert any("kept in" in n for n in made.notices) == packed
