@@ -1,14 +1,18 @@
-"""Figures of what was measured: what a round costs by width, speed by depth, acceptance by position. Knows numbers and matplotlib, which is
-optional; measures nothing.
+"""Figures of what `tune` and `bench` measured: costs by width, speed by depth or by kind of prompt, acceptance by position, and the rounds
+of an answer. Knows numbers and matplotlib, which is optional; measures nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from mlxspec.bench.bench import AnswerRound, WorkloadOutcome
 from mlxspec.bench.tune import Score
 from mlxspec.errors import ConfigError
 
@@ -28,17 +32,41 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Score]) -> None:
-    """curve: tokens verified -> seconds. Raises ConfigError where the file cannot be written."""
+    """The measurements of `tune`. curve: tokens verified -> seconds. Raises ConfigError where the file cannot be written."""
+    alone = {s.drafters[0]: s for s in scores if len(s.drafters) == 1 and not s.name.startswith("policy")}
+    with _figure(path, title) as (costs, depths, positions):
+        _draw_costs(costs, curve)
+        _draw_depths(depths, scores)
+        _draw_positions(positions, {name: score.by_position for name, score in alone.items()})
+
+
+def draw_bench(
+    path: Path, title: str, outcomes: Sequence[WorkloadOutcome], rounds: Sequence[AnswerRound]
+) -> None:
+    """The measurements of `bench`: speeds by kind of prompt, acceptance by position, and the rounds of one answer. Raises ConfigError
+    where the file cannot be written."""
+    positions: dict[str, list[tuple[int, int]]] = {}
+    for outcome in outcomes:
+        for name, found in outcome.by_position.items():
+            columns = zip_longest(positions.get(name, []), found, fillvalue=(0, 0))
+            positions[name] = [(v + w, a + b) for (v, a), (w, b) in columns]
+    with _figure(path, title) as (kinds, shares, timeline):
+        _draw_kinds(kinds, outcomes)
+        _draw_positions(shares, positions)
+        _draw_rounds(timeline, rounds)
+
+
+@contextmanager
+def _figure(path: Path, title: str) -> Iterator[Sequence[Any]]:
+    """Three axes beside each other, written to `path` at the end."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
-    costs, depths, positions = figure.subplots(1, 3)
-    _draw_costs(costs, curve)
-    _draw_depths(depths, scores)
-    _draw_positions(positions, scores)
-    for axes in (costs, depths, positions):
+    several = figure.subplots(1, 3)
+    yield several
+    for axes in several:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
@@ -46,6 +74,35 @@ def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Sc
         figure.savefig(path, dpi=120)
     except OSError as error:
         raise ConfigError(f"--plot: {path} cannot be written: {error.strerror}.") from error
+
+
+def _draw_kinds(axes: Any, outcomes: Sequence[WorkloadOutcome]) -> None:
+    """Drafting off beside on: medians, with whiskers from the slowest run to the fastest."""
+    names = [o.workload for o in outcomes]
+    for offset, label, color in ((-0.12, "off", "0.45"), (0.12, "on", "#2f5d8a")):
+        speeds = [o.plain_speeds if label == "off" else o.speeds for o in outcomes]
+        medians = [median(found) for found in speeds]
+        below = [m - min(found) for m, found in zip(medians, speeds, strict=True)]
+        above = [max(found) - m for m, found in zip(medians, speeds, strict=True)]
+        places = [i + offset for i in range(len(names))]
+        axes.errorbar(
+            places, medians, [below, above], fmt="o", color=color, label=label, elinewidth=0.8, capsize=2
+        )
+    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set(title="Speed by kind of prompt", ylabel="tokens a second", ylim=(0, None))
+    _legend(axes)
+
+
+def _draw_rounds(axes: Any, rounds: Sequence[AnswerRound]) -> None:
+    """One bar a round: draft tokens that were verified, and of these the accepted ones; its time as a line."""
+    places = range(1, len(rounds) + 1)
+    axes.bar(places, [r.num_drafted for r in rounds], color="0.85", label="drafted")
+    axes.bar(places, [r.num_accepted for r in rounds], color="#2f5d8a", label="accepted")
+    axes.set(title="One answer, round by round", xlabel="round", ylabel="tokens", ylim=(0, None))
+    times = axes.twinx()
+    times.plot(places, [1e3 * r.seconds for r in rounds], color="C1", linewidth=1.0)
+    times.set(ylabel="milliseconds a round", ylim=(0, None))
+    _legend(axes)
 
 
 def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
@@ -94,13 +151,12 @@ def _whiskers(
     )
 
 
-def _draw_positions(axes: Any, scores: Sequence[Score]) -> None:
-    """Of each drafter alone; of a model at its deepest."""
-    alone = {s.drafters[0]: s for s in scores if len(s.drafters) == 1 and not s.name.startswith("policy")}
-    for order, (name, score) in enumerate(alone.items()):
+def _draw_positions(axes: Any, positions: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    """positions: by drafter, verified and accepted tokens at each."""
+    for order, (name, counts) in enumerate(positions.items()):
         shares = [
             (i + 1, accepted / verified)
-            for i, (verified, accepted) in enumerate(score.by_position[:_DEEPEST])
+            for i, (verified, accepted) in enumerate(counts[:_DEEPEST])
             if verified >= _FEWEST
         ]
         if shares:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near
@@ -20,10 +19,8 @@ from mlxspec.option import check_number
 
 if TYPE_CHECKING:
     from mlxspec.bench.bench import WorkloadOutcome
-    from mlxspec.engine.engine import Engine
 
 _NAME_WIDTH = 16  # the longest of the ten tasks
-_WIDEST = 17  # tokens of a round, as far as a plot goes
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +38,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("--rows", int, "N", "prompts answered together (default 1)", 1),
         ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
         ("--max-tokens", int, "N", "longest answer in tokens (default 192)", 192),
-        options.PLOT,
+        (
+            "--plot",
+            str,
+            "FILE",
+            "draw speeds by kind of prompt, acceptance by position, one answer's rounds (.png, .svg, .pdf)",
+        ),
         options.JSON,
     )
     options.add_debug(parser)
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "The benchmark compares drafting with plain decoding; --draft off leaves nothing to compare."
         )
-    from mlxspec.bench.bench import run_workload
+    from mlxspec.bench.bench import run_workload, time_rounds
     from mlxspec.bench.workloads import read_workloads
 
     outcomes = []
@@ -93,12 +95,15 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             terminal.say(line(outcome) + "\n")
     if args.plot is not None:
-        _plot(engine, Path(args.plot), names, args.max_tokens)
+        first = read_workloads(engine, names)[0]
+        title = f"{engine.name}, drafting off and {engine.spec.policy}, {stats_line.computer()}"
+        rounds = time_rounds(engine, first.prompts[0], engine.spec, args.max_tokens)
+        plots.draw_bench(Path(args.plot), title, outcomes, rounds)
     if args.json:
         data = {
             "model": engine.name,
             "spec": asdict(engine.spec),
-            "workloads": [asdict(o) | {"speedup": o.speedup} for o in outcomes],
+            "workloads": [_data(o) for o in outcomes],
             "device": stats_line.device_data(),
         }
         terminal.say(json.dumps(data) + "\n")
@@ -109,23 +114,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(o.is_same for o in outcomes) else 1
 
 
-def _plot(engine: Engine, path: Path, names: Sequence[str], max_tokens: int) -> None:
-    """Each drafter alone, at several depths, on the first prompt of every workload that is not sampled."""
-    from mlxspec.bench import plots, tune
-    from mlxspec.bench.workloads import read_workloads
-    from mlxspec.engine import rehearsal
-
-    prompts = [w.prompts[0] for w in read_workloads(engine, names) if not w.temperature]
-    if not prompts:
-        raise ConfigError("--plot needs a workload that is not sampled.")
-    rehearsal.measure(engine)
-    costs = engine.drafting.costs
-    with Waiting("plotting") as wait:
-        _, scores = tune.compare(
-            engine, prompts, tune.contestants(engine), repeat=2, max_tokens=max_tokens, told=wait.tell
-        )
-    title = f"{engine.name}, {len(prompts)} recorded prompts, {stats_line.computer()}"
-    plots.draw(path, title, costs.curve(0).known_until(_WIDEST), scores)
+def _data(outcome: WorkloadOutcome) -> dict[str, Any]:
+    """For JSON."""
+    speeds = {name: getattr(outcome, name) for name in ("speedup", "plain_speed", "decode_speed")}
+    return asdict(outcome) | speeds
 
 
 def line(outcome: WorkloadOutcome) -> str:

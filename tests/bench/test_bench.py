@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from mlxspec.bench.bench import WorkloadOutcome
+import mlxspec
+from mlxspec.bench import plots
+from mlxspec.bench.bench import WorkloadOutcome, run_workload, time_rounds
 from mlxspec.bench.tasks import TASKS
+from mlxspec.bench.workloads import read_workloads
 from mlxspec.cli.bench import line
 from mlxspec.cli.main import main
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.engine import Engine
 
 NAMES = [
     "code_python", "code_cpp", "explain_concept", "summarize", "qa_factual", "translation", "creative_short",
     "stepwise_math", "high_entropy", "long_code_review",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def demo() -> Engine:
+    return mlxspec.load("demo")
 
 
 def test_the_tasks_are_the_ten() -> None:
@@ -46,10 +58,41 @@ def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str
 
 def test_a_workload_is_one_line() -> None:
     same = {
-        "workload": "long_code_review", "num_prompts": 1, "num_rows": 1, "pairs": (1.2, 2.5, 1.9), "plain_speed": 40.0,
-        "decode_speed": 76.2, "tokens_per_round": 2.5, "drafted": {"mtp": (153, 140), "suffix": (0, 0)},
+        "workload": "long_code_review", "num_prompts": 1, "num_rows": 1, "pairs": (1.2, 2.5, 1.9), "plain_speeds": (38.0, 40.0, 41.0),
+        "speeds": (76.2,), "tokens_per_round": 2.5, "drafted": {"mtp": (153, 140), "suffix": (0, 0)}, "by_position": {},
     }  # fmt: skip
     assert line(WorkloadOutcome(num_different=0, **same)) == (
         "long_code_review 1.90x plain (1.20x to 2.50x)  40 -> 76 tok/s, 2.50 tokens a round, mtp 140/153"
     )
     assert "2 texts differ" in line(WorkloadOutcome(num_different=2, **same))
+
+
+def test_the_rounds_of_an_answer_add_up(demo: Engine) -> None:
+    prompt = demo.chat_prompt([{"role": "user", "content": "what does os.path.join do?"}])
+    spec = SpecConfig(drafters=("mtp",), policy="fixed")
+    rounds = time_rounds(demo, prompt, spec, 24)
+    result = demo.generate(prompt, SamplingParams(max_tokens=24), spec=spec)
+    assert sum(r.num_drafted for r in rounds) == result.stats.num_drafted > 0
+    assert sum(r.num_accepted for r in rounds) == result.stats.num_accepted > 0
+    assert all(0 <= r.num_accepted <= r.num_drafted and r.seconds > 0 for r in rounds)
+    assert not any(r.num_drafted for r in time_rounds(demo, prompt, SpecConfig(), 8))
+
+
+@pytest.mark.parametrize("has_answers", [True, False])
+def test_a_figure_of_a_bench_is_drawn(demo: Engine, tmp_path: Path, has_answers: bool) -> None:
+    pytest.importorskip("matplotlib")
+    (ask,) = read_workloads(demo, ["ask"])
+    spec = SpecConfig(drafters=("mtp",), policy="fixed")
+    outcome = run_workload(
+        demo, replace(ask, prompts=ask.prompts[:1]), spec, num_rows=1, repeat=1, max_tokens=8
+    )
+    assert outcome.by_position["mtp"][0][0] > 0
+    path = tmp_path / "bench.svg"
+    plots.draw_bench(
+        path, "a model", [outcome] * has_answers, time_rounds(demo, ask.prompts[0], spec, 8) * has_answers
+    )
+    told = path.read_text()
+    assert all(
+        f"<!-- {words} -->" in told
+        for words in ("Speed by kind of prompt", "Acceptance by position", "One answer, round by round")
+    )
