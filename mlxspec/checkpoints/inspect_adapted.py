@@ -82,16 +82,21 @@ def inspect_adapted(
         ),
         drafters=tuple(_usable(name, draft_model, advice, model.by_rows) for name in DRAFTER_NAMES),
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        limits=LIMITS if model.seams else (*LIMITS, BY_ROWS, f"Rows run one by one: {model.by_rows}."),
+        limits=LIMITS if model.seams else (*LIMITS, BY_ROWS, _told(model)),
     )
 
 
+def _told(model: AdaptedModel) -> str:
+    share = 1 - model.share_by_rows
+    return f"Rows share {share:.0%} of the weights in a forward, and read the others one by one: {model.by_rows}."
+
+
 def _usable(name: str, draft_model: str | None, advice: str, by_rows: str) -> Usable:
-    """by_rows: why rows run one by one, empty where they share a forward."""
+    """by_rows: why rows do not share all of a forward, empty where they do."""
     if name == "mtp":
         return Usable(name=name, usable=False, why=advice)
     if name in ("eagle3", "dflash"):
-        hidden = "reads layers, which a model whose rows run one by one does not show"
+        hidden = "reads layers, which a model does not show whose rows do not share all of a forward"
         return Usable(
             name=name, usable=False, why=hidden if by_rows else "needs --draft-model, such a drafter"
         )

@@ -201,7 +201,7 @@ def load(
         builder.notices.extend(_notices_of_adapted(modules))
         if not target.model.num_layers and any(drafter.needs.layers for drafter in made):
             raise ModelError(
-                "The drafter reads layers, which this model does not show: its rows run one by one."
+                "The drafter reads layers, which this model does not show: its rows do not share all of a forward."
             )
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):

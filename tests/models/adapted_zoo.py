@@ -460,7 +460,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 _STATES, _LOOKS = "keeps other things than keys and values", "computes with keys"
-# those whose rows run one by one, and a part of the reason
+# those whose rows do not share all of a forward, and a part of the reason
 BY_ROWS = {
     **dict.fromkeys(
         (
@@ -482,6 +482,7 @@ BY_ROWS = {
     "deepseek_v3": _LOOKS,
     "gemma2": _LOOKS,
 }
+WHOLE = ("deepseek_v32", "llama4")  # those of them of which no part can be shared
 # a slice of every kind of cache: growing, windows, chunks, recurrent states, states and keys in one CacheList
 FEW = ("llama", "gpt_oss", "lfm2", "mamba2")
 
@@ -523,7 +524,7 @@ def adapted(module: nn.Module, max_context: int = 512, *, alone: bool = False) -
     config = AdaptedConfig(model_type="tiny", made_by="mlx-lm", told="", max_context=max_context)
     model = AdaptedModel(module, config)
     if alone:
-        model.seams, model.by_rows = None, "a test wants it so"
+        model.seams, model.undo_parts, model.by_rows = None, None, "a test wants it so"
     return model
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from adapted_zoo import ARCHITECTURES, BY_ROWS, VOCAB, adapted, model_of
+from adapted_zoo import ARCHITECTURES, BY_ROWS, VOCAB, WHOLE, adapted, model_of
 from mlx_lm.models import llama
 from planting import catches
 
@@ -24,15 +24,12 @@ from mlxspec.models import seams
 from mlxspec.models.adapted.check import check_model
 from mlxspec.models.adapted.model import AdaptedModel
 
-FEW = (
-    "llama",
-    "gpt_oss",
-    "mimo_v2_flash",
-)  # whole contexts; windows and sinks; values of another size than keys
+# whole contexts; windows and sinks; values of another size than keys; parts with states of a recurrence, or with attention of their own
+FEW = ("llama", "gpt_oss", "mimo_v2_flash", "lfm2", "gemma2")
 TOGETHER = [
     name if name in FEW else pytest.param(name, marks=pytest.mark.slow)
     for name in ARCHITECTURES
-    if name not in BY_ROWS
+    if name not in WHOLE
 ]
 CLOSE = 1e-4  # of the largest logit
 
@@ -76,6 +73,11 @@ def without_sinks(right: Any) -> Any:
     return lambda queries, views, places, scale, window, _: right(queries, views, places, scale, window, None)
 
 
+def first_caches(right: Any) -> Any:
+    """Parts are given the caches of the first row."""
+    return lambda self, caches, widths: right(self, [caches[0]] * len(caches), widths)
+
+
 def first_views(right: Any) -> Any:
     """Every row sees what the first one does."""
     return lambda queries, views, *more: right(queries, [views[0]] * len(views), *more)
@@ -84,11 +86,18 @@ def first_views(right: Any) -> Any:
 @catches("windows see everything", "mlxspec.models.seams:attended", forgetting, case="gpt_oss")
 @catches("sinks are left out", "mlxspec.models.seams:attended", without_sinks, case="gpt_oss")
 @catches("rows see one another", "mlxspec.models.seams:attended", first_views, case="llama")
+@catches(
+    "parts see one another",
+    "mlxspec.models.adapted.parts:RowCaches.__init__",
+    first_caches,
+    case="lfm2",
+    errors=(ValueError,),
+)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_ragged_rows_share_a_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts behind a window of 16, verifies of which a part is accepted, and a step that one row sits out; the layers run once."""
     model, rng = model_of(name), random.Random(name)
-    assert model.seams is not None, model.by_rows
+    assert model.seams is not None or model.undo_parts is not None, model.by_rows
     cache, calls = model.make_cache(3), 0
     inside = model._run
 
@@ -119,6 +128,8 @@ def test_what_cannot_share_a_forward_says_why(name: str) -> None:
     assert model.seams is None
     assert BY_ROWS[name] in model.by_rows
     assert model.num_layers == 0
+    assert (model.undo_parts is None) == (name in WHOLE)
+    assert 0 < model.share_by_rows < 1
 
 
 def test_mlx_attention_is_its_own_again_behind_a_forward() -> None:
@@ -155,6 +166,7 @@ def test_positions_that_are_wrong_only_later_are_found_when_a_model_is_loaded() 
     assert notice is not None
     assert "one by one" in notice
     assert model.seams is None
+    assert model.undo_parts is not None
 
 
 def test_a_window_drops_memory() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -40,6 +41,7 @@ class RowRunner(Protocol):
     def forms(self) -> Sequence[LeafForm]: ...
     def new_caches(self) -> list[Any]: ...
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array: ...
+    def together(self, tokens: mx.array, widths: Sequence[int], caches: Sequence[list[Any]]) -> mx.array: ...
 
 
 class AdaptedLayer:
@@ -128,17 +130,33 @@ class AdaptedCache(ModelCache):
             self._recall()
         return super().begin(rows, certain=certain)
 
-    def run(self, place: int, tokens: mx.array) -> mx.array:
-        """Hiddens (n, H) of tokens (n,) int32 of a row in the open forward."""
-        row = self._rows[place]
+    def run(self, tokens: mx.array, *, together: bool) -> mx.array:
+        """Hiddens (N, H) of tokens (N,) int32 of the open forward, whose rows share it or run one after another."""
+        rows = self.pending
+        if rows is None:
+            raise CacheError("No forward was begun.")
+        pieces = [(self._rows[r], tokens[rows.starts[r] : rows.starts[r + 1]]) for r in rows.active]
+        given = [self._opened(row, piece) for row, piece in pieces]
+        caches, widths = [row.caches for row, _ in pieces], [x.shape[0] for x in given]
+        if together and len(given) > 1:
+            hidden = self._model.together(mx.concatenate(given), widths, caches)
+            if hidden.shape[0] == tokens.shape[0]:
+                return hidden
+            found = mx.split(hidden, [*accumulate(widths)][:-1])
+        else:
+            found = [self._model.body(x, own) for x, own in zip(given, caches, strict=True)]
+        outs = [x[x.shape[0] - piece.shape[0] :] for x, (_, piece) in zip(found, pieces, strict=True)]
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    def _opened(self, row: _Row, tokens: mx.array) -> mx.array:
+        """The tokens that a row is given in the open forward: those it owes itself in front."""
         may_lose = tokens.shape[0] > 1 and not self.pending_certain
         row.before = [
             leaf.offset if self._trims(form) else leaves.held(leaf) if may_lose else None
             for leaf, form in zip(row.leaves, self._model.forms, strict=True)
         ]
         row.newest = tokens
-        given = _joined(row.owed, tokens)
-        return self._model.body(given, row.caches)[given.shape[0] - tokens.shape[0] :]
+        return _joined(row.owed, tokens)
 
     def commit(self, num_committed: Sequence[int] | mx.array | None = None) -> None:
         """As ModelCache's, by numbers only."""

@@ -5,7 +5,7 @@ What is tried is compared with the module and mlx-lm's caches on one row's text,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -24,23 +24,30 @@ _FAR = 32  # tokens before the end of the context, where positions are tried too
 
 
 def check_model(model: AdaptedModel) -> str | None:
-    """A notice where rows run one by one, or where caches of single rows cannot be trimmed although they say so. Raises ModelError where
-    rejected tokens cannot be taken back at all."""
+    """A notice where not all of a forward is shared by rows, or where caches of single rows cannot be trimmed although they say so. Raises
+    ModelError where rejected tokens cannot be taken back at all."""
     if model.seams is not None:
-        try:
-            agrees = all(
-                any(tried(model, s) for s in range(_TRIES)) for tried in (_rows_agree, _far_rows_agree)
-            )
-        except Exception:  # whatever the module's code does when it computes
-            agrees = False
-        if agrees:
+        if _holds(model, _rows_agree) and _holds(model, _far_rows_agree):
             return None
-        model.seams, model.by_rows = None, "in one forward it gives other logits, or none"
+        model.stop_sharing("in one forward it gives other logits, or none")
         if model.gate.names:
-            raise ModelError(f"Rows of this model run one by one, so it takes one adapter: {model.by_rows}.")
-    notice = f"Rows of this model run one by one, each reading all weights: {model.by_rows}."
+            raise ModelError(
+                f"Rows of this model do not share all of a forward, so it takes one adapter: {model.by_rows}."
+            )
+    if model.undo_parts is not None and not _holds(model, _rows_agree):
+        model.stop_sharing("it gives other logits, or none")
+    share = model.share_by_rows
+    notice = f"Rows of this model share {1 - share:.0%} of its weights in a forward, and read the others one by one: {model.by_rows}."
     rollback = check_rollback(model)
     return notice if rollback is None else f"{notice} {rollback}"
+
+
+def _holds(model: AdaptedModel, tried: Callable[[AdaptedModel, int], bool]) -> bool:
+    """Whether one of some random texts agrees; a forward that fails does not."""
+    try:
+        return any(tried(model, seed) for seed in range(_TRIES))
+    except Exception:  # whatever the module's code does when it computes
+        return False
 
 
 def _limit(model: AdaptedModel) -> float:
@@ -145,8 +152,14 @@ def check_rollback(model: AdaptedModel) -> str | None:
 
 def _lengths(model: AdaptedModel) -> set[int]:
     """Lengths of the prompts that are tried."""
-    windows = [form.most for form in model.forms if form.most is not None and form.most <= _WINDOW_AT_MOST]
-    return {4, *(w + 3 for w in windows if w + 16 < model.max_context)}
+    if model.seams is not None:
+        windows = [form.window for form in model.seams.forms if form is not None]
+    else:
+        windows = [form.most for form in model.forms]
+    return {
+        4,
+        *(w + 3 for w in windows if w is not None and w <= _WINDOW_AT_MOST and w + 16 < model.max_context),
+    }
 
 
 def _goes_back(model: AdaptedModel, length: int) -> bool:

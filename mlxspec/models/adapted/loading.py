@@ -65,7 +65,7 @@ def load_adapted(
         if isinstance(adapter, Mapping):
             if model.seams is None:
                 raise ModelError(
-                    f"Rows of this model run one by one, so it takes one adapter, with --adapter: {model.by_rows}."
+                    f"Rows of this model do not share all of a forward, so it takes one adapter, with --adapter: {model.by_rows}."
                 )
             add_adapters(module, adapter, model.gate)
             fuse(module)

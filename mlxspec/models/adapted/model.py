@@ -1,12 +1,12 @@
 """A module of mlx-lm as a model of ours: a forward over the flat token axis, a factory of caches, a size.
 
-All rows run in one forward where the module has seams for it (models/seams.py). Else they run one after another over mlx-lm's own caches,
-and only the head runs once for all of them. Knows the contract; knows no architecture.
+All rows run in one forward where the module has seams for it (models/seams.py). Else parts of it run row by row over mlx-lm's own caches
+(parts.py), or all of it, and only the head runs once for all rows. Knows the contract; knows no architecture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from mlxspec.errors import CacheError, ModelError
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
+from mlxspec.models.adapted.parts import ByRows, RowCaches, split_parts
 from mlxspec.models.adapted.sizes import LeafForm, measured
 from mlxspec.models.adapted.split import find_layers, find_trunk, first_input, run_head, run_trunk, tapped
 from mlxspec.models.base import LogitsAt, Output
@@ -30,6 +31,7 @@ from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads
 from mlxspec.models.seams import SeamError, Seams, attending_by_row, blank_layers, find_seams
+from mlxspec.models.sizes import bytes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,10 @@ class AdaptedConfig:
 
 
 class AdaptedModel:
-    """module: mlx-lm's. seams: how all rows run in one forward; None where they run one by one, and then by_rows says why in half a
-    sentence. cuts: whether rejected tokens may be cut off where caches of single rows say that they can be. hidden_size is the
-    vocabulary's where the module has no trunk: logits then stand for hiddens. gate: which of several adapters count in a forward.
+    """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
+    undo_parts: where there are no seams and only parts of the module run row by row (parts.py), what ends that. cuts: whether rejected
+    tokens may be cut off where caches of single rows say that they can be. hidden_size is the vocabulary's where the module has no
+    trunk: logits then stand for hiddens. gate: which of several adapters count in a forward.
 
     Making one builds lazy forwards and reads no weights.
     """
@@ -66,11 +69,28 @@ class AdaptedModel:
         hidden = logits if self._trunk is None else self._trunk.hidden
         self.vocab_size, self.hidden_size, self.dtype = logits.shape[-1], hidden.shape[-1], hidden.dtype
         self.seams: Seams | None = None
+        self.undo_parts: Callable[[], None] | None = None
         self.by_rows = ""
         try:
             self.seams = find_seams(self.new_caches(), self._run)
         except SeamError as error:
             self.by_rows = str(error)
+            self._split_parts()
+
+    def _split_parts(self) -> None:
+        try:
+            self.undo_parts = split_parts(self.module, self.new_caches, self._run)
+        except SeamError as error:
+            self.by_rows = f"{self.by_rows}, and {error}"
+
+    def stop_sharing(self, why: str) -> None:
+        """Rows share less of a forward from here on: its parts between states, or nothing of it."""
+        if self.seams is not None:
+            self.seams, self.by_rows = None, why
+            self._split_parts()
+        elif self.undo_parts is not None:
+            self.undo_parts()
+            self.undo_parts, self.by_rows = None, f"{self.by_rows}, and by parts {why}"
 
     @cached_property
     def forms(self) -> Sequence[LeafForm]:
@@ -88,13 +108,29 @@ class AdaptedModel:
         """Empty caches of one row."""
         return list(make_prompt_cache(self.module))
 
+    def together(self, tokens: mx.array, widths: Sequence[int], caches: Sequence[list[Any]]) -> mx.array:
+        """Hiddens (n, H) of tokens (n,) int32 of several rows, of so many each, by parts that know rows; the rows' caches advance."""
+        layers: list[Any] = [RowCaches(each, widths) for each in zip(*caches, strict=True)]
+        return self._run(tokens[None], layers)[0]
+
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array:
         """Hiddens (n, H) of one row's tokens (n,) int32 by the module alone; its caches advance."""
         return self._run(tokens[None], caches)[0]
 
     @property
+    def share_by_rows(self) -> float:
+        """The share of the weights that every row of a forward reads for itself."""
+        if self.seams is not None or self._trunk is None:
+            return float(self.seams is None)
+        if self.undo_parts is None:
+            inside = bytes_of(self._trunk.owner[self._trunk.name])
+        else:
+            inside = bytes_of(*(part for part in self.module.modules() if isinstance(part, ByRows)))
+        return inside / max(1, bytes_of(self.module))
+
+    @property
     def num_layers(self) -> int:
-        """The number of layers that `taps` can name: none where rows run one by one."""
+        """The number of layers that `taps` can name: none where rows do not share all of a forward."""
         return 0 if self.seams is None else len(self._layers)
 
     @property
@@ -158,19 +194,20 @@ class AdaptedModel:
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        """The contract's forward. Raises ModelError for images, and for taps where rows run one by one."""
+        """The contract's forward. Raises ModelError for images, and for taps where `num_layers` is 0."""
         if images is not None:
             raise ModelError("Models that run by mlx-lm's code read no images.")
         if taps and self.seams is None:
-            raise ModelError(f"This model shows no layers, since its rows run one by one: {self.by_rows}.")
+            raise ModelError(
+                f"This model shows no layers, since its rows do not share all of a forward: {self.by_rows}."
+            )
         places, found = cache.begin(rows, certain=certain), {}
         if self.seams is not None:
             self.gate.open(cache.scales, rows)
             with attending_by_row(), tapped(self._layers, taps) as found:
                 hidden = self._run(tokens[:, None], self.seams.layers(cache, places))[:, 0]
         elif isinstance(cache, AdaptedCache):
-            parts = [cache.run(r, tokens[rows.starts[r] : rows.starts[r + 1]]) for r in rows.active]
-            hidden = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+            hidden = cache.run(tokens, together=self.undo_parts is not None)
         else:
             raise CacheError("This cache is another model's.")
         logits = (
