@@ -279,7 +279,8 @@ class Auto(Policy):
                     if limit > 0:
                         asks.setdefault(drafter, []).append((row, plan.ask(state, limit)))
             found.append(row.looked_up[1])
-        known = replace(plan, unread=None)  # a lookup goes on from what is known
+        # a lookup goes on from what is known
+        known = plan if plan.unread is None else replace(plan, unread=None)
         for drafter, wanted in asks.items():
             drafts = self.chain.ask_all(drafter, [ask for _, ask in wanted], known)
             for (row, _), draft in zip(wanted, drafts, strict=True):

@@ -1,5 +1,5 @@
-"""The interface of a policy. A policy decides for its rows who drafts, how much of a draft is verified, and when a plain round may run
-ahead.
+"""Policies. A policy decides for its rows who drafts, how much of a draft is verified, and when a plain round may run ahead. Policy fixed
+is the simplest: every round drafts as long as the options allow, and the first drafter in the row's order that proposes anything wins.
 
 A policy sees rows of a chain of drafters. For each row `begin` comes first and `close` last. In between, every round is
 
@@ -13,7 +13,6 @@ called once for every token of a row, prompt included, in order. A policy may de
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from mlxspec.drafters.base import Drafter
@@ -22,13 +21,13 @@ from mlxspec.drafters.chain_row import ChainRow
 from mlxspec.drafters.plan import RoundPlan
 
 
-class Policy(ABC):
-    """Chooses for the rows that follow it. rows: chain rows, in the order of the round."""
+class Policy:
+    """Policy fixed, which others derive from: takes no account of costs. rows: chain rows, in the order of the round."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
 
-    def begin(self, row: ChainRow) -> None:  # noqa: B027
+    def begin(self, row: ChainRow) -> None:
         """A new row. Its drafters have begun it."""
 
     def observe(self, row: ChainRow, num_tokens: int) -> None:
@@ -39,7 +38,7 @@ class Policy(ABC):
         """The row's drafters hear what waits for them."""
         self.chain.tell(row)
 
-    def answers(self, row: ChainRow) -> None:  # noqa: B027
+    def answers(self, row: ChainRow) -> None:
         """The row's answer begins: its prompt and first token have been observed."""
 
     def primes(self, row: ChainRow, drafter: Drafter) -> bool:
@@ -54,19 +53,48 @@ class Policy(ABC):
         """Whether a drafter goes on behind a kept beginning of which it has to run so many tokens. If not, it ends for the row."""
         return True
 
-    @abstractmethod
     def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
         """What each row submits to the round, by the row's number; rows that submit nothing are absent."""
+        won: dict[int, Proposal] = {}
+        waiting: list[tuple[ChainRow, list[Drafter]]] = [
+            (r, list(self.chain.drafters_of(r))) for r in plan.rows
+        ]
+        while queues := [(row, queue) for row, queue in waiting if queue and row.row not in won]:
+            drafter = queues[0][1][0]
+            asks = []
+            for row, queue in queues:
+                if queue[0] is not drafter:
+                    continue
+                queue.pop(0)
+                limit = min(plan.rooms[row.row], self.chain.limit(drafter, row))
+                if limit > 0:
+                    asks.append(plan.ask(row, limit))
+            if asks:
+                won |= self.chain.ask(drafter, asks, plan)
+        return won
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
         """`propose` behind tokens that only the device knows (`plan.unread`), with drafts that nobody needs to see; None where the host
         must read those tokens first."""
-        return None
+        orders = {tuple(self.chain.drafters_of(r)) for r in plan.rows}
+        if len(orders) != 1 or not all(r.is_blind for r in plan.rows):
+            return None
+        drafters = orders.pop()
+        limits = {min(plan.longest, self.chain.limit(d, r)) for r in plan.rows for d in drafters}
+        if len(drafters) != 1 or len(limits) != 1 or not 1 <= min(limits) <= min(plan.rooms.values()):
+            return None
+        asks = [plan.ask(r, min(limits)) for r in plan.rows]
+        won = self.chain.ask(drafters[0], asks, plan)
+        if 0 < len(won) < len(asks):
+            # a draft was wrong, or empty: all rows are drafted for once their tokens are known
+            self.chain.take_back(drafters[0])
+            return None
+        return won or None
 
-    def take_back(self) -> None:  # noqa: B027
+    def take_back(self) -> None:
         """The round of the last `propose_behind` is dropped."""
 
-    def passed(self) -> None:  # noqa: B027
+    def passed(self) -> None:
         """A round was read of which `took` is not told."""
 
     def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
@@ -74,7 +102,7 @@ class Policy(ABC):
         that has to look at the texts."""
         return False
 
-    def took(  # noqa: B027
+    def took(
         self,
         rows: Sequence[ChainRow],
         num_rows: int,
@@ -87,5 +115,5 @@ class Policy(ABC):
         """A round over these rows and others, `num_rows` in all, verified `num_tokens` tokens in so many seconds. ahead: it was launched
         before the round in front of it was read. is_warm: nothing was compiled in it."""
 
-    def close(self, row: int) -> None:  # noqa: B027
+    def close(self, row: int) -> None:
         """The row is gone."""

@@ -21,7 +21,6 @@ from mlxspec.policy.auto import Auto
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
-from mlxspec.policy.fixed import Fixed
 from mlxspec.sampling.row import RowSampler
 
 
@@ -31,7 +30,7 @@ class Drafting:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.auto: Auto | None = None
-        self._fixed = Fixed(chain)
+        self._fixed = Policy(chain)
         self._policies: dict[int, Policy] = {}
         self._led: dict[int, Policy] = {}
 
