@@ -48,6 +48,7 @@ SHARED = {
     },
     "loading/progress.py:_watchers": LINE,
     "loading/sandbox.py:_compiled": "chat templates of models, in a process of their own; no request brings one",
+    "models/adapted/classes.py:OWN": PROGRAM,
     "models/row_attention.py:_mask": SIZES,
     "models/row_attention.py:_mask_with_blocks": SIZES,
     "models/image_features.py:ImageFeatures._kept": BY_OWNER,

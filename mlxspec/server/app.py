@@ -24,7 +24,7 @@ from mlxspec.server.chat_api import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.errors import INVALID, ApiError
 from mlxspec.server.http import log
-from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
+from mlxspec.server.http.endpoint import Asked, Endpoint, Reply, Work
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.security import App, Guard, error_response, owner_of
 from mlxspec.server.job_run import End, JobRun, Progress
@@ -77,7 +77,7 @@ class Server:
 
     def _endpoint(self, route: RouteForm, path: str) -> Endpoint:
         return Endpoint(
-            getattr(self, f"_{route.name}"),
+            self._handler(route.name),
             self.config.limits,
             self.metrics,
             self._gate,
@@ -86,33 +86,23 @@ class Server:
             path=path,
         )
 
+    def _handler(self, name: str) -> Work:
+        """What answers an operation: by the tables below, or the method of its name behind an underscore."""
+        if name in _CHATS:
+            read, write = _CHATS[name]
+            return partial(self._answer, make=self._chat_job(read), write=write)
+        if name in _TEXTS:
+            make, write = _TEXTS[name]
+            return partial(self._answer, make=make, write=write)
+        if name in _TOLD:
+            return partial(self._tell, found=_TOLD[name])
+        found: Work = getattr(self, f"_{name}")
+        return found
+
     def close(self) -> None:
         self._lanes.close()
 
     # --- answers
-
-    async def _chat(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, self._chat_job(chat_request), ChatWriter)
-
-    async def _complete(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, completions_api.completion_job, completions_api.CompletionWriter)
-
-    async def _native(self, asked: Asked, reply: Reply) -> None:
-        make = partial(completions_api.completion_job, shows_prompts=True)
-        await self._answer(asked, reply, make, completions_api.LlamaWriter)
-
-    async def _infill(self, asked: Asked, reply: Reply) -> None:
-        def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            read = completions_api.infill_body(body, engine)
-            return completions_api.completion_job(read, engine, defaults, shows_prompts=True)
-
-        await self._answer(asked, reply, make, completions_api.LlamaWriter)
-
-    async def _message(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, self._chat_job(messages_request), MessagesWriter)
-
-    async def _respond(self, asked: Asked, reply: Reply) -> None:
-        await self._answer(asked, reply, self._chat_job(responses_request), ResponsesWriter)
 
     async def _ollama_chat(self, asked: Asked, reply: Reply) -> None:
         await self._ollama(asked, reply, "messages", ollama_chat_request, OllamaChatWriter)
@@ -284,27 +274,6 @@ class Server:
 
     # --- prompts and tokens
 
-    async def _tokenize(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, completions_api.tokenized)
-
-    async def _detokenize(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, completions_api.detokenized)
-
-    async def _template(self, asked: Asked, reply: Reply) -> None:
-        def applied(body: Body, engine: Engine) -> Body:
-            return {"prompt": request_parsing.rendered(chat_request(body), engine)[0]}
-
-        await self._tell(asked, reply, applied)
-
-    async def _count(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, _counted(chat_request, object="response.input_tokens"))
-
-    async def _count_message(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, _counted(messages_request))
-
-    async def _count_response(self, asked: Asked, reply: Reply) -> None:
-        await self._tell(asked, reply, _counted(responses_request, object="response.input_tokens"))
-
     async def _tell(self, asked: Asked, reply: Reply, found: Callable[[Body, Engine], Body]) -> None:
         """Answer with what `found` says about the model that is asked for."""
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
@@ -436,6 +405,32 @@ def _counted(read: Read, **more: str) -> Callable[[Body, Engine], Body]:
         return {**more, "input_tokens": len(request_parsing.rendered(read(body), engine)[1])}
 
     return found
+
+
+def _applied(body: Body, engine: Engine) -> Body:
+    """The prompt that a conversation becomes, as text."""
+    return {"prompt": request_parsing.rendered(chat_request(body), engine)[0]}
+
+
+# By operation: the reader and the writer of an API.
+_CHATS: dict[str, tuple[Read, MakeWriter]] = {
+    "chat": (chat_request, ChatWriter),
+    "message": (messages_request, MessagesWriter),
+    "respond": (responses_request, ResponsesWriter),
+}
+_TEXTS: dict[str, tuple[MakeJob, MakeWriter]] = {
+    "complete": (completions_api.completion_job, completions_api.CompletionWriter),
+    "native": (partial(completions_api.completion_job, shows_prompts=True), completions_api.LlamaWriter),
+    "infill": (completions_api.infill_job, completions_api.LlamaWriter),
+}
+_TOLD: dict[str, Callable[[Body, Engine], Body]] = {  # what is told of a body by the model that it names
+    "tokenize": completions_api.tokenized,
+    "detokenize": completions_api.detokenized,
+    "template": _applied,
+    "count": _counted(chat_request, object="response.input_tokens"),
+    "count_message": _counted(messages_request),
+    "count_response": _counted(responses_request, object="response.input_tokens"),
+}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

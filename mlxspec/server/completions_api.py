@@ -246,11 +246,12 @@ def with_gap(
     }
 
 
-def infill_body(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
-    """A checked body of /infill as one that is continued. Raises as `with_gap` does."""
+def infill_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> Job:
+    """The job of a checked body of /infill. Raises as `with_gap` does."""
     before = body["input_prefix"] + (body.get("prompt") or "")
     files = [(f.get("filename") or "file", f["text"]) for f in body.get("input_extra") or ()]
-    return with_gap({**body, "prompt": before, "suffix": body["input_suffix"]}, engine, files)
+    read = with_gap({**body, "prompt": before, "suffix": body["input_suffix"]}, engine, files)
+    return completion_job(read, engine, defaults, shows_prompts=True)
 
 
 def tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:

@@ -16,7 +16,7 @@ PAGE_FOLDER = "/page/"  # files of the page at /
 
 @dataclass(frozen=True)
 class RouteForm:
-    """name: of the operation, and, behind an underscore, of the method of `Server` that answers. form: of a body, where one is read.
+    """name: of the operation, by which app.py finds what answers. form: of a body, where one is read.
     answer: a form, a JSON schema, or the media types of what is no JSON. stream: its media type. statuses: of errors, beside those of every
     route."""
 
