@@ -51,6 +51,13 @@ class Option:
         return self.kind in (int, "bytes")
 
     @property
+    def usual(self) -> str:
+        """The default, for people; empty where the meaning says it."""
+        if self.default is None or self.kind in (bool, list, "ids"):
+            return self.unset
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
     def values(self) -> str:
         """The values that it may have, for people."""
         if isinstance(self.kind, tuple):

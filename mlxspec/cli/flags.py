@@ -12,6 +12,7 @@ from mlxspec.cli import options, other_programs, terminal
 from mlxspec.cli.parser import declare
 from mlxspec.cli.table import print_table
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.settings import ServerConfig
 
 
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         terminal.say(json.dumps({"options": own, "flags": flags, "fields": fields}) + "\n")
         return 0
     terminal.say("Options of a server, an engine and a request:\n\n")
-    print_table(["flag", "field of a request", "in Python", "values", "meaning"], own)
+    print_table(["flag", "field of a request", "in Python", "values", "default", "meaning"], own)
     terminal.say("\nFlags that are other names of ours:\n\n")
     print_table(["flags", "of", "option here"], flags)
     terminal.say("\nFields of /v1/chat/completions, /v1/completions and /completion:\n\n")
@@ -37,12 +38,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def option_rows() -> Iterator[list[str]]:
-    """[flag, field and its other names, name in Python, values, meaning]; a flag or a field that there is none of is a dash."""
-    for config in (ServerConfig, EngineConfig, SamplingParams, SpecConfig):
-        is_asked = config in (SamplingParams, SpecConfig)
+    """[flag, field and its other names, name in Python, values, default, meaning]; a flag or a field that there is none of is a dash."""
+    for config in (ServerConfig, ServerLimits, EngineConfig, SamplingParams, SpecConfig):
+        is_asked, other = config in (SamplingParams, SpecConfig), "--limit" if config is ServerLimits else "-"
         for own in option.options(config).values():
             fields = " ".join((own.body, *own.aliases)) if is_asked and own.body else "-"
-            yield [own.flag or "-", fields, f"{config.__name__}.{own.name}", own.values, own.about]
+            yield [
+                own.flag or other,
+                fields,
+                f"{config.__name__}.{own.name}",
+                own.values,
+                own.usual,
+                own.about,
+            ]
 
 
 def flag_rows() -> Iterator[list[str]]:

@@ -78,7 +78,7 @@ def declare_options(
     for name in names.split() or found:
         own = found[name]
         if own.flag:
-            told = (defaults or {}).get(name) or _default(own)
+            told = (defaults or {}).get(name) or own.usual
             declare(
                 group,
                 (
@@ -88,13 +88,6 @@ def declare_options(
                     f"{own.about}{told and f' (default: {told})'}{_more(own)}",
                 ),
             )
-
-
-def _default(own: Option) -> str:
-    """The default of an option, for people; empty where its meaning says it."""
-    if own.default is None or own.kind in (bool, list):
-        return own.unset
-    return f"{own.default:g}" if isinstance(own.default, int | float) else str(own.default)
 
 
 def _kind(own: Option) -> Any:

@@ -17,6 +17,7 @@ from mlxspec.cli.parser import declare, declare_options, near, num_bytes, option
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError, RankError
+from mlxspec.option import options as option_rows
 from mlxspec.option import shown
 from mlxspec.server.settings import DEFAULT_MAX_TOKENS, KEY_VARIABLE, ServerConfig
 
@@ -226,18 +227,19 @@ def _key(given: str | None) -> str | None:
 
 def limits(given: Sequence[str]) -> ServerLimits:
     """Those of `--limit NAME=VALUE`. Raises ConfigError."""
-    from mlxspec.server.http.limits import KINDS, ServerLimits
+    from mlxspec.server.http.limits import ServerLimits
 
+    known = option_rows(ServerLimits)
     found: dict[str, Any] = {}
     for text in given:
         name, _, value = text.partition("=")
-        kind = KINDS.get(name.replace("-", "_"))
-        if kind is None:
-            tip = near(name, KINDS) or f"it knows {', '.join(KINDS)}."
+        own = known.get(name.replace("-", "_"))
+        if own is None:
+            tip = near(name, known) or f"it knows {', '.join(known)}."
             raise ConfigError(f"--limit knows no {shown(name)}; {tip}")
         try:
-            parse = num_bytes("--limit") if kind == "bytes" else float if kind == "seconds" else int
-            found[name.replace("-", "_")] = parse(value)
+            parse = num_bytes("--limit") if own.kind == "bytes" else float if own.kind is float else int
+            found[own.name] = parse(value)
         except ValueError as error:
             raise ConfigError(f"--limit {name} needs a number, not {shown(value)}.") from error
     return ServerLimits(**found)

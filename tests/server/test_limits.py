@@ -20,11 +20,12 @@ import pytest
 from planting import catches
 
 from mlxspec.errors import CancelledError, ConfigError
+from mlxspec.option import options
 from mlxspec.server.errors import ApiError
 from mlxspec.server.http.body import parse
 from mlxspec.server.http.connections import Door
 from mlxspec.server.http.fairness import Gate, Lane, check_wanted, client_of
-from mlxspec.server.http.limits import KINDS, ServerLimits
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.log import Allowance, Writing
 from tests.server.serving import LONG, QUESTION, Served
 
@@ -94,7 +95,7 @@ def test_limits_check_themselves() -> None:
         ServerLimits(max_depth=1000)
     with pytest.raises(ConfigError, match="header_seconds"):
         ServerLimits(header_seconds=float("nan"))
-    assert ServerLimits().published().keys() == KINDS.keys()
+    assert ServerLimits().published().keys() == options(ServerLimits).keys()
 
 
 def test_a_client_is_an_address_or_on_this_machine_a_connection() -> None:
