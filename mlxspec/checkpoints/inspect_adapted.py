@@ -24,10 +24,8 @@ from mlxspec.models.folder import ModelFolder
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
 
-LIMITS = (
-    "--exact is refused: verifies may round otherwise than plain steps.",
-    "Ranks are refused: the model cannot be divided.",
-)
+EXACT = "--exact is refused: verifies may round otherwise than plain steps."
+WHOLE = "Ranks are refused: mlx-lm cannot divide this architecture."
 BY_ROWS = "--kv-bits is refused: mlx-lm's caches keep keys and values as they are computed."
 
 
@@ -82,7 +80,11 @@ def inspect_adapted(
         ),
         drafters=tuple(_usable(name, draft_model, advice, model.by_rows) for name in DRAFTER_NAMES),
         has_tokenizer=(folder.path / "tokenizer.json").is_file(),
-        limits=LIMITS if model.seams else (*LIMITS, BY_ROWS, _told(model)),
+        limits=(
+            EXACT,
+            *(() if hasattr(model.module, "shard") else (WHOLE,)),
+            *(() if model.seams else (BY_ROWS, _told(model))),
+        ),
     )
 
 

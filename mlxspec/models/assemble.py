@@ -42,6 +42,7 @@ HOW_TO_GET_A_HEAD = (
     "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
     "-o NEW --graft-mtp ORIGINAL` does so for a folder, or name a folder that holds it as the draft model"
 )
+WHOLE_WITH_ADAPTER = "An adapter cannot be used with a model that is divided among ranks."
 
 
 class Assembled(NamedTuple):
@@ -114,9 +115,9 @@ def assemble_by_mlx_lm(
     """A model that runs by mlx-lm's code. Raises ModelError."""
     from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
 
-    if group is not None:
-        raise ModelError("A model that runs by mlx-lm's code cannot be divided among ranks.")
-    model: Any = load_adapted(folder, dtype, adapter)
+    if group is not None and adapter is not None:
+        raise ModelError(WHOLE_WITH_ADAPTER)
+    model: Any = load_adapted(folder, dtype, adapter, group=group)
     notice = f"{MADE_BY} runs this model: it reads no images and has no MTP head."
     return Assembled(
         model=model,
@@ -147,7 +148,7 @@ def assemble_lazily(
     kind = architecture(config)
     parsed = kind.parse(config)
     if group is not None and adapter is not None:
-        raise ModelError("An adapter cannot be used with a model that is divided among ranks.")
+        raise ModelError(WHOLE_WITH_ADAPTER)
     if group is not None:
         own_config(parsed, group.size())  # refuses before anything is read
     weights, foreign = read(), foreign_format(config)

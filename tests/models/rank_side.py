@@ -14,8 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble import Assembled, assemble
+from mlxspec.models.assemble import Assembled, assemble_folder
+from mlxspec.models.fill import evaluate
+from mlxspec.models.folder import ModelFolder
 from mlxspec.models.sizes import bytes_of
 
 ROWS = (21, 9)  # tokens of two prompts
@@ -24,8 +25,9 @@ KEPT = (1, 2)
 
 
 def load(folder: Path, group: mx.distributed.Group | None = None) -> Assembled:
-    config = json.loads((folder / "config.json").read_text())
-    return assemble(config, lambda: read_folder(folder), mx.float32, group=group)
+    made = assemble_folder(ModelFolder(folder), mx.float32, group=group)
+    evaluate([m for m in (made.model, made.mtp) if m is not None])
+    return made
 
 
 def figures(made: Assembled) -> dict[str, np.ndarray]:

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import adapted_zoo
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -67,6 +69,7 @@ ON_TWO = {
     **{name: qwen3(name) for name in tiny_qwen3.CONFIGS},
     **{name: gemma(name) for name in tiny_gemma.CONFIGS},
 }
+BY_MLX_LM = {name: partial(adapted_zoo.write, name) for name in ("llama", "qwen2", "gpt_oss", "deepseek_v3")}
 _EIGHT = {"num_attention_heads": 8}
 ON_FOUR = {
     "tied": qwen("tied", num_v_heads=4),
@@ -153,8 +156,8 @@ def assert_same(ranks: list[dict[str, Any]], whole: dict[str, np.ndarray], what:
 @pytest.mark.parametrize(
     ("cases", "size"),
     [
-        ({name: ON_TWO[name] for name in ("untied", "gemma3")}, 2),
-        pytest.param({**ON_TWO, **PACKED}, 2, marks=pytest.mark.slow),
+        ({"gemma3": ON_TWO["gemma3"], "untied": ON_TWO["untied"], "llama": BY_MLX_LM["llama"]}, 2),
+        pytest.param({**ON_TWO, **PACKED, **BY_MLX_LM}, 2, marks=pytest.mark.slow),
         pytest.param(ON_FOUR, 4, marks=pytest.mark.slow),
     ],
     ids=["some", "two", "four"],

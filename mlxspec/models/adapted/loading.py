@@ -50,12 +50,21 @@ def load_adapted(
     folder: ModelFolder,
     dtype: mx.Dtype | None = None,
     adapter: str | Path | Mapping[str, str] | None = None,
+    *,
+    group: mx.distributed.Group | None = None,
 ) -> AdaptedModel:
     """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
-    cache has its own. Raises ModelError; nothing stays half-loaded."""
+    cache has its own. group: the processes that run the model together, of which this one gets its part. Raises ModelError; nothing stays
+    half-loaded."""
     module, config = load_module(folder)
+    if group is not None and not hasattr(module, "shard"):
+        raise ModelError(
+            f"{MADE_BY} cannot divide models of type {printable(config['model_type'])} among ranks."
+        )
     with _in_one_sentence():
         cast(module, dtype)
+        if group is not None:
+            module.shard(group)
         if isinstance(adapter, str | Path):
             add_adapter(module, adapter)
         module.eval()
