@@ -162,3 +162,18 @@ def test_the_prompt_is_no_part_of_the_answer(pieces: list[list[int]]) -> None:
     assert row.draft(9).tokens == [5, 6, 7, 8, 9, 10], "nothing of the answer is known: it is taken to agree"
     row.extend([5])
     assert row.draft(9).tokens == [6, 7]
+
+
+@catches(
+    "the place that was left is the text's beginning",
+    "mlxspec.drafters.alignment:_SETTLED",
+    lambda right: 1 << 30,
+)
+def test_one_token_is_enough_near_the_place_that_was_left() -> None:
+    """Behind a changed token the next one that agrees is believed, where the text was left; elsewhere it would have to be two."""
+    text = list(range(1000))
+    found = Alignment(text)
+    found.push([*text[:700], 5000])
+    assert found.place is None
+    found.push([701])
+    assert found.next(2) == [702, 703]

@@ -196,3 +196,29 @@ def test_a_prompt_is_followed_across_pieces_of_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(lookup, "BEHIND", 200)
     rounds, _ = edited(FILE, [*FILE[:250], *FILE[900:1150], *FILE[100:300]])
     assert rounds < 3 * COPIED + 700 / 17 + 24
+
+
+@catches(
+    "an earlier text goes before a longer copy of the prompt",
+    "mlxspec.drafters.text_index:TextIndex.find",
+    lambda right: lambda self, *asked: (found := right(self, *asked)) and found._replace(length=1000),
+    case="30-True",
+)
+@pytest.mark.parametrize(("num_copied", "from_prompt"), [(30, True), (18, False)])
+def test_what_agrees_with_more_of_the_text_drafts(num_copied: int, from_prompt: bool) -> None:
+    """An earlier text agrees with the last 24 tokens, the prompt with 30 of them or with 18."""
+    shared = list(range(100, 140))
+    index = TextIndex(1 << 24)
+    earlier, row = EarlierRow(index, "", 0), EarlierRow(index, "", 60)
+    earlier.extend([*shared[-24:], 900, 901, 902])
+    earlier.close()
+    prompt = [*range(10, 20), *shared[-num_copied:], 800, 801, 802]
+    prompt += range(1000, 1060 - len(prompt))
+    while index.has_work:
+        index.work()
+    row.extend(prompt)
+    for token in (7, *shared[-30:]):
+        row.extend([token])
+        while index.has_work:
+            index.work()
+    assert row.draft(3).tokens == ([800, 801, 802] if from_prompt else [900, 901, 902])
