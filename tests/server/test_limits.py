@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import statistics
 import sys
@@ -306,6 +307,25 @@ def test_half_a_request_ends_in_time(tight: Served) -> None:
     assert b" 408 " in body.recv(1000)
     for each in (headers, nothing, body):
         each.close()
+
+
+def test_who_reads_an_answer_slowly_is_not_taken_for_idle(tight: Served) -> None:
+    """The answer is larger than what the system holds for a connection. The clock for the next request's headers runs out meanwhile."""
+    body = json.dumps({"content": "a " * 400_000, "with_pieces": True}).encode()
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        reader.settimeout(LONG)
+        reader.connect(("127.0.0.1", tight.port))
+        head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader.sendall(head.encode() + body)
+        read = reader.recv(1 << 12)
+        length = int(re.search(rb"(?i)content-length: (\d+)", read)[1])  # type: ignore[index]
+        assert length > 8 << 20
+        time.sleep(2.5)
+        left = read.index(b"\r\n\r\n") + 4 + length - len(read)
+        while left and (piece := reader.recv(1 << 16)):
+            left -= len(piece)
+    assert not left
 
 
 @pytest.mark.skipif(not LINUX, reason="looks at /proc")
