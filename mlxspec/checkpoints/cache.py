@@ -16,7 +16,7 @@ from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.folder import ModelFolder
+from mlxspec.models.folder import ModelFolder, kind_by
 from mlxspec.models.runnable import judge
 
 
@@ -133,30 +133,36 @@ def _scan() -> Any:
 
 def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
     """None for what mlxspec does not run."""
-    folder = Path(revision.snapshot_path)
+    folder, names, problem = Path(revision.snapshot_path), None, ""
+    shards, beside = list[Path](), list[Path]()
     try:
         config = read_json(folder / "config.json")
-        runs = judge(config)
     except ModelError:
         return None
-    complete, has_head, problem, quantization = False, None, "", _quantization(config)
-    memory = None
     try:
         check_links(folder)
-        complete = hub.is_complete(folder)
-        names = None
-        if complete:
+        if hub.is_complete(folder):
             shards, beside = tensor_files(folder)
             names = [n for path in shards or beside for n in check_header(path)]
-            lies_beside = any(path.name != VISION_FILE for path in beside)
-            has_head = not runs.by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
+    except ModelError as error:
+        problem = str(error)
+    try:
+        runs = judge(config, kind=None if names is None else kind_by(names, config))
+    except ModelError:
+        return None
+    has_head, memory, quantization = None, None, _quantization(config)
+    if names is not None:
+        lies_beside = any(path.name != VISION_FILE for path in beside)
+        has_head = not runs.by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
+    try:
         form = runs.unpacked(read_json(folder / MODELOPT_FILE), names=names)
         quantization = form or quantization
-        if complete and runs.is_model:
+        if names is not None and runs.is_model:
             files = sum(path.stat().st_size for path in (*shards, *beside))
             memory = expected(runs, files, context, unpacked=bool(form)).total
     except ModelError as error:
-        complete, problem = False, str(error)
+        problem = problem or str(error)
+    complete = names is not None and not problem
     if not complete and not problem:
         problem = f"incomplete: `mlxspec pull {name}` fetches the rest"
     return Entry(

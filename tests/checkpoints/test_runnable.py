@@ -11,10 +11,14 @@ import pytest
 from planting import catches
 
 from mlxspec.checkpoints import search
+from mlxspec.checkpoints.cache import listing
+from mlxspec.checkpoints.inspect import DrafterReport, inspect
 from mlxspec.checkpoints.pull import memory_of
 from mlxspec.errors import ModelError
 from mlxspec.loading.download import File, Plan
-from mlxspec.models.runnable import Runnable, judge
+from mlxspec.models.folder import ModelFolder
+from mlxspec.models.runnable import Runnable, judge, judge_folder
+from tests.drafters import eagle3_checkpoints
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -66,6 +70,24 @@ def test_commands_agree(tmp_path: Path) -> None:
         else:
             with pytest.raises(ModelError, match="owner/name cannot be run: "):
                 memory_of(plan)
+
+
+def test_tensors_tell_what_a_config_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EAGLE-3 drafter whose config.json is a plain Llama's is listed as what `load` and `inspect` take it for."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    home = tmp_path / "models--owner--name"
+    folder = home / "snapshots" / ("a" * 40)
+    folder.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("a" * 40)
+    eagle3_checkpoints.write(folder, eagle3_checkpoints.KINDS["SafeAILab"], 320, 64, (0, 1))
+    (folder / "config.json").write_text(json.dumps(THEIRS))
+    (entry,) = listing().entries
+    assert (entry.model_type, entry.problem, entry.memory) == ("eagle3", "", None)
+    assert judge_folder(ModelFolder(folder)).kind == "eagle3"
+    found = inspect("owner/name")
+    assert isinstance(found, DrafterReport)
+    assert found.kind == "an EAGLE-3 drafter"
 
 
 def test_mlx_lms_code_where_it_is_asked_for() -> None:
