@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,55 @@ def test_extensions_are_allowed_by_name_or_by_scheme() -> None:
 
 
 async def _nothing(*_: Any) -> None: ...
+
+
+def answered(guard: Guard, path: str, headers: dict[str, str]) -> int:
+    """The status of a GET that goes through a guard; 200 where it lets it through."""
+    found: list[int] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "headers": raw,
+        "client": ("127.0.0.1", 1),
+        "state": {},
+    }
+    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    return found[0] if found else 200
+
+
+@catches(
+    "the beginning of a key is enough",
+    "mlxspec.server.http.security:hmac",
+    lambda right: SimpleNamespace(compare_digest=lambda given, key: key.startswith(given)),
+    case="wrong",
+)
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        pytest.param({}, 401, id="wrong-none"),
+        pytest.param({"Authorization": "Bearer "}, 401, id="wrong-empty"),
+        pytest.param({"Authorization": "Bearer sec"}, 401, id="wrong-beginning"),
+        pytest.param({"X-API-Key": "sec"}, 401, id="wrong-header"),
+        ({"Authorization": "Bearer secrets"}, 401),
+        ({"Authorization": "Basic secret"}, 401),
+        ({"Authorization": "Bearer secret"}, 200),
+        ({"Authorization": "bearer secret "}, 200),
+        ({"X-API-Key": "secret"}, 200),
+    ],
+)
+def test_the_whole_key_and_no_other_lets_in(headers: dict[str, str], status: int) -> None:
+    guard = Guard(_nothing, ServerConfig(api_key="secret"))
+    for path in ("/v1/models", "/metrics", "/v1/chat/completions", "/health/x", "//health"):
+        assert answered(guard, path, {"Host": "localhost", **headers}) == status, path
+    for path in ("/", "/health", "/v1/health", "/page/page.js"):
+        assert answered(guard, path, {"Host": "localhost", **headers}) == 200, path
 
 
 def test_every_answer_has_an_id(demo: Served) -> None:
