@@ -116,8 +116,18 @@ def _by_mlx(
     sinks: mx.array | None,
 ) -> mx.array:
     """Attends as `attend` does, by MLX alone, which knows sinks and values of another size than keys."""
-    what = mask if mask is not None else "causal" if queries.shape[2] > 1 else None
     keys, values = unpacked(keys), unpacked(values)
+    width, length = queries.shape[2], keys.shape[2]
+    if mask is None and width > _QUERY_BLOCK and keys.shape[3] != values.shape[3]:
+        # MLX writes scores out for these: those of a whole prompt would take gigabytes
+        outs = []
+        for start in range(0, width, _QUERY_BLOCK):
+            end = min(start + _QUERY_BLOCK, width)
+            seen = length - width + end
+            block = queries[:, :, start:end]
+            outs.append(_by_mlx(block, keys[:, :, :seen], values[:, :, :seen], scale, sinks=sinks))
+        return mx.concatenate(outs, axis=2)
+    what = mask if mask is not None else "causal" if width > 1 else None
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=what, sinks=sinks)
 
 

@@ -23,6 +23,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import seams
 from mlxspec.models.adapted.check import check_model
 from mlxspec.models.adapted.model import AdaptedModel
+from mlxspec.models.row_attention import attend_rows
 
 # whole contexts; windows and sinks; values of another size than keys; parts with states of a recurrence, or with attention of their own
 FEW = ("llama", "gpt_oss", "mimo_v2_flash", "lfm2", "gemma2")
@@ -231,3 +232,16 @@ def test_taps_are_the_residual_stream() -> None:
         x = layers[i](x, "causal", caches[i])
         if i in out.taps:
             assert error(out.taps[i][:6], x[0]) < CLOSE
+
+
+def test_long_prompts_with_values_of_another_size_attend_in_blocks() -> None:
+    """600 queries behind 50 keys, beside MLX's attention of all of them at once."""
+    mx.random.seed(5)
+    rows, (num, length) = FlatRows((600,)), (600, 650)
+    queries, sinks = mx.random.normal((num, 4, 16)), mx.random.normal((4,))
+    view = mx.random.normal((1, 2, length, 16)), mx.random.normal((1, 2, length, 8))
+    found = attend_rows(queries, [view], rows, 0.25, sinks=sinks)
+    whole = mx.fast.scaled_dot_product_attention(
+        queries.swapaxes(0, 1)[None], *view, scale=0.25, mask="causal", sinks=sinks
+    )
+    assert error(found, whole[0].swapaxes(0, 1).reshape(num, -1)) < CLOSE
