@@ -102,3 +102,16 @@ def test_a_client_that_leaves_and_a_deadline(ranks: Served) -> None:
     first, second = (ranks.post("/v1/chat/completions", prompt)[1] for _ in range(2))
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert second["choices"][0]["message"] == first["choices"][0]["message"]
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_answer_and_the_server() -> None:
+    why = "Rank 0 cannot go on: [ring] connection to a peer was lost."
+    with Served("--draft", "off", num_ranks=2) as served:
+        long = {"prompt": "def add(a, b):", "max_tokens": 1900, "ignore_eos": True, "temperature": 1.0}
+        threading.Timer(0.5, served.others[0].kill).start()
+        status, answer = served.post("/v1/completions", long)
+        assert (status, answer["error"]["message"]) == (500, why)
+        assert served.process.wait(30) == 2
+        served.wait_for("<end>")
+        assert f"mlxspec: error: {why}" in served.lines
