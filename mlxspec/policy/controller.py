@@ -15,6 +15,7 @@ Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from mlxspec.kernels.flat import LADDER
@@ -192,7 +193,8 @@ class Controller:
         reach[i]: the chance that its first i + 1 tokens are accepted. left: seconds that verifying may take longer, and drafting. call,
         step: seconds of drafting however long, and for each token; worst: for each token if no other row shares the call. rate: tokens a
         second without the draft; None for a lookup's: lookups come in bursts, which set a pace of their own, so what counts is the gain
-        over plain decoding for each second of the round."""
+        over plain decoding for each second of the round. A lookup's draft that fails leaves enough for the next one: what verifying takes
+        longer must be within that share of what is left which is the chance that as many tokens are accepted as pay for it."""
         narrow, price = curve.seconds(width), num_rows / curve.plain if rate is None else rate
         best, depth, total, done = 0.0, 0, 0.0, 0
         for length in _lengths(len(reach)):
@@ -201,6 +203,9 @@ class Controller:
                 break
             total += sum(reach[done:length])
             done = length
+            back = min(length, ceil(longer * price)) if rate is None else 0
+            if back and longer > reach[back - 1] * left:
+                continue
             longer += call + step * length + self._compiling(row, num_rows, width + length, total)
             gain = total - price * longer
             if rate is None:
