@@ -136,10 +136,9 @@ def launch_behind(
     if holds:
         with device.hold():
             return launch_behind(last, requests, model, cache, drafting, stats, drafts=drafts)
-    if any(not r.sampler.is_plain for r in requests):
+    # what may come there must not depend on a token that nobody has read
+    if any(not r.sampler.is_plain or r.sampler.needs_tokens(1 + last.rows.max_width) for r in requests):
         return None
-    if any(r.sampler.needs_tokens(1 + last.rows.max_width) for r in requests):
-        return None  # what may come there depends on a token that nobody has read
     started = time.perf_counter()
     if last.is_open:
         return _drafted_behind(last, requests, model, cache, drafting, stats)
@@ -179,15 +178,13 @@ def _drafted_behind(
     fits = cache.takes_unread and min(rooms.values()) >= 1
     if not fits or last.requests != tuple(requests):
         return None
-    watched = [r for r in requests if r.sampler.constraints is not None and r.spec.drafters]
-    if any(r.sampler.needs_tokens(width + 1 + drafting.chain.longest_draft(r.spec)) for r in watched):
-        return None
     unread = last.unread
     drafted_for = [i for i, r in enumerate(requests) if r.spec.drafters]
     rooms = {requests[i].number: min(rooms[requests[i].number], MAX_DRAFT) for i in drafted_for}
     histories = {r.number: r.history for r in requests}
-    own = unread.select(drafted_for)
-    plan = drafting.plan(rooms, histories, model.vocab_size, longest=MAX_DRAFT, unread=own)
+    plan = drafting.plan(
+        rooms, histories, model.vocab_size, longest=MAX_DRAFT, unread=unread.select(drafted_for)
+    )
     won = drafting.propose_behind(plan)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started

@@ -176,9 +176,8 @@ class Auto(Policy):
         return self._submit(plan, rows, choices, found, looks=looks) or {}
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
-        """None where the round in front has to be read first: a lookup offers more, somebody needs to see tokens, or the chosen model
-        cannot draft behind it."""
-        if not self.runs_ahead or not all(s.is_blind for s in plan.rows):
+        """None where the round in front has to be read first: a lookup offers more, or the chosen model cannot draft behind it."""
+        if not self.runs_ahead:
             return None
         rows = [self._rows[s.row] for s in plan.rows]
         found = self._look_up(plan.rows, plan)

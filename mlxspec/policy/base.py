@@ -77,7 +77,7 @@ class Policy:
         """`propose` behind tokens that only the device knows (`plan.unread`), with drafts that nobody needs to see; None where the host
         must read those tokens first."""
         orders = {tuple(self.chain.drafters_of(r)) for r in plan.rows}
-        if len(orders) != 1 or not all(r.is_blind for r in plan.rows):
+        if len(orders) != 1:
             return None
         drafters = orders.pop()
         limits = {min(plan.longest, self.chain.limit(d, r)) for r in plan.rows for d in drafters}

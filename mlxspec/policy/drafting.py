@@ -118,9 +118,11 @@ class Drafting:
         return won
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
-        """Drafts behind a round that has not been read, see `Policy.propose_behind`; None for rows of several policies."""
+        """Drafts behind a round that has not been read, see `Policy.propose_behind`; None for rows of several policies, and where a
+        token must be seen between drafting and verifying."""
         found = self._by_policy(plan.rooms)
-        return found[0][0].propose_behind(plan) if len(found) == 1 else None
+        is_blind = all(state.is_blind for state in plan.rows)
+        return found[0][0].propose_behind(plan) if len(found) == 1 and is_blind else None
 
     def take_back(self) -> None:
         """Nobody reads the round that was launched last, behind an unread one."""
