@@ -165,6 +165,7 @@ class Auto(Policy):
     # --- planning a round
 
     def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
+        self._learn_rested()
         rows = [self._rows[s.row] for s in plan.rows]
         for row in rows:
             row.account.reserved = 0.0  # all rounds before have been read, or have failed
@@ -179,6 +180,7 @@ class Auto(Policy):
         """None where the round in front has to be read first: a lookup offers more, or the chosen model cannot draft behind it."""
         if not self.runs_ahead:
             return None
+        self._learn_rested()
         rows = [self._rows[s.row] for s in plan.rows]
         found = self._look_up(plan.rows, plan)
         choices = self._choose(plan, rows, found)
@@ -370,7 +372,8 @@ class Auto(Policy):
     ) -> None:
         """A round was read. Plain rounds at rest are learned from several at once: that costs the host less."""
         decision, self._decided = self._decided[0] if self._decided else PLAIN_ROUND, self._decided[1:]
-        if decision is PLAIN_ROUND and ahead and is_warm and num_tokens == num_rows == len(states):
+        rests = decision is PLAIN_ROUND and all(d is PLAIN_ROUND for d in self._decided)
+        if rests and ahead and is_warm and num_tokens == num_rows == len(states):
             if self._resting != states:
                 self._learn_rested()
             self._rested, self._resting = self._rested + 1, states

@@ -24,6 +24,7 @@ from mlxspec.policy.account import CAP, Account, Bank
 from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, DraftCall
 
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
+PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
 PROBE_SHARE = (
@@ -206,7 +207,12 @@ class Controller:
             back = min(length, ceil(longer * price)) if rate is None else 0
             if back and longer > reach[back - 1] * left:
                 continue
-            longer += call + step * length + self._compiling(row, num_rows, width + length, total)
+            longer = (
+                PRUDENCE * longer
+                + call
+                + step * length
+                + self._compiling(row, num_rows, width + length, total)
+            )
             gain = total - price * longer
             if rate is None:
                 gain *= narrow / (narrow + longer)
@@ -279,7 +285,7 @@ class Controller:
             return True
         curve = self.curve([row])
         wider = curve.seconds(2 + num) - curve.seconds(1 + num)
-        more = self.costs.draft(name, row.kind, curve.plain).step + reach[-1] * wider
+        more = self.costs.draft(name, row.kind, curve.plain).step + PRUDENCE * reach[-1] * wider
         chance: float = reach[-1] ** (1.0 + 1.0 / num)
         return chance < self._rate(row, curve.plain, 1) * more
 
