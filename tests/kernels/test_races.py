@@ -1,4 +1,4 @@
-"""Ratios on record: what is written is read again where nothing changed, and anything else is ignored with a sentence."""
+"""Ratios on record: what is written is read again where nothing changed, and anything else is as good as none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def changed(file: Path, change: Any) -> None:
 
 def test_what_was_measured_is_known_again(record):
     assert not launch.wins("qmv_rows", "512 to 8, 2 rows")
-    assert races.restore() is None
+    races.restore()
     assert launch.speedups() == RATIOS
     assert launch.wins("qmv_rows", "512 to 8, 2 rows")
     assert not launch.wins("qmv_rows", "512 to 8, 3 rows")
@@ -58,7 +58,7 @@ def test_new_ratios_stand_beside_those_on_record(record):
     launch.set_speedup("qmv_rows", "512 to 8, 4 rows", 2.0)
     races.save()
     launch.forget()
-    assert races.restore() is None
+    races.restore()
     assert launch.speedups()["qmv_rows"] == {
         "512 to 8, 2 rows": 1.25,
         "512 to 8, 3 rows": 1.5,
@@ -68,47 +68,55 @@ def test_new_ratios_stand_beside_those_on_record(record):
     assert [path.name for path in record.parent.iterdir()] == [record.name]
 
 
-@pytest.mark.parametrize("condition", ["device", "memory", "system", "mlx"])
-def test_a_record_of_another_machine_does_not_count(record, condition):
-    changed(record, lambda data: data.update({condition: "another"}))
-    assert "another" in races.restore()
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(mx, "__version__"), (races.platform, "release"), (races.platform, "machine")],
+    ids=str,
+)
+def test_a_record_of_another_machine_does_not_count(record, monkeypatch, where, name):
+    another = "another" if where is mx else lambda: "another"
+    monkeypatch.setattr(races.platform, "mac_ver", lambda: ("", ("", "", ""), ""))
+    monkeypatch.setattr(mx, "device_info", dict)
+    races.restore()
+    launch.forget()
+    launch.set_speedup("qmv_rows", "512 to 8, 2 rows", 1.5)
+    races.save()
+    launch.forget()
+    monkeypatch.setattr(where, name, another)
+    races.restore()
     assert launch.speedups() == {}
 
 
 def test_ratios_of_a_kernel_that_has_changed_are_left_out(record):
-    changed(record, lambda data: data["kernels"]["qmv_rows"].update(text="0" * 16))
-    assert races.restore() is None
+    changed(record, lambda data: data["qmv_rows"].update(text="0" * 16))
+    races.restore()
     assert launch.speedups() == {"gdn_prefill": RATIOS["gdn_prefill"]}
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"format": 2}', "[" * 100_000, "\x00", '{"format": NaN}', "9" * 5000]
 )
-def test_a_damaged_record_is_a_sentence(record, text):
+def test_a_damaged_record_is_as_good_as_none(record, text):
     record.write_text(text)
-    assert races.restore().endswith(".")
+    races.restore()
     assert launch.speedups() == {}
     launch.set_speedup("qmv_rows", "512 to 8, 2 rows", 1.5)
     races.save()
     launch.forget()
-    assert races.restore() is None
+    races.restore()
 
 
 @pytest.mark.parametrize("value", [True, "1.2", None, 0, -1.0, 1e9, float("nan"), float("inf"), [1.2]])
 def test_what_is_no_ratio_is_not_believed(record, value):
-    changed(record, lambda data: data["kernels"]["qmv_rows"]["speedups"].update({"512 to 8, 2 rows": value}))
-    assert races.restore() == "The record of races is damaged."
-    assert launch.speedups() == {}
+    changed(record, lambda data: data["qmv_rows"]["speedups"].update({"512 to 8, 2 rows": value}))
+    races.restore()
+    assert launch.speedups() == {"gdn_prefill": RATIOS["gdn_prefill"]}
 
 
-def test_a_file_that_is_too_large_is_not_read(record):
-    record.write_text(" " * (1 << 21))
-    assert "too large" in races.restore()
-
-
-def test_no_record_is_a_sentence(record):
+def test_no_record_is_none(record):
     record.unlink()
-    assert races.restore() == "No race was run on this device so far."
+    races.restore()
+    assert launch.speedups() == {}
 
 
 def test_only_a_kernel_that_won_something_is_checked_at_load(record, monkeypatch):
@@ -201,5 +209,5 @@ def test_a_race_between_different_results_is_lost(record):
     assert "differs from MLX's own operation (512 to 8, 2 rows)" in report.notice
     races.save()
     launch.forget()
-    assert races.restore() is None
+    races.restore()
     assert not launch.wins("qmv_rows", "512 to 8, 2 rows")
