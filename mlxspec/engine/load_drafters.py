@@ -195,7 +195,7 @@ class DrafterBuilder:
         return DraftModel(
             small.model,
             vocab_size,
-            None if small.made_by else self._head_rows("draft-model", small.model),
+            self._head_rows("draft-model", small.model),
             vision,
             kv_bits=self.spec.draft_kv_bits,
         )
@@ -231,7 +231,7 @@ class DrafterBuilder:
         self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
         self._say_quantized(block.title, block.bits_at_load)
         self.modules.append(block)
-        rows = None if self.target.made_by else self._head_rows("dflash", block)
+        rows = self._head_rows("dflash", block)
         return DFlashDrafter(block, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _mtp(self) -> Drafter:

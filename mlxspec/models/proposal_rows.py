@@ -126,8 +126,9 @@ def choose_rows(
     found = proposing(drafter, target, asked, draft_bits)
     if found is None:
         unused = "--draft-vocab is not used: the assistant scores clusters of tokens, not all of them."
-        if isinstance(drafter, DFlash):
-            unused = f"--draft-vocab is not used: {drafter.config.kind} proposes over the whole vocabulary."
+        if not isinstance(drafter, Gemma4Assistant):
+            kind = drafter.config.kind if isinstance(drafter, DFlash) else "the draft model"
+            unused = f"--draft-vocab is not used: {kind} proposes over the whole vocabulary."
         return None, [unused] if asked else []
     if not found.num_rows:
         return None, []

@@ -327,3 +327,15 @@ def test_a_drafter_that_reads_layers_drafts_for_it(folders: Path, tmp_path: Path
     engine.close()
     with pytest.raises(ModelError, match="does not show"):
         mlxspec.load(str(folders / "lfm2"), draft_model=str(drafter))
+
+
+def test_a_draft_model_proposes_over_the_most_frequent_tokens(folders: Path) -> None:
+    """Rows of a head of mlx-lm's code, as of ours; the text stays."""
+    small, spec = str(folders / "lfm2"), SpecConfig(policy="fixed", draft_vocab=512)
+    engine = mlxspec.load(str(folders / "smollm3"), draft="draft-model", draft_model=small, spec=spec)
+    assert any("proposes over 512 of 2048 tokens" in notice for notice in engine.notices)
+    prompt = engine.tokenizer.encode(TEXT)
+    found = engine.generate(prompt, GREEDY)
+    assert list(found.tokens) == theirs(load_model(folders / "smollm3")[0], prompt, GREEDY.max_tokens)
+    assert found.stats.num_drafted
+    engine.close()

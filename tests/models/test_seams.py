@@ -23,6 +23,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import seams
 from mlxspec.models.adapted.check import check_model
 from mlxspec.models.adapted.model import AdaptedModel
+from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.row_attention import attend_rows
 
 # whole contexts; windows and sinks; values of another size than keys; parts with states of a recurrence, or with attention of their own
@@ -245,3 +246,29 @@ def test_long_prompts_with_values_of_another_size_attend_in_blocks() -> None:
         queries.swapaxes(0, 1)[None], *view, scale=0.25, mask="causal", sinks=sinks
     )
     assert error(found, whole[0].swapaxes(0, 1).reshape(num, -1)) < CLOSE
+
+
+def unscaled(_: Any) -> Any:
+    return lambda module, trunk, product, raw: raw
+
+
+@catches(
+    "scales and caps are left out",
+    "mlxspec.models.adapted.split:behind_product",
+    unscaled,
+    case="gemma4_text",
+)
+@pytest.mark.parametrize("name", ["llama", "gemma4_text", "cohere", "granite", "lfm2"])
+def test_rows_of_the_head_give_those_logits(name: str) -> None:
+    """Heads of their own and embeddings, logits that are scaled and capped: what a drafter proposes from."""
+    model, ids = model_of(name), np.array([3, 40, 41, 90])
+    hidden = mx.random.normal((5, model.hidden_size))
+    assert model.head_module is not None
+    rows = HeadRows(model.head_module, ids, VOCAB, capped=model.capped)
+    assert error(rows(hidden), model.head(hidden)[:, mx.array(ids)]) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["minicpm", "gptj"])
+def test_rows_are_taken_of_no_head_that_does_more(name: str) -> None:
+    """One that scales hiddens before the product, and one with a bias."""
+    assert model_of(name).head_module is None

@@ -25,7 +25,17 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
 from mlxspec.models.adapted.parts import ByRows, RowCaches, split_parts
 from mlxspec.models.adapted.sizes import LeafForm, measured
-from mlxspec.models.adapted.split import find_layers, find_trunk, first_input, run_head, run_trunk, tapped
+from mlxspec.models.adapted.split import (
+    Product,
+    behind_product,
+    find_layers,
+    find_product,
+    find_trunk,
+    first_input,
+    run_head,
+    run_trunk,
+    tapped,
+)
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
@@ -232,9 +242,20 @@ class AdaptedModel:
             self._layers, lambda: self._run(tokens[:, None], blank_layers(len(self.new_caches())))
         )[:, 0]
 
+    @cached_property
+    def _product(self) -> Product | None:
+        return None if self._trunk is None else find_product(self.module, self._trunk, self.vocab_size)
+
+    @property
+    def head_module(self) -> nn.Module | None:
+        """The module whose rows make logits of hiddens, None where rows cannot be taken of it."""
+        return None if self._product is None else self._product.module
+
     def capped(self, logits: mx.array) -> mx.array:
-        """Logits of a drafter's own head stay as they are."""
-        return logits
+        """Logits (n, R) as the model means them, from products with rows of its head."""
+        if self._trunk is None or self._product is None:
+            return logits
+        return behind_product(self.module, self._trunk, self._product, logits)
 
     def head(self, hidden: mx.array) -> mx.array:
         """(n, H) -> logits (n, V)"""

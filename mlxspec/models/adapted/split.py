@@ -183,3 +183,59 @@ def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.arra
         yield found
     finally:
         layers[:] = own
+
+
+class Product(NamedTuple):
+    """The product that makes logits of the trunk's output: `owner[name]`, a linear module or an embedding that is the head as well."""
+
+    owner: Any
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        found: nn.Module = self.owner[self.name]
+        return found
+
+
+class _Raw:
+    """In the place of the module of a head's product: gives `raw` for the trunk's output, and is the module in all else."""
+
+    def __init__(self, child: Any, hidden: mx.array, raw: mx.array) -> None:
+        self._child, self._hidden, self._raw = child, hidden, raw
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x is not self._hidden:
+            raise RuntimeError("the head's product is of something else than the trunk's output")
+        return self._raw
+
+    as_linear = __call__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._child, name)
+
+
+def find_product(module: Any, trunk: Trunk, num_rows: int) -> Product | None:
+    """The one with `num_rows` rows, without a bias; None where there is none of which rows can be taken."""
+    kinds = nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding
+    for owner in module.modules():
+        for name, child in list(owner.items()):
+            if isinstance(child, kinds) and child.weight.shape[0] == num_rows and "bias" not in child:
+                found = Product(owner, name)
+                try:
+                    logits = behind_product(module, trunk, found, mx.zeros((2, 7), trunk.hidden.dtype))
+                except Exception:  # whatever the head's code does with it
+                    continue
+                if logits.shape == (2, 7):
+                    return found
+    return None
+
+
+def behind_product(module: Any, trunk: Trunk, product: Product, raw: mx.array) -> mx.array:
+    """Logits (n, R) of the product's outputs (n, R), of all its rows or some: scaled and capped as the module does."""
+    hidden = mx.zeros((1, raw.shape[0], trunk.hidden.shape[-1]), trunk.hidden.dtype)
+    own = product.module
+    product.owner[product.name] = _Raw(own, hidden, raw[None])
+    try:
+        return run_head(module, trunk, hidden)[0]
+    finally:
+        product.owner[product.name] = own
