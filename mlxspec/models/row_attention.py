@@ -25,7 +25,7 @@ def attend_in_places(
     q: mx.array, k: mx.array, v: mx.array, places: Places, cache: AttentionLayerCache, scale: float
 ) -> mx.array:
     """q (1, N, Hq, D), k and v (1, N, Hkv, D): write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
-    return attend_rows(q[0], cache.append(k, v, places), places.rows, scale, places=places)
+    return attend_rows(q, cache.append(k, v, places), places.rows, scale, places=places)
 
 
 def attend_rows(
@@ -40,7 +40,8 @@ def attend_rows(
     places: Places | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """queries (N, Hq, D), per row keys (1, Hkv, n, D) and values (1, Hkv, n, Dv) that end with the row's last query -> (N, Hq * Dv).
+    """queries (N, Hq, D) or (1, N, Hq, D), per row keys (1, Hkv, n, D) and values (1, Hkv, n, Dv) that end with the row's last query ->
+    (N, Hq * Dv).
 
     Views in two parts are of layers without a window. window: how many keys a query sees, its own included. blocks: by row, ranges of its
     queries that all see each other; none: each sees what comes before it. both_ways: a window hides what is as far behind a query, too.
@@ -52,9 +53,10 @@ def attend_rows(
         width = rows.widths[r]
         if width == 0:
             continue
-        own = queries if rows.num_rows == 1 else queries[rows.starts[r] : rows.starts[r + 1]]
+        own = queries if rows.num_rows == 1 else queries[..., rows.starts[r] : rows.starts[r + 1], :, :]
         # one token: the head axis and the token axis trade places without moving a byte
-        own = own.reshape(1, -1, 1, queries.shape[2]) if width == 1 else own.swapaxes(0, 1)[None]
+        size = queries.shape[-1]
+        own = own.reshape(1, -1, 1, size) if width == 1 else own.reshape(1, width, -1, size).swapaxes(1, 2)
         out = _attend_view(
             own,
             view,
@@ -66,7 +68,7 @@ def attend_rows(
             ends=None if places is None or isinstance(view[0], mx.array) else places.ends(r),
             sinks=sinks,
         )
-        outs.append(out.reshape(1, -1) if width == 1 else out[0].swapaxes(0, 1).reshape(width, -1))
+        outs.append(out.reshape(1, -1) if width == 1 else out.swapaxes(1, 2).reshape(width, -1))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
