@@ -53,7 +53,7 @@ class _Head(ModelDrafter):
     name = "mtp"
 
     def __init__(self, text: Sequence[int], *, is_right: bool) -> None:
-        super().__init__(1 << 20)
+        super().__init__(None, 1 << 20)
         self._text, self._is_right = text, is_right
 
     def begin(self, row: int) -> None: ...
