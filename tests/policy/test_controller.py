@@ -131,10 +131,17 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
 
 @catches(
     "what one row verifies is not taken from what is left for the next",
-    "mlxspec.policy.controller:Controller._cut",
+    "mlxspec.policy.controller:Controller._longest",
     lambda right: (
-        lambda self, row, draft, curve, num_rows, width, left: right(
-            self, row, draft, curve, num_rows, width, left + curve.seconds(width) - curve.seconds(num_rows)
+        lambda self, row, reach, num_rows, width, left, *, curve, **more: right(
+            self,
+            row,
+            reach,
+            num_rows,
+            width,
+            left + curve.seconds(width) - curve.seconds(num_rows),
+            curve=curve,
+            **more,
         )
     ),
     case="[2.4",
