@@ -107,7 +107,7 @@ class Conversation:
         return {} if self.thinking is None else {"enable_thinking": self.thinking}
 
     def _prompt(self, turns: Sequence[Message]) -> list[int] | PromptWithImages:
-        return self.engine.chat_input(self._messages(turns), **self._options)
+        return self.engine.chat_input(self._messages(turns), self._options)
 
     def _rendered(self, turns: Sequence[Message]) -> str:
         return _template(self.engine).render(split_images(self._messages(turns))[0], **self._options)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as fields_of
+from difflib import get_close_matches
 from typing import Any, Literal, overload
 
 from mlxspec.config import SamplingParams, SpecConfig
@@ -26,6 +28,7 @@ Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Seque
 Message = Mapping[str, Any]
 Conversation = str | Sequence[Message]  # a string is what the user says first
 Conversations = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
+_FIELDS = tuple(each.name for each in fields_of(SamplingParams))
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -74,7 +77,12 @@ class EngineApi(ABC):
 
     @overload
     def generate(
-        self, prompts: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Result: ...
 
     @overload
@@ -84,6 +92,7 @@ class EngineApi(ABC):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> list[Result]: ...
 
     def generate(
@@ -92,26 +101,34 @@ class EngineApi(ABC):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Result | list[Result]:
         """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
 
-        params: one for all prompts, or one each. A string is continued as it stands; see `chat` for the model's chat format. Raises
-        MlxspecError subclasses before any work; what goes wrong later ends its own answer, with finish_reason "error".
+        params: one for all prompts, or one each. fields: of SamplingParams, as in `max_tokens=3`, in place of those of params. A string is
+        continued as it stands; see `chat` for the model's chat format. Raises MlxspecError subclasses before any work; what goes wrong
+        later ends its own answer, with finish_reason "error".
         """
-        asked, single = paired(prompts, params)
+        asked, single = paired(prompts, with_fields(params, fields))
         requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
         self._run_until(requests)
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Iterator[Event]:
-        """Events of one answer as they happen, the last one a FinishEvent. Closing the iterator cancels the request.
+        """Events of one answer as they happen, the last one a FinishEvent. Closing the iterator cancels the request. fields: as in
+        `generate`.
 
         Raises MlxspecError subclasses at once, before the first event is asked for.
         """
-        return self._stream(self._new_request(prompt, params, spec))
+        return self._stream(self._new_request(prompt, with_fields(params, fields), spec))
 
     @overload
     def chat(
@@ -121,7 +138,8 @@ class EngineApi(ABC):
         *,
         stream: Literal[False] = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Result: ...
 
     @overload
@@ -132,7 +150,8 @@ class EngineApi(ABC):
         *,
         stream: Literal[True],
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Iterator[Event]: ...
 
     @overload
@@ -143,7 +162,8 @@ class EngineApi(ABC):
         *,
         stream: Literal[False] = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> list[Result]: ...
 
     def chat(
@@ -153,7 +173,8 @@ class EngineApi(ABC):
         *,
         stream: bool = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Result | Iterator[Event] | list[Result]:
         """The answer to a conversation in the model's chat format: a Result, or with `stream` its events; of several conversations, which
         decode together, a list of Results in order.
@@ -161,27 +182,30 @@ class EngineApi(ABC):
         messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
         are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
         {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
-        one each. template: what the model's chat template takes besides (enable_thinking=False, say). Raises ConfigError without a
-        template, and for what is no conversation.
+        one each. template: variables of the model's chat template, as {"enable_thinking": False}. fields: as in `generate`. Raises
+        ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
         """
         asked, single = conversations(messages)
         if stream:
             if not single or isinstance(params, Sequence):
                 raise ConfigError("One conversation is streamed at a time.")
-            return self.stream(self.chat_input(asked[0], **template), params, spec=spec)
-        prompts: Prompts = [self.chat_input(each, **template) for each in asked]
+            return self.stream(self.chat_input(asked[0], template), with_fields(params, fields), spec=spec)
+        params = with_fields(params, fields)
+        prompts: Prompts = [self.chat_input(each, template) for each in asked]
         results = self.generate(prompts, params, spec=spec)
         return results[0] if single else results
 
-    def chat_prompt(self, messages: Conversation, **options: Any) -> list[int]:
+    def chat_prompt(self, messages: Conversation, template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of one conversation without images, as `chat` takes it, in the model's chat format. Raises ConfigError without a
         template, for a message that is none, and for images: `chat_input` is for those."""
-        found = self.chat_input(messages, **options)
+        found = self.chat_input(messages, template)
         if isinstance(found, PromptWithImages):
             raise ConfigError("A conversation with images is more than token ids; use chat_input.")
         return found
 
-    def chat_input(self, messages: Conversation, **options: Any) -> list[int] | PromptWithImages:
+    def chat_input(
+        self, messages: Conversation, template: Mapping[str, Any] | None = None
+    ) -> list[int] | PromptWithImages:
         """One conversation, as `chat` takes it, in the model's chat format: token ids, with the images where it holds some. Raises
         ConfigError without a template and for a message that is none, ImageError for an image that cannot be used."""
         if self.tokenizer is None or self.tokenizer.template is None:
@@ -189,7 +213,7 @@ class EngineApi(ABC):
         messages, sources = split_images(checked_messages(messages))
         if sources and self.vision is None:
             raise ImageError(self.no_images)
-        text = self.tokenizer.template.render(messages, **options)
+        text = self.tokenizer.template.render(messages, **(template or {}))
         if sources and self.vision is not None:
             return prepared_prompt(text, sources, self.vision, self.tokenizer)
         return self.tokenizer.encode(text, special=False)
@@ -259,6 +283,23 @@ def paired(
     if len(each) != len(several):
         raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
     return list(zip(several, each, strict=True)), single
+
+
+def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields: Mapping[str, Any]) -> Any:
+    """The parameters, each with these fields in place of its own. Raises ConfigError for a name that is no field, and for a value that is
+    none of it."""
+    if not fields:
+        return params
+    for name in fields:
+        if name not in _FIELDS:
+            near = get_close_matches(name, _FIELDS, 1)
+            meant = f"did you mean {near[0]}?" if near else "the fields of SamplingParams are known."
+            raise ConfigError(
+                f"There is no option {shown(name)}; {meant} Variables of the chat template are given as template={{...}}."
+            )
+    if isinstance(params, (list, tuple)):
+        return [replace(each, **fields) for each in params]
+    return replace(SamplingParams() if params is None else params, **fields)  # type: ignore[type-var]
 
 
 def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -20,6 +20,7 @@ from mlxspec.engine.api import (
     Result,
     conversations,
     paired,
+    with_fields,
 )
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
@@ -65,7 +66,12 @@ class AsyncEngine:
 
     @overload
     async def generate(
-        self, prompts: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Result: ...
 
     @overload
@@ -75,6 +81,7 @@ class AsyncEngine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> list[Result]: ...
 
     async def generate(
@@ -83,9 +90,11 @@ class AsyncEngine:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Result | list[Result]:
-        """Answer one prompt (a Result) or several together (a list, in order). Raises MlxspecError subclasses."""
-        asked, single = paired(prompts, params)
+        """Answer one prompt (a Result) or several together (a list, in order). fields: as in `Engine.generate`. Raises
+        MlxspecError subclasses."""
+        asked, single = paired(prompts, with_fields(params, fields))
         streams = [self.worker.submit(p, s, spec=spec) for p, s in asked]
         try:
             for stream in streams:  # if one is refused, none is answered
@@ -97,11 +106,16 @@ class AsyncEngine:
         return results[0] if single else results
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, spec: SpecConfig | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
     ) -> Stream:
         """Events of one answer: iterate it with `async for`; leaving `async with` cancels the request. What is wrong with the request is
         raised by the first event."""
-        return self.worker.submit(prompt, params, spec=spec)
+        return self.worker.submit(prompt, with_fields(params, fields), spec=spec)
 
     @overload
     def chat(
@@ -111,7 +125,8 @@ class AsyncEngine:
         *,
         stream: Literal[False] = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Awaitable[Result]: ...
 
     @overload
@@ -122,7 +137,8 @@ class AsyncEngine:
         *,
         stream: Literal[True],
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> AsyncIterator[Event]: ...
 
     @overload
@@ -133,7 +149,8 @@ class AsyncEngine:
         *,
         stream: Literal[False] = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Awaitable[list[Result]]: ...
 
     def chat(
@@ -143,11 +160,13 @@ class AsyncEngine:
         *,
         stream: bool = False,
         spec: SpecConfig | None = None,
-        **template: Any,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Awaitable[Result] | AsyncIterator[Event] | Awaitable[list[Result]]:
         """Answers a conversation like `Engine.chat`: awaited, a Result, or a list of them for several conversations; with `stream` the
         events of one."""
         asked, single = conversations(messages)
+        params = with_fields(params, fields)
         if not stream:
             return self._chat(asked, params, spec, template, single)
         if not single or isinstance(params, Sequence):
@@ -159,11 +178,11 @@ class AsyncEngine:
         asked: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None,
         spec: SpecConfig | None,
-        template: dict[str, Any],
+        template: Mapping[str, Any] | None,
         single: bool,
     ) -> Any:
         engine = await self.ready()
-        prompts: Prompts = [engine.chat_input(m, **template) for m in asked]
+        prompts: Prompts = [engine.chat_input(m, template) for m in asked]
         results = await self.generate(prompts, params, spec=spec)
         return results[0] if single else results
 
@@ -172,9 +191,9 @@ class AsyncEngine:
         messages: Conversation,
         params: SamplingParams | None,
         spec: SpecConfig | None,
-        template: dict[str, Any],
+        template: Mapping[str, Any] | None,
     ) -> AsyncIterator[Event]:
-        prompt = (await self.ready()).chat_input(messages, **template)
+        prompt = (await self.ready()).chat_input(messages, template)
         async with self.stream(prompt, params, spec=spec) as events:
             async for event in events:
                 yield event

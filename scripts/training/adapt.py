@@ -134,7 +134,7 @@ def _encoded(engine: Engine, texts: Sequence[Named]) -> list[list[int]]:
     return [
         engine.tokenizer.encode(text, special=False)
         if isinstance(text, str)
-        else engine.chat_prompt(list(text), add_generation_prompt=False)
+        else engine.chat_prompt(list(text), {"add_generation_prompt": False})
         for _, text in texts
     ]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planting import catches
 
 import mlxspec
 from mlxspec import EngineConfig, SamplingParams, SpecConfig
@@ -50,6 +51,49 @@ def test_several_conversations_are_answered_in_order(engine: Engine) -> None:
     assert [r.tokens for r in engine.chat([QUESTION], PARAMS)] == alone[:1]
 
 
+@catches(
+    "keywords are not heard",
+    "mlxspec.engine.api:with_fields",
+    lambda right: lambda params, fields: params,
+)
+def test_fields_of_the_parameters_are_keywords(engine: Engine) -> None:
+    assert len(engine.chat(QUESTION, max_tokens=3).tokens) == 3
+    assert len(engine.generate("import os", PARAMS, max_tokens=2).tokens) == 2
+    each = [SamplingParams(max_tokens=n, seed=n) for n in (3, 5)]
+    assert [len(r.tokens) for r in engine.generate(["x = 1", "y ="], each, temperature=0.5)] == [3, 5]
+    num = sum(len(e.tokens) for e in engine.stream("x =", max_tokens=4) if isinstance(e, mlxspec.TokensEvent))
+    assert num == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"max_token": 3}, "There is no option 'max_token'; did you mean max_tokens?"),
+        ({"enable_thinking": False}, "There is no option 'enable_thinking'"),
+        ({"temperature": "hot"}, "temperature must be"),
+        ({"max_tokens": 0}, "max_tokens must be"),
+    ],
+)
+def test_a_keyword_that_is_wrong_is_told(engine: Engine, wrong: dict[str, Any], said: str) -> None:
+    for call in (engine.chat, engine.generate, engine.stream):
+        with pytest.raises(ConfigError) as raised:
+            call(QUESTION, **wrong)
+        assert str(raised.value).startswith(said)
+    with pytest.raises(ConfigError, match=said[:20]):
+        engine.chat(QUESTION, stream=True, **wrong)
+
+
+def test_variables_of_the_template_have_a_place_of_their_own(engine: Engine) -> None:
+    bare, whole = (
+        engine.chat_prompt(QUESTION, template) for template in ({"add_generation_prompt": False}, None)
+    )
+    assert bare == whole[: len(bare)]
+    assert len(bare) < len(whole)
+    assert engine.chat(QUESTION, PARAMS, template={"add_generation_prompt": False}).stats.num_prompt == len(
+        bare
+    )
+
+
 def test_the_same_in_an_event_loop() -> None:
     async def run() -> None:
         async with mlxspec.AsyncEngine(demo_folder("target"), draft="off") as made:
@@ -57,6 +101,10 @@ def test_the_same_in_an_event_loop() -> None:
             several = await made.chat([QUESTION, "what is a list?"], PARAMS)
             assert several[0].tokens == one.tokens
             assert len(several) == 2
+            assert len((await made.chat(QUESTION, max_tokens=3)).tokens) == 3
+            assert len((await made.generate("x", max_tokens=2)).tokens) == 2
+            with pytest.raises(ConfigError, match="did you mean max_tokens"):
+                await made.chat(QUESTION, max_token=3)
             with pytest.raises(ConfigError, match="streamed"):
                 made.chat([QUESTION, QUESTION], PARAMS, stream=True)  # type: ignore[call-overload]
             with pytest.raises(ConfigError, match="the roles are"):

@@ -115,7 +115,7 @@ def test_conversations_are_used_with_the_flag_only(
     assert told.count("uses the conversation") == 1
     assert "what is a mean?" in told
     messages = [{"role": "system", "content": kept.system}, *kept.messages]
-    wanted = load("demo").chat_prompt(messages, add_generation_prompt=False)
+    wanted = load("demo").chat_prompt(messages, {"add_generation_prompt": False})
     found = [t for row in rows for t in row["input_ids"]]
     assert found == wanted[: len(found)]
     assert found
