@@ -162,7 +162,7 @@ def test_a_helper_that_somebody_kills_is_replaced(program: helper.Program) -> No
     assert pid_of(program) != before
 
 
-@catches("there is one helper", "mlxspec.platform.helper:MOST_PROCESSES", lambda right: 1)
+@catches("there is one helper", "mlxspec.platform.helper:_places", lambda right: threading.Semaphore(1))
 def test_a_call_that_burns_holds_nobody_up(program: helper.Program, tmp_path: Path) -> None:
     flag, ended = tmp_path / "flag", threading.Event()
     burns = helper.Program(file=program.file, what="It", seconds=2.0, memory=program.memory, most=0)

@@ -26,7 +26,7 @@ from mlxspec.demo import TARGET
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models import adapters, layers
+from mlxspec.models import layers
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.fill import evaluate
 from mlxspec.platform import memory
@@ -178,7 +178,7 @@ def test_every_family(
 
 
 def rounded(module: Any, change: Any) -> Any:
-    whole = adapters._values(module) + change.scale * (change.a @ change.b).T
+    whole = layers.weight_values(module) + change.scale * (change.a @ change.b).T
     made = mx.quantize(whole, module.group_size, module.bits)
     return layers.quantized_linear(*made, group_size=module.group_size, bits=module.bits, mode=module.mode)
 

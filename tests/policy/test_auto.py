@@ -287,6 +287,7 @@ def _late(right: Any) -> Any:
     "rounds at rest are learned together with the drafted round behind them",
     "mlxspec.policy.auto:Auto.propose",
     lambda right: _late(right),
+    case="flat",
 )
 @pytest.mark.parametrize("widths", [FLAT, LINEAR], ids=["flat", "linear"])
 def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widths: dict[int, float]) -> None:
