@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine, Result
@@ -150,3 +151,25 @@ def test_statistics_count_what_happened() -> None:
     assert did.by_position == [(4, 4)] * 4
     assert result.stats.tokens_per_round == 5.0
     assert did.acceptance == 1.0
+
+
+@catches(
+    "an event counts accepted tokens behind the answer's end",
+    "mlxspec.events:TokensEvent.__init__",
+    lambda right: lambda self, *, num_drafted=0, **more: right(self, num_drafted=num_drafted and 57, **more),
+)
+def test_an_event_counts_no_accepted_token_behind_the_end() -> None:
+    """The answer ends at its tenth token, inside a draft of which the target accepts far more."""
+    whole = long_answer(3, 0.0)
+    place = next(i for i in range(8, 40) if whole.tokens[i] not in whole.tokens[:i])
+    engine = oracle(3, 0.0)
+    params = SamplingParams(max_tokens=60, stop_token_ids=(whole.tokens[place],))
+    events = [
+        event
+        for event in engine.stream(PROMPTS[3], params, spec=spec("ngram-simple", ngram_m=80))
+        if isinstance(event, TokensEvent)
+    ]
+    assert sum(len(event.tokens) for event in events) == place
+    assert any(event.num_drafted for event in events)
+    assert all(event.num_drafted <= len(event.tokens) for event in events)
+    assert all(event.num_drafted_chars <= len(event.text) for event in events)
