@@ -279,6 +279,23 @@ def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
         same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a stop")
 
 
+@pytest.mark.parametrize("place", [8, 15])
+def test_an_answer_that_stopped_inside_a_draft_is_kept_to_its_end(place: int) -> None:
+    """The target accepts drafted tokens behind the end, too. They are not committed, so that what is kept is the answer."""
+    text = words(40, 31)
+    plain = cold().generate(text, GREEDY)
+    end = next(i for i in range(place, 24) if plain.tokens[i] not in plain.tokens[:i])
+    warm = equality.engine([equality.Oracle([[*text, *plain.tokens]])], ngram_m=30, prefix_budget=BUDGET)
+    warm.prefix.near = 1
+    params = SamplingParams(max_tokens=24, ignore_eos=True, stop_token_ids=(plain.tokens[end],))
+    got = warm.generate(text, params, spec=spec("ngram-simple", ngram_m=30))
+    assert got.tokens == plain.tokens[:end]
+    longer = [*text, *got.tokens, 3, 1, 4]
+    after = warm.generate(longer, GREEDY)
+    assert after.stats.num_cached == 40 + end
+    same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a stop")
+
+
 def test_a_stop_string_in_a_draft_and_an_end_token() -> None:
     text = words(40, 33)
     plain = cold().generate(text, GREEDY)
