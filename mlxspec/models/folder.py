@@ -10,7 +10,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.loading.weights import FolderWeights, read_folder
+from mlxspec.loading.weights import FolderWeights, is_bare_head, read_folder
 from mlxspec.models.dflash_config import is_block_drafter, kind_of
 from mlxspec.models.eagle3 import is_eagle3
 from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
@@ -88,7 +88,11 @@ class ModelFolder:
 
     def kind(self) -> Kind:
         """What it can be to a target, whatever format its tensors have. A folder of nothing but a head needs no config."""
-        names = {name for path in self.files() for name in check_header(path)}
+        names = set[str]()
+        for path in self.files():
+            found = check_header(path)
+            prefix = "mtp." if is_bare_head(found) else ""
+            names.update(prefix + name for name in found)
         needs_config = not all(name.startswith("mtp.") for name in names)
         return kind_by(names, self.config() if needs_config else {})
 

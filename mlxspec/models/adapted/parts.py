@@ -63,7 +63,11 @@ class ByRows(nn.Module):
         self["part"] = part
 
     def __getattr__(self, name: str) -> Any:
-        return self[name] if name in self else getattr(self["part"], name)
+        if name in self:
+            return self[name]
+        if "part" not in self:  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self["part"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, RowCaches)), None)
