@@ -198,9 +198,9 @@ def test_a_drafter_of_ones_own_needs_only_propose() -> None:
 @pytest.mark.parametrize(
     ("give", "says"),
     [
-        (lambda asks: [], "0 drafts"),
+        (lambda asks: [], "gave [] where a list of 1 drafts"),
         (lambda asks: [Draft.of([1] * (a.limit + 1)) for a in asks], "at most"),
-        (lambda asks: [Draft(3, [1, 2]) for _ in asks], "has 2 tokens"),
+        (lambda asks: [Draft(3, [1, 2]) for _ in asks], "of length 3 has the tokens"),
         (lambda asks: [Draft.of([tiny_models.VOCAB]) for _ in asks], "no token id"),
         (lambda asks: [Draft.of([-1]) for _ in asks], "no token id"),
         (lambda asks: [Draft.of(["a"]) for _ in asks], "no token id"),
