@@ -73,7 +73,13 @@ class Guard:
         try:
             self._check_host(host)
             is_foreign = headers.get("sec-fetch-site") == "cross-site" and origin is None
-            if not is_welcome or (is_foreign and not _is_page(scope["path"])):
+            if is_foreign and not _is_page(scope["path"]):
+                raise ApiError(
+                    "A page of another site asked for this by itself, as an image or a link; open the address directly.",
+                    status=403,
+                    code="origin",
+                )
+            if not is_welcome:
                 raise ApiError(
                     "This page may not use this server; --allowed-origins would allow it.",
                     status=403,
