@@ -27,6 +27,7 @@ import fast_tier
 import gpu_rounding
 import planting
 import shards
+import skipped
 
 from mlxspec.platform import device, folders
 
@@ -61,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     planting.pytest_configure(config)
     shards.pytest_configure(config)
     gpu_rounding.pytest_configure(config)
+    config.pluginmanager.register(skipped)
     # a busy machine fails no test; the fast tier tries the same examples each time, all other runs try new ones
     settings.register_profile("mlxspec", deadline=None, derandomize=config.getoption("--fast"))
     settings.load_profile("mlxspec")

@@ -1,4 +1,4 @@
-"""The fast tier is a slice of each file that fits its seconds."""
+"""The fast tier is a slice of each file that fits its seconds; what was skipped is counted by reason."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def test_a_new_case_moves_at_most_one_other(cases: list[Case], function: str) ->
 
 def test_the_option_runs_a_slice_and_a_report_times_it(tmp_path: Path) -> None:
     text = "import pytest\n@pytest.mark.parametrize('i', range(200))\ndef test_it(i): pass\n@pytest.mark.slow\ndef test_slow(): pass\n"
+    text += "def test_a_skip(): pytest.skip('needs a moon')\n@pytest.mark.skip(reason='needs a moon')\ndef test_b_skip(): pass\n"
     (tmp_path / "test_a.py").write_text(text)
     report = tmp_path / "times.xml"
     command = [
@@ -65,6 +66,8 @@ def test_the_option_runs_a_slice_and_a_report_times_it(tmp_path: Path) -> None:
         "pytest",
         "-p",
         "fast_tier",
+        "-p",
+        "skipped",
         "-c",
         str(ROOT / "pyproject.toml"),
         "-p",
@@ -79,8 +82,9 @@ def test_the_option_runs_a_slice_and_a_report_times_it(tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    num = int(ALLOWANCE / UNTIMED + 1e-6)
-    assert f"{num} passed, {201 - num} deselected" in done.stdout, done.stdout + done.stderr
+    num = int(ALLOWANCE / UNTIMED + 1e-6) - 2
+    assert f"{num} passed, 2 skipped, {201 - num} deselected" in done.stdout, done.stdout + done.stderr
+    assert "2 skipped: needs a moon" in done.stdout
 
 
 def test_reports_are_read_by_file_and_function(tmp_path: Path) -> None:
