@@ -312,7 +312,7 @@ class TestKernelFolder:
         store = tmp_path / "home" / ".cache" / "mlxspec" / "kernels"
         first = run(unasked).stdout
         assert first.splitlines()[1] == "None False"
-        assert "`mlxspec demo` has it done" in first
+        assert "`mlxspec demo --all` has it done" in first
         assert not list(store.rglob("*.so"))
         run(COMPILE + "import os; os._exit(7)", check=False)  # did not come to its end
         assert run(unasked).stdout == first

@@ -1,4 +1,4 @@
-"""The prompts of `mlxspec demo`: from what drafters are best at to what they help least with.
+"""The prompts of `mlxspec demo`: from what drafters are best at to what they help least with, and the answers that are right.
 
 Knows texts and sampling; knows no model. All code in them was written for this page.
 """
@@ -15,7 +15,7 @@ from mlxspec import demo
 @dataclass(frozen=True, kw_only=True)
 class DemoPrompt:
     """One prompt. `is_chat`: asked in the model's chat format where it has one; otherwise the text is continued as it stands. image: a file
-    that the text asks about; says: what stands in it."""
+    that the text asks about; says: what stands in it. wanted: the right answer, where there is one; the built-in model gives it."""
 
     name: str
     what: str
@@ -25,24 +25,29 @@ class DemoPrompt:
     seed: int = 0
     image: Path | None = None
     says: str = ""
+    wanted: str = ""
 
 
-_PAIRS = '''\
-def parse_pairs(text, separator=","):
-    """Split text into pairs of a name and a value."""
-    pairs = {}
-    for part in text.split(separator):
-        name, value = part.split("=", 1)
-        pairs[name.strip()] = value.strip()
-    return pairs'''
+_FIND = '''\
+def find_files(folder, suffix):
+    """Return the paths of all files below folder that end in suffix, sorted."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        for name in names:
+            if name.endswith(suffix):
+                found.append(os.path.join(root, name))
+    return sorted(found)'''
 
-_COUNT = """\
-def count_words(lines):
-    counts = {}
-    for line in lines:
-        for word in line.split():
-            counts[word] = counts.get(word, 0) + 1
-    return counts"""
+_UNIQUE = '''\
+def unique(items):
+    """Return the items without repeats, in order."""
+    seen = set()
+    result = []
+    for item in items:
+        if item not in seen:
+            seen.add(item)
+            result.append(item)
+    return result'''
 
 _READ = '''\
 def read_settings(path):
@@ -68,21 +73,47 @@ class Reader:
     def """
 
 
-def _fenced(request: str, code: str) -> str:
-    return f"{request}:\n```python\n{code}\n```"
+def edit(request: str, code: str) -> str:
+    """A prompt that asks for a change of code."""
+    return f"{request}:\n{_fenced(code)}"
+
+
+def _fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
 
 
 PROMPTS = (
     DemoPrompt(
         name="docstring",
         what="remove a docstring (most of the answer stands in the prompt)",
-        text=_fenced("remove the docstring", _PAIRS),
+        text=edit("remove the docstring", _FIND),
+        wanted=_fenced("\n".join(_FIND.splitlines()[:1] + _FIND.splitlines()[2:])),
     ),
-    DemoPrompt(name="rename", what="rename a variable", text=_fenced("rename counts to totals", _COUNT)),
-    DemoPrompt(name="explain", what="explain a function", text=_fenced("what does this function do", _READ)),
-    DemoPrompt(name="question", what="answer a question", text="what does os.path.join do?"),
     DemoPrompt(
-        name="longer", what="rename in a longer function", text=_fenced("rename names to lines", _NAMES)
+        name="rename",
+        what="rename a variable",
+        text=edit("rename names to lines", _NAMES),
+        wanted=_fenced(
+            _NAMES.replace("names =", "lines =").replace("names.", "lines.").replace("n names", "n lines")
+        ),
+    ),
+    DemoPrompt(
+        name="explain",
+        what="explain a function",
+        text=edit("what does this function do", _READ),
+        wanted="`read_settings(path)`\n\nRead the settings file at path and return its values.",
+    ),
+    DemoPrompt(
+        name="question",
+        what="answer a question",
+        text="what does os.path.join do?",
+        wanted="`os.path.join(a, *p)`\n\nJoin two or more pathname components, inserting '/' as needed.",
+    ),
+    DemoPrompt(
+        name="longer",
+        what="rename in a function with a loop and a condition",
+        text=edit("rename result to output", _UNIQUE),
+        wanted=_fenced(_UNIQUE.replace("result", "output")),
     ),
     DemoPrompt(
         name="dice",

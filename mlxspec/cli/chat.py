@@ -217,7 +217,7 @@ def _turn(session: Session, text: str) -> bool:
                 view.end()
     talk.engine.prefix.flush(_WRITING)
     last = talk.answers[-1]
-    terminal.note(stats_line.line([last]))
+    terminal.note(stats_line.line([last], talk.engine.stats.plain))
     if session.all_figures:
         terminal.note(stats_line.details([last]))
     # what the machine lacks is said once, what became of a drafter with each answer

@@ -234,7 +234,7 @@ def _stats(session: Session, rest: str) -> None:
     if not answers:
         terminal.note("There was no answer yet.")
         return
-    terminal.note(stats_line.line(answers))
+    terminal.note(stats_line.line(answers, session.talk.engine.stats.plain))
     terminal.note(stats_line.details(answers))
 
 

@@ -1,6 +1,6 @@
-"""`mlxspec demo`: the same prompts with drafting off and on, side by side: same text, which speed, who drafted.
+"""`mlxspec demo`: the same prompts, or an edit of a file, with drafting off and as it is by default, in turns: same text, which speed.
 
-Knows options and output; prompts, runs and comparison are mlxspec.bench.
+`--all` always drafts, with each choice of drafters. Knows options and output; prompts, runs and comparison are mlxspec.bench.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
@@ -17,11 +19,12 @@ from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SpecConfig
 from mlxspec.errors import ConfigError
-from mlxspec.option import check_number
+from mlxspec.option import check_number, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mlxspec.bench.demo_prompts import DemoPrompt
     from mlxspec.bench.demo_runs import Comparison, DemoOutcome
     from mlxspec.engine.engine import Engine
 
@@ -30,6 +33,8 @@ DEMO_CHOICES = {
     options.DEMO_VISION: ("mtp",),
 }
 _SHOWN_LINES, _SHOWN_WIDTH = 4, 96
+_LONGEST, _MORE_THAN_FILE = 96, 64  # tokens of an answer
+_REQUEST = "remove the docstrings"
 _NO_TERMINAL_WIDTH = 110
 
 HEADINGS = (
@@ -44,16 +49,21 @@ HEADINGS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="edit this file instead of the built-in prompts"
+    )
     options.add_model(parser)
     declare(
         parser,
-        ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
+        ("--request", str, "TEXT", f"how FILE is to be edited (default: {_REQUEST})"),
+        ("--max-tokens", int, "N", f"longest answer in tokens (default {_LONGEST}, for FILE its length)"),
         (
-            "--draft",
-            list,
-            "LIST",
-            "drafters to compare with plain decoding; given again: one more comparison",
+            "--all",
+            bool,
+            "",
+            "always draft, with each choice of drafters; first let g++ compile MLX's kernels on a CPU",
         ),
+        ("--draft", list, "LIST", "--all with these drafters; given again: one more choice"),
         options.DRAFT_MODEL,
         ("--repeat", int, "N", "measured runs of each, medians count (default 3)", 3),
         (
@@ -69,27 +79,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run all prompts. Returns 0 only if every answer was identical, else 1."""
-    check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
+    if args.max_tokens is not None:
+        check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
+    prompts = _prompts(args)
+    args.all = args.all or bool(args.draft) or args.vision
     started = time.perf_counter()
     engine, choices = load(args)
-    from mlxspec.bench import demo_prompts
-    from mlxspec.bench.demo_runs import run_prompt
+    from mlxspec.bench.demo_runs import asked, run_prompt
 
-    prompts = demo_prompts.picture_prompts() if args.vision else demo_prompts.PROMPTS
     if not args.json:
-        ways = ", then with ".join(" + ".join(c) for c in choices)
-        terminal.say(
-            f"{len(prompts)} prompts for {engine.name}, each with drafting off and with {ways}.{_why(engine)}\n"
-        )
+        ways = ", then ".join(" + ".join(c) for c in choices)
+        on = f"always on: {ways}" if args.all else "auto, the default"
+        num = stats_line.counted(len(prompts), "prompt")
+        terminal.say(f"{num} for {engine.name}, in turns with drafting off and {on}.{_why(engine)}\n")
     outcomes = []
     for i, prompt in enumerate(prompts):
+        longest = args.max_tokens or (len(asked(engine, prompt)) + _MORE_THAN_FILE if args.file else _LONGEST)
         with Waiting(f"{i + 1} of {len(prompts)}: {prompt.what}"):
-            outcomes.append(
-                run_prompt(engine, prompt, choices, max_tokens=args.max_tokens, repeat=args.repeat)
-            )
+            outcomes.append(run_prompt(engine, prompt, choices, max_tokens=longest, repeat=args.repeat))
         if not args.json:
-            _show_answer(outcomes[-1])
+            _show_answer(outcomes[-1], whole=args.file is not None)
+        if not args.json and not args.all:
+            terminal.say(_row(outcomes[-1].comparisons[0]) + "\n")
     seconds = time.perf_counter() - started
     same = all(c.is_identical for o in outcomes for c in o.comparisons)
     if args.json:
@@ -103,7 +115,10 @@ def run(args: argparse.Namespace) -> int:
         }
         terminal.say(json.dumps(data) + "\n")
     else:
-        _report(engine, outcomes, seconds)
+        console = _console()
+        if args.all:
+            _table(console, outcomes)
+        _summarize(console, engine, outcomes, seconds)
     return 0 if same else 1
 
 
@@ -115,7 +130,10 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
         if args.no_images:
             raise ConfigError("--vision asks about pictures, and --no-images leaves out what reads them.")
         args.model = options.DEMO_VISION if args.model == options.DEMO else args.model
-    device.compile_kernels()  # what is measured is worth waiting for
+    if not args.all:
+        engine = options.load_engine(args, SpecConfig(), draft="auto")
+        return engine, [engine.spec.drafters]
+    device.compile_kernels()
     wanted: Sequence[str] = args.draft or DEMO_CHOICES.get(args.model, ("auto",))
     if "off" in wanted:
         raise ConfigError(
@@ -130,6 +148,31 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     every = dict.fromkeys(name for choice in choices for name in choice)
     engine = options.load_engine(args, SpecConfig(policy="fixed"), draft=",".join(every))
     return _seeing(engine, args), choices
+
+
+def _prompts(args: argparse.Namespace) -> Sequence[DemoPrompt]:
+    """The built-in ones, or the edit of a file. Raises ConfigError."""
+    from mlxspec.bench import demo_prompts
+
+    if args.file is None:
+        if args.request is not None:
+            raise ConfigError("--request says how a file is to be edited; name the file too.")
+        return demo_prompts.picture_prompts() if args.vision else demo_prompts.PROMPTS
+    if args.vision:
+        raise ConfigError("--vision asks about the built-in pictures; a file is edited without it.")
+    try:
+        text = Path(args.file).expanduser().read_text(encoding="utf-8").rstrip()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"{shown(args.file)} cannot be read: {why}.") from error
+    if not text:
+        raise ConfigError(f"{shown(args.file)} is empty.")
+    request = args.request or _REQUEST
+    return [
+        demo_prompts.DemoPrompt(
+            name=Path(args.file).name, what=request, text=demo_prompts.edit(request, text)
+        )
+    ]
 
 
 def _why(engine: Engine) -> str:
@@ -149,11 +192,11 @@ def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:
     return engine
 
 
-def _show_answer(outcome: DemoOutcome) -> None:
-    """The beginning of what was said, as proof that there is a text."""
-    lines = [line for line in outcome.result.text.splitlines() if line.strip()]
-    shown = [terminal.clean(line)[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
-    more = ["..."] * (len(lines) > _SHOWN_LINES)
+def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
+    """The beginning of what was said, as proof that there is a text; or all of it."""
+    lines = [terminal.clean(line) for line in outcome.result.text.splitlines() if whole or line.strip()]
+    shown = lines if whole else [line[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
+    more = ["..."] * (len(lines) > len(shown))
     says = f" It says {outcome.prompt.says}" if outcome.prompt.says else ""
     terminal.say(
         f"\n{outcome.prompt.name}: {outcome.prompt.what}{says}\n"
@@ -161,11 +204,17 @@ def _show_answer(outcome: DemoOutcome) -> None:
     )
 
 
-def _report(engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> None:
+def _row(c: Comparison) -> str:
+    """`    same text · off 161 tok/s · auto 426 tok/s · 2.65x`"""
+    ratio = "" if c.speedup is None else f" · {c.speedup:.2f}x"
+    text = "same text" if c.is_identical else "texts differ"
+    return f"    {text} · off {c.plain_speed:4.0f} tok/s · auto {c.decode_speed:4.0f} tok/s{ratio}"
+
+
+def _table(console: Console, outcomes: Sequence[DemoOutcome]) -> None:
     from rich import box
     from rich.table import Table
 
-    console = _console()
     table = Table(box=box.SIMPLE_HEAD)
     *first, last = HEADINGS
     for i, heading in enumerate(first):
@@ -176,7 +225,6 @@ def _report(engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> 
             table.add_row(outcome.prompt.name if i == 0 else "", *_cells(c))
     console.print()
     console.print(table)
-    _summarize(console, engine, outcomes, seconds)
 
 
 def _cells(c: Comparison) -> list[str]:
@@ -202,15 +250,7 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
     for outcome, c in pairs:
         if c.flip is not None:
             console.print(_flip(outcome, c), markup=False, highlight=False)
-    differing = sum(not c.is_identical for _, c in pairs)
-    verdict = (
-        f"All {len(pairs)} answers with drafting have the token ids of plain decoding."
-        if not differing
-        else f"{differing} of {len(pairs)} answers with drafting differ from plain decoding."
-    )
-    ratios = sorted(c.speedup for _, c in pairs if c.speedup is not None)
-    speeds = f" Ratios from {ratios[0]:.2f}x to {ratios[-1]:.2f}x." if ratios else ""
-    lines = [verdict + speeds, *_read(outcomes), f"{stats_line.machine()} · {seconds:.0f} s in all."]
+    lines = ["", *_read(outcomes), f"{stats_line.machine()} · {seconds:.0f} s in all."]
     notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
     lines += [terminal.sentence(n) for n in notices]
     if engine.name in options.DEMO_FAMILY:
@@ -221,6 +261,18 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
         console.print(line, markup=False, highlight=False)
     if engine.name in options.DEMO_FAMILY:
         terminal.say(f"\n{_next_steps(engine.name)}\n")
+    console.print(f"\n{_conclusion(pairs)}", markup=False, highlight=False)
+
+
+def _conclusion(pairs: Sequence[tuple[DemoOutcome, Comparison]]) -> str:
+    same = sum(c.is_identical for _, c in pairs)
+    said = f"Same text in {same} of {len(pairs)}."
+    ratios = sorted((c.speedup, o.prompt.name) for o, c in pairs if c.speedup is not None)
+    if not ratios:
+        return said
+    middle, (least, where) = median(ratio for ratio, _ in ratios), ratios[0]
+    begin, worst = ("Median: ", f", worst {least:.2f} ({where})") if len(ratios) > 1 else ("", "")
+    return f"{said} {begin}{middle:.2f} times as fast as without drafting{worst}."
 
 
 def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:

@@ -97,7 +97,11 @@ def run(args: argparse.Namespace) -> int:
             _print_text(events, requests, prompts, show_draft=args.show_draft)
     if not args.json:
         answers = [stats_line.finished(r) for r in requests]
-        terminal.note(stats_line.line(answers, engine.stats.round_seconds if len(requests) > 1 else None))
+        terminal.note(
+            stats_line.line(
+                answers, engine.stats.plain, engine.stats.round_seconds if len(requests) > 1 else None
+            )
+        )
         if args.stats:
             terminal.note(stats_line.details(answers))
         for notice in stats_line.notices(r.stats for r in requests):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.request import Request
-    from mlxspec.engine.stats import DrafterStats, RequestStats
+    from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
     from mlxspec.kernels.launch import KernelReport
 
 Ending = Literal["", "stopped", "cut at the token limit", "cut at the end of the context"]
@@ -47,25 +47,25 @@ def kept_bits(engine: Engine) -> str:
     return f" · {', '.join(said)}" if said else ""
 
 
-def line(answers: Sequence[Finished], decode_seconds: float | None = None) -> str:
-    """`34 tokens · 189 tok/s (plain about 120) · 58 % of 43 drafted tokens accepted`. `decode_seconds`: wall time of rounds that several
-    answers shared; None adds their own."""
+def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float | None = None) -> str:
+    """`34 tokens · 189 tok/s, 1.6 times as fast as without drafting · 58 % of 43 drafted tokens accepted`. The ratio is said of one answer,
+    where plain rounds settle it. decode_seconds: wall time of rounds that several answers shared; None adds their own."""
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
     alone = all_stats[0] if len(answers) == 1 and all_stats[0].drafters else None
-    plain = None if alone is None else alone.plain_speed
-    beside = f" (plain about {plain:.0f})" if plain else ""
-    if any(
-        s.num_compiling_rounds for s in all_stats
-    ):  # which plain rounds are not, so they would seem faster
-        beside = " (while compiling; the next answer is faster)"
+    ratio = None if alone is None else plain.speedup(alone)
+    beside = f", {ratio:.1f} times as fast as without drafting" if ratio is not None else ""
+    if any(s.num_compiling_rounds for s in all_stats):
+        beside = " (compiling included)"
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
     parts = [
         _ending(answers) + counted(tokens, "token"),
         *([speed + beside] if speed else []),
-        f"{_percent(accepted, drafted)} of {counted(drafted, 'drafted token')} accepted"
+        "the text repeated itself"  # and what repeats is accepted
+        if any(s.num_loops for s in all_stats)
+        else f"{_percent(accepted, drafted)} of {counted(drafted, 'drafted token')} accepted"
         if drafted
         else "nothing drafted",
     ]

@@ -95,7 +95,7 @@ def say_drafted(text: str, num_chars: int) -> None:
 
 def note(text: str) -> None:
     """A remark beside the answer, to stderr; on a terminal dim and broken between words."""
-    line = sentence(text)
+    line = sentence(_as_typed(text))
     if is_terminal(sys.stderr) and len(line) >= (columns := shutil.get_terminal_size().columns):
         for part in textwrap.wrap(line, max(columns - 1, 20), break_long_words=False, break_on_hyphens=False):
             note_as_is(part)
@@ -111,7 +111,12 @@ def note_as_is(line: str) -> None:
 
 def complain(text: str) -> None:
     """One line about something that went wrong, to stderr."""
-    print(f"mlxspec: error: {sentence(text)}", file=sys.stderr, flush=True)
+    print(f"mlxspec: error: {sentence(_as_typed(text))}", file=sys.stderr, flush=True)
+
+
+def _as_typed(text: str) -> str:
+    """`text` with its commands as this one was called."""
+    return text.replace("`mlxspec ", f"`{own_name()} ")
 
 
 def own_name() -> str:

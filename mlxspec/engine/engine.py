@@ -490,7 +490,7 @@ class Engine(EngineApi):
                 raise
         self._charge(time.perf_counter() - started, before)
         if times is not None:
-            times.count(rows)
+            times.count(rows, self.stats.plain)
             if self.ranks is None:
                 times.teach(self.drafting)
             else:

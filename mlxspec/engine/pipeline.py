@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
-from mlxspec.engine.stats import EngineStats
+from mlxspec.engine.stats import EngineStats, PlainRounds
 from mlxspec.events import Event
 from mlxspec.models.base import Model
 from mlxspec.policy.drafting import Drafting
@@ -43,17 +43,14 @@ class TimedRound:
     ahead: bool
     is_warm: bool
 
-    def count(self, rows: Sequence[Request]) -> None:
-        """Count a round of plain decoding for its requests. One that was not launched ahead takes longer, and one that compiles, which is
-        counted too."""
+    def count(self, rows: Sequence[Request], plain: PlainRounds) -> None:
+        """Count a round that compiled for its requests, and one of plain decoding, unless it was not launched ahead and so took longer."""
+        own = [request for request in rows if request.number in self.numbers]
         if not self.is_warm:
-            for request in rows:
-                request.stats.num_compiling_rounds += request.number in self.numbers
-        if self.ahead and self.is_warm and self.num_tokens == len(self.numbers):
-            for request in rows:
-                if request.number in self.numbers:
-                    request.stats.num_plain_rounds += 1
-                    request.stats.plain_seconds += self.seconds
+            for request in own:
+                request.stats.num_compiling_rounds += 1
+        elif self.ahead and self.num_tokens == len(self.numbers) == len(own) == 1:
+            plain.add(len(own[0].history), self.seconds)
 
     def teach(self, drafting: Drafting) -> None:
         """Tell the policies."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import asdict, dataclass, field
+from math import sqrt
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlxspec.engine.probe import ProbeReport
 
-_PLAIN_ROUNDS = 4  # so few can all be late by chance
+_MOST_ROUNDS = 64
+_FEWEST_ROUNDS = 8  # of fewer, the bounds of the median would be the fastest and the slowest round
+_SMALLEST = 1.05  # ratios nearer to 1 say nothing to a person
 
 
 @dataclass
@@ -47,10 +52,9 @@ class DrafterStats:
 @dataclass
 class RequestStats:
     """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
-    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. num_plain_rounds and
-    plain_seconds: its rounds without drafts that were launched ahead, as all rounds of plain decoding are. num_compiling_rounds: those in
-    which MLX compiled something, once in a process. num_cached: tokens of the prompt that the prefix store had, so that they were not read;
-    num_read: those that were read, fewer than the rest where a request ended before.
+    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. num_compiling_rounds:
+    those in which MLX compiled something, once in a process. num_cached: tokens of the prompt that the prefix store had, so that they were
+    not read; num_read: those that were read, fewer than the rest where a request ended before.
 
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
@@ -71,8 +75,6 @@ class RequestStats:
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
-    num_plain_rounds: int = 0
-    plain_seconds: float = 0.0
     num_compiling_rounds: int = 0
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
@@ -106,12 +108,6 @@ class RequestStats:
         return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
 
     @property
-    def plain_speed(self) -> float | None:
-        """Tokens a second of plain decoding, measured in this answer's own plain rounds; None where they are too few to tell."""
-        is_known = self.num_plain_rounds >= _PLAIN_ROUNDS and self.plain_seconds > 0
-        return self.num_plain_rounds / self.plain_seconds if is_known else None
-
-    @property
     def prefill_speed(self) -> float:
         """Tokens of the prompt read a second."""
         return self.num_read / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
@@ -125,7 +121,6 @@ class RequestStats:
             "tokens_per_round",
             "decode_speed",
             "prefill_speed",
-            "plain_speed",
             "other_seconds",
         )
         found = asdict(self) | {name: getattr(self, name) for name in computed}
@@ -134,12 +129,44 @@ class RequestStats:
         return found
 
 
+class PlainRounds:
+    """Times of the newest rounds that decoded one row as plain decoding does: without drafts, launched ahead, and compiling nothing."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[int, float]] = deque(maxlen=_MOST_ROUNDS)
+
+    def add(self, context: int, seconds: float) -> None:
+        """Add a round of a row with so many tokens of context."""
+        self._rounds.append((context, seconds))
+
+    def speedup(self, stats: RequestStats) -> float | None:
+        """By what factor an answer that was decoded alone was faster than plain rounds of about its context: of half to twice its tokens.
+
+        None where that is not settled: the 95 % bounds of the plain rounds' median allow for less than 5 % either way, they are fewer
+        than 8, or rounds of the answer compiled or looped.
+        """
+        middle = stats.num_prompt + stats.num_generated / 2
+        times = sorted(s for context, s in self._rounds if middle / 2 <= context <= middle * 2)
+        if (
+            len(times) < _FEWEST_ROUNDS
+            or stats.num_compiling_rounds
+            or stats.num_loops
+            or not stats.decode_speed
+        ):
+            return None
+        low = int((len(times) - 2 * sqrt(len(times))) / 2)
+        least, most = (stats.decode_speed * times[place] for place in (low, -1 - low))
+        is_settled = least > _SMALLEST or most * _SMALLEST < 1
+        return stats.decode_speed * median(times) if is_settled else None
+
+
 @dataclass
 class EngineStats:
     """Totals since the engine was made. probe: what the exactness probe found, None where it has not run.
 
     num_synchronised: rounds for which the host waited while nothing else was queued; for the others the next one was on its way.
-    num_unread: rounds on their way that were dropped, since a row that left had a part in them.
+    num_unread: rounds on their way that were dropped, since a row that left had a part in them. plain: what plain decoding takes, as far
+    as rounds have shown.
     """
 
     num_rounds: int = 0
@@ -152,3 +179,4 @@ class EngineStats:
     verify_seconds: float = 0.0
     round_seconds: float = 0.0
     probe: ProbeReport | None = None
+    plain: PlainRounds = field(default_factory=PlainRounds)

@@ -105,7 +105,7 @@ def _tf32_notices() -> list[str]:
 def _kernel_notices(reason: str) -> list[str]:
     if reason == _NOT_YET:
         return [
-            f"MLX computes step by step, as {reason}; `mlxspec demo` has it done once, in a minute or two."
+            f"MLX computes step by step, as {reason}; `mlxspec demo --all` has it done once, in a minute or two."
         ]
     return [_kernels.notice] if _kernels.notice else []
 

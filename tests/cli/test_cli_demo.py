@@ -1,8 +1,9 @@
-"""`mlxspec demo`: every prompt off and on; exit code 0 only when all token ids are the same."""
+"""`mlxspec demo`: every prompt off and on, in turns; exit code 0 only when all token ids are the same."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,20 +54,61 @@ def as_demo(monkeypatch: pytest.MonkeyPatch, roomy: tuple[Path, Path], quick: No
 def check_table(ran: Ran, num_rows: int) -> None:
     assert ran.code == 0, ran.err
     assert ran.out.count(" identical ") == num_rows
-    assert f"All {num_rows} answers with drafting have the token ids of plain decoding." in ran.out
+    assert ran.out.splitlines()[-1].startswith(f"Same text in {num_rows} of {num_rows}. Median: ")
     assert "differ" not in ran.out
     assert "\x1b" not in ran.out
     assert ran.err == ""
 
 
-def test_the_family_without_options(run: Run, as_demo: None) -> None:
+def test_a_row_a_prompt_and_a_conclusion(run: Run, as_demo: None) -> None:
+    """By default policy auto is beside plain decoding: the text, one row, and a last line that says what follows."""
     ran = run("demo", *SHORT)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("2 prompts for demo, in turns with drafting off and auto, the default.")
+    rows = [line for line in ran.out.splitlines() if line.startswith("    same text · off ")]
+    assert len(rows) == 2
+    assert all(
+        re.fullmatch(r"    same text · off +\d+ tok/s · auto +\d+ tok/s · \d+\.\d\dx", row) for row in rows
+    )
+    last = r"Same text in 2 of 2\. Median: \d+\.\d\d times as fast as without drafting, worst \d+\.\d\d \(\w+\)\."
+    assert re.fullmatch(last, ran.out.splitlines()[-1])
+
+
+def test_a_file_is_edited_both_ways(run: Run, quick: None, roomy: tuple[Path, Path], tmp_path: Path) -> None:
+    code = tmp_path / "own.py"
+    code.write_text("def f(x):\n    return x\n")
+    ran = run("demo", code, "--request", "do it", "--model", roomy[0], "--max-tokens", 6, "--repeat", 1)
+    assert ran.code == 0, ran.err
+    assert "\nown.py: do it\n" in ran.out
+    assert ran.out.splitlines()[-1].startswith("Same text in 1 of 1. ")
+    data = json.loads(run("demo", code, "--model", roomy[0], "--repeat", 1, "--json").out)
+    assert len(data["prompts"][0]["tokens"]) <= 200
+    refused(run("demo", tmp_path / "absent"), "absent", "No such file")
+    refused(run("demo", "--request", "x"), "--request", "file")
+    (tmp_path / "empty").write_text("\n")
+    refused(run("demo", tmp_path / "empty"), "is empty")
+    refused(run("demo", code, "--vision"), "--vision")
+
+
+@pytest.mark.parametrize("prompt", [p for p in PROMPTS if p.temperature == 0], ids=lambda p: p.name)
+def test_the_built_in_model_answers_the_prompts_right(demo: Engine, prompt: DemoPrompt) -> None:
+    assert prompt.wanted
+    assert demo.chat(prompt.text, max_tokens=96).text == prompt.wanted
+
+
+@pytest.fixture(scope="module")
+def demo() -> Engine:
+    return mlxspec.load("demo", draft="off")
+
+
+def test_the_family_with_all(run: Run, as_demo: None) -> None:
+    ran = run("demo", "--all", *SHORT)
     check_table(ran, 4)
     assert "draft-model" in ran.out
     assert "mtp" in ran.out
     told, steps = ran.out.split("\nGo on with:\n")
     assert "tiny" in "".join(told.splitlines()[-2:])
-    assert [line.split()[:2] for line in steps.splitlines()] == [
+    assert [line.split()[:2] for line in steps.splitlines()[:-2]] == [
         ["mlxspec", "chat"],
         ["mlxspec", "generate"],
         ["mlxspec", "pull"],
@@ -74,7 +116,7 @@ def test_the_family_without_options(run: Run, as_demo: None) -> None:
 
 
 def test_another_model(run: Run, quick: None, roomy: tuple[Path, Path]) -> None:
-    ran = run("demo", "--model", roomy[0], *SHORT)
+    ran = run("demo", "--all", "--model", roomy[0], *SHORT)
     check_table(ran, 2)
     assert "tiny" not in ran.out
 
@@ -123,11 +165,15 @@ def test_a_difference_is_exit_code_1(run: Run, as_demo: None, monkeypatch: pytes
     monkeypatch.setattr(Engine, "generate", flipping)
     ran = run("demo", *SHORT)
     assert ran.code == 1
-    assert ran.out.count(" differ ") == 2 + 1  # in the table, and in the summary
-    assert "2 of 4 answers with drafting differ" in ran.out
+    assert ran.out.count("    texts differ · ") == 2
+    assert ran.out.splitlines()[-1] == "Same text in 0 of 2."
+    ran = run("demo", "--all", *SHORT)
+    assert ran.code == 1
+    assert ran.out.count(" differ ") == 2  # in the table
+    assert "\nSame text in 2 of 4. " in ran.out
     assert "token 3 of the answer" in ran.out
     assert "leads by" in ran.out
-    data = json.loads(run("demo", "--json", *SHORT).out)
+    data = json.loads(run("demo", "--all", "--json", *SHORT).out)
     assert data["identical"] is False
     flipped = data["prompts"][0]["comparisons"][0]
     assert flipped["speedup"] is None

@@ -36,7 +36,7 @@ def test_pictures_are_asked_about(run: Run, quick: None) -> None:
     ran = run("demo", "--vision", *SHORT)
     assert ran.code == 0, ran.err
     assert ran.out.startswith(
-        "2 prompts for demo-vision, each with drafting off and with mtp. Drafting is forced"
+        "2 prompts for demo-vision, in turns with drafting off and always on: mtp. Drafting is forced"
     )
     assert ran.out.count(" identical ") == 2
     assert "number-1: Read the number. It says 526599" in ran.out

@@ -19,7 +19,7 @@ from mlxspec.cli.stats_line import Finished, line
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.pipeline import TimedRound
-from mlxspec.engine.stats import DrafterStats, RequestStats
+from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
 
 SHORT = ("--max-tokens", 6)
 
@@ -149,17 +149,43 @@ def test_more_context_than_the_model_has_is_said(run: Run, model: Path) -> None:
     assert "The model has 256 tokens of context, less than --max-context 100,000; 256 are used" in ran.err
 
 
-def test_plain_speed_only_where_it_was_measured() -> None:
-    """A speed of plain decoding is told where an answer that asked for drafts had plain rounds of its own."""
-    drafted = {"mtp": DrafterStats(num_calls=1)}
-    stats = RequestStats(num_generated=11, decode_seconds=1.0, plain_seconds=0.8, num_plain_rounds=4)
-    assert line([Finished(stats=stats)]) == "11 tokens · 10.0 tok/s · nothing drafted"
-    told = replace(stats, drafters=drafted)
-    assert line([Finished(stats=told)]) == "11 tokens · 10.0 tok/s (plain about 5) · nothing drafted"
-    said = line([Finished(stats=replace(told, num_compiling_rounds=1))])
-    assert said == "11 tokens · 10.0 tok/s (while compiling; the next answer is faster) · nothing drafted"
-    too_few = replace(told, num_plain_rounds=3)
-    assert line([Finished(stats=too_few)]) == "11 tokens · 10.0 tok/s · nothing drafted"
+def plain_rounds(*seconds: float, context: int = 100) -> PlainRounds:
+    found = PlainRounds()
+    for each in seconds:
+        found.add(context, each)
+    return found
+
+
+def test_a_ratio_only_where_plain_rounds_settle_it() -> None:
+    """What an answer gained is told where 8 or more plain rounds of its context agree that it is more than 5 % either way."""
+    stats = RequestStats(
+        num_prompt=90, num_generated=21, decode_seconds=1.0, drafters={"mtp": DrafterStats(num_calls=1)}
+    )
+    answer = [Finished(stats=stats)]
+    bare = "21 tokens · 20.0 tok/s · nothing drafted"
+    assert line(answer, plain_rounds()) == bare
+    assert line(answer, plain_rounds(*[0.1] * 8)) == (
+        "21 tokens · 20.0 tok/s, 2.0 times as fast as without drafting · nothing drafted"
+    )
+    assert "0.8 times as fast" in line(answer, plain_rounds(*[0.04] * 8))
+    assert line(answer, plain_rounds(*[0.1] * 7)) == bare  # too few
+    assert line(answer, plain_rounds(*[0.051] * 8)) == bare  # too near
+    assert line(answer, plain_rounds(*[0.04, 0.1] * 4)) == bare  # they do not agree
+    assert line(answer, plain_rounds(*[0.1] * 8, context=300)) == bare  # of a longer context
+    off = replace(stats, drafters={})
+    assert line([Finished(stats=off)], plain_rounds(*[0.1] * 8)) == bare
+    assert line(answer * 2, plain_rounds(*[0.1] * 8)).startswith("2 answers: 42 tokens · 20.0 tok/s · ")
+    compiled = replace(stats, num_compiling_rounds=1)
+    said = line([Finished(stats=compiled)], plain_rounds(*[0.1] * 8))
+    assert said == "21 tokens · 20.0 tok/s (compiling included) · nothing drafted"
+    looped = replace(stats, num_loops=1, drafters={"mtp": DrafterStats(num_drafted=4, num_accepted=4)})
+    said = line([Finished(stats=looped)], plain_rounds(*[0.1] * 8))
+    assert said == "21 tokens · 20.0 tok/s · the text repeated itself"
+
+
+def test_the_newest_plain_rounds_count() -> None:
+    stats = RequestStats(num_prompt=90, num_generated=21, decode_seconds=1.0)
+    assert plain_rounds(*[0.1] * 200, *[0.2] * 64).speedup(stats) == pytest.approx(4.0)
 
 
 def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +239,21 @@ def test_every_wait_of_a_command_has_a_name(run: Run, model: Path, monkeypatch: 
     ]
 
 
-def test_rounds_that_compile_are_counted_and_no_plain_speed_follows_from_them() -> None:
-    asked: list[Any] = [SimpleNamespace(number=n, stats=RequestStats()) for n in (1, 2)]
-    for is_warm in (False, True):
-        TimedRound(numbers=(1,), num_tokens=1, seconds=1.0, ahead=True, is_warm=is_warm).count(asked)
-    counted = [(r.stats.num_compiling_rounds, r.stats.num_plain_rounds) for r in asked]
-    assert counted == [(1, 1), (0, 0)]
+def test_which_rounds_are_plain_ones() -> None:
+    """Those of one row and one token that were launched ahead and compiled nothing; rounds that compile are counted."""
+    asked: list[Any] = [SimpleNamespace(number=n, stats=RequestStats(), history=[0] * 9) for n in (1, 2)]
+    plain = PlainRounds()
+    given: dict[str, Any] = {"numbers": (1,), "num_tokens": 1, "seconds": 1.0, "ahead": True, "is_warm": True}
+    for changed in (
+        {"is_warm": False},
+        {"ahead": False},
+        {"num_tokens": 2},
+        {"numbers": (1, 2), "num_tokens": 2},
+    ):
+        TimedRound(**(given | changed)).count(asked, plain)
+    assert [r.stats.num_compiling_rounds for r in asked] == [1, 0]
+    stats = RequestStats(num_prompt=9, num_generated=3, decode_seconds=1.0)
+    for _ in range(8):
+        assert plain.speedup(stats) is None
+        TimedRound(**given).count(asked, plain)
+    assert plain.speedup(stats) == pytest.approx(2.0)

@@ -254,7 +254,6 @@ def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
     assert 0 < lookup.seconds <= stats.draft_seconds
     assert stats.draft_seconds + stats.verify_seconds <= stats.decode_seconds
     assert stats.other_seconds > 0
-    assert stats.num_plain_rounds == 0 or stats.plain_seconds < stats.decode_seconds
     fixed = made.generate(
         PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("ngram-simple",), policy="fixed")
     ).stats
