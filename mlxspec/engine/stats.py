@@ -140,7 +140,7 @@ class PlainRounds:
         self._rounds.append((context, seconds))
 
     def speedup(self, stats: RequestStats) -> float | None:
-        """By what factor an answer that was decoded alone was faster than plain rounds of about its context: of half to twice its tokens.
+        """The factor by which an answer that was decoded alone was faster than plain rounds of half to twice its context.
 
         None where that is not settled: the 95 % bounds of the plain rounds' median allow for less than 5 % either way, they are fewer
         than 8, or rounds of the answer compiled or looped.
