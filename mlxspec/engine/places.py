@@ -137,8 +137,10 @@ class RequestPlaces:
             request = self._shares.next(waiting, Counter(r.client for r in running))
             if request is None:
                 return
-            victim = makes_room(running, request.client, self.step) if len(running) >= most else None
-            if victim is None and len(running) >= most:
+            num_waiting = len({r.client for r in waiting})
+            is_full = len(running) >= most
+            victim = makes_room(running, request.client, self.step, num_waiting) if is_full else None
+            if victim is None and is_full:
                 return
             is_new = request in self.queue
             if is_new and not has_room(request):

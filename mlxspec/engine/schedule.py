@@ -5,8 +5,8 @@ A place is a prompt being read or a row that decodes. Places are shared out by c
 with the fewest places is next, of several the one whose turn was longest ago, with the request that it has waited with longest. Where no
 place is free, a request of the client that has most makes room. It is parked, waits like the others and goes on where it was:
     the client has at least two places more: its newest request, prompts first;
-    it has one more: the request that has had its place longest. Of n places one changes hands so every TURN / n steps, so that rows wait
-    evenly: each keeps its place for TURN steps, and if one client more wants a place it waits for TURN / n. A prompt makes room at once
+    it has one more: the request that has had its place longest. Where n clients wait one place changes hands every TURN / n steps, one a
+    step at most, so that each of them waits for about TURN steps, however many they are up to that number. A prompt makes room at once
     for a client that has no place, because parking a prompt costs nothing.
 So each of k clients that ask for enough has a k-th part of the places over time, also where there are more clients than places, and
 requests of one client are served in the order in which they came.
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from mlxspec.engine.request import Request
 from mlxspec.errors import EngineStoppedError, QueueFullError
 
-TURN = 32  # steps in which every place changes hands once
+TURN = 8  # steps that a client waits for a place that is another's
 
 
 class Shares:
@@ -48,8 +48,9 @@ class Shares:
         self._turns[client] = None
 
 
-def makes_room(running: Sequence[Request], client: str, step: int) -> Request | None:
-    """The request, of those that have a place, that is parked for `client`, None where none is. step: of the engine, now."""
+def makes_room(running: Sequence[Request], client: str, step: int, num_waiting: int) -> Request | None:
+    """The request, of those that have a place, that is parked for `client`, None where none is. step: of the engine, now. num_waiting:
+    clients that wait for a place."""
     places = Counter(r.client for r in running)
     most = max(places.values(), default=0)
     richest = [r for r in running if places[r.client] == most]
@@ -58,7 +59,7 @@ def makes_room(running: Sequence[Request], client: str, step: int) -> Request | 
     if most <= places[client]:
         return None
     quiet = step - max(r.since for r in running)  # steps since a place changed hands
-    is_turn = quiet * len(running) >= TURN
+    is_turn = quiet * num_waiting >= TURN
     over = [r for r in richest if is_turn or not (r.num_generated or places[client] or r.since >= step)]
     return min(over, key=lambda r: (r.since, r.number), default=None)
 

@@ -251,6 +251,20 @@ def test_bytes(dtype: mx.Dtype, bits: int) -> None:
     assert layer.snapshot_bytes * 504 <= sum(x.nbytes for x in layer.arrays) <= layer.bytes_for(504, 400)
 
 
+@pytest.mark.parametrize("widths", [(1, 255), (17, 100), (400,)])
+def test_a_row_takes_no_more_bytes_than_was_said_at_any_length(widths: tuple[int, ...]) -> None:
+    """Growth by an eighth is no whole number of steps: the bound must be rounded up as the buffers are."""
+    layer = attention_cache(1, DIM, mx.float16, 1)
+    cache = ModelCache([layer], 1)
+    while cache.lengths[0] < 5000:
+        for width in widths:
+            places = cache.begin(FlatRows((width,)), certain=True)
+            layer.append(*(mx.zeros((width, 1, DIM), mx.float16) for _ in range(2)), places)
+            cache.commit()
+            length = cache.lengths[0]
+            assert sum(x.nbytes for x in layer.arrays) <= layer.bytes_for(length, max(widths)), length
+
+
 def test_what_cannot_be_kept_in_groups_is_refused() -> None:
     for dim, bits in ((80, 8), (32, 4), (64, 3), (64, 16)):
         with pytest.raises(CacheError, match="cannot be kept"):

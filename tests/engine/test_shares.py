@@ -60,25 +60,27 @@ def test_clients_with_as_many_places_take_turns() -> None:
 
 def test_a_request_makes_room_where_that_makes_shares_more_equal() -> None:
     rows = requests("a", "a", "a", "b")
-    assert makes_room(rows, "c", 0) is rows[2]  # the newest of the client that has most
-    assert makes_room(rows, "b", 0) is rows[2]
-    assert makes_room(rows, "a", 99) is None
+    assert makes_room(rows, "c", 0, 1) is rows[2]  # the newest of the client that has most
+    assert makes_room(rows, "b", 0, 1) is rows[2]
+    assert makes_room(rows, "a", 99, 1) is None
     rows[0].num_generated = 0
-    assert makes_room(rows, "c", 0) is rows[0]  # a prompt before a row
+    assert makes_room(rows, "c", 0, 1) is rows[0]  # a prompt before a row
 
 
 def test_where_shares_are_equal_the_longest_turn_makes_room() -> None:
     rows = requests("a", "b")
-    first = rows[1].since + TURN // 2  # two places: each changes hands once in a turn
-    assert makes_room(rows, "c", first - 1) is None
-    assert makes_room(rows, "c", first) is rows[0]
+    first = rows[1].since + TURN // 2  # two clients wait: a place changes hands twice in a turn
+    assert makes_room(rows, "c", first - 1, 2) is None
+    assert makes_room(rows, "c", first, 2) is rows[0]
     rows[0].since = first
-    assert makes_room(rows, "a", first + TURN // 2 - 1) is None
-    assert makes_room(rows, "c", first + TURN // 2) is rows[1]
+    assert makes_room(rows, "a", first + TURN // 2 - 1, 2) is None
+    assert makes_room(rows, "c", first + TURN // 2, 2) is rows[1]
+    assert makes_room(rows, "c", first + TURN - 1, 1) is None
+    assert makes_room(rows, "c", first + TURN, 1) is rows[1]
     read = requests("a", "b", generated=0)
-    assert makes_room(read, "c", 0) is None  # it has just come
-    assert makes_room(read, "c", 1) is read[0]
-    assert makes_room(requests("a", "a", "b", generated=0), "b", 5) is None
+    assert makes_room(read, "c", 0, 1) is None  # it has just come
+    assert makes_room(read, "c", 1, 1) is read[0]
+    assert makes_room(requests("a", "a", "b", generated=0), "b", 5, 1) is None
 
 
 def test_a_full_queue_takes_the_request_of_a_client_that_waits_with_fewer() -> None:
@@ -225,27 +227,22 @@ def test_long_prompts_of_one_client_do_not_hold_up_another(drafters: tuple[str, 
 
 
 @catches(
-    "rows make room one right after the other, and the last of them waits for a whole turn",
+    "the more clients wait, the longer each of them does",
     "mlxspec.engine.schedule:makes_room",
-    lambda right: (
-        lambda running, client, step: (
-            next((r for r in running if step - r.since >= TURN), None)
-            if all(r.num_generated for r in running)
-            else right(running, client, step)
-        )
-    ),
-    case=str(ROWS + 1),
+    lambda right: lambda running, client, step, num: right(running, client, step, 1),
+    case=str(3 * ROWS),
 )
 @pytest.mark.parametrize("num_clients", [ROWS + 1, 3 * ROWS])
 def test_more_clients_than_places_take_turns(num_clients: int) -> None:
     """As connections on this machine, each of which is a client."""
-    engine, params = equality.engine(max_rows=ROWS), SamplingParams(max_tokens=3 * TURN, ignore_eos=True)
+    engine, params = equality.engine(max_rows=ROWS), SamplingParams(max_tokens=6 * TURN, ignore_eos=True)
     given = prompts(num_clients, 9)
     wanted = [engine.generate(p, params, spec=equality.PLAIN) for p in given]
     asked = [engine.submit(p, params, spec=equality.PLAIN, client=str(i)) for i, p in enumerate(given)]
     longest = gaps(engine, *asked)
-    turn = -(-TURN // ROWS) + 1  # until the next place changes hands, with a round that is on its way
-    assert max(longest.values()) <= (num_clients - ROWS) * turn + 4, longest
+    num_waiting = num_clients - ROWS
+    turn = -(-TURN // num_waiting) + 1  # until the next place changes hands, with a round that is on its way
+    assert max(longest.values()) <= num_waiting * turn + 4, longest
     ended(engine)
     for i, request in enumerate(asked):
         same(wanted[i], Result.of(request), given[i], params, f"client {i}")

@@ -13,18 +13,20 @@ import json
 import os
 import random
 import socket
+import tempfile
 import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from tests.engine.sighted_demo import picture
 from tests.server.serving import LONG, QUESTION, Served, content
+from tests.server.stack_samples import during
 
 BUDGET = 700 << 20
 OPTIONS = (
@@ -83,12 +85,13 @@ def answer_of(body: dict[str, Any]) -> Any:
 class Soak:
     """One run. statuses: of all answers; wrong: what should not have been."""
 
-    def __init__(self, served: Served, seconds: float, seed: int = 0) -> None:
-        self.served, self.seconds, self.seed = served, seconds, seed
+    def __init__(self, served: Served, samples: Path, seconds: float, seed: int = 0) -> None:
+        self.served, self.samples, self.seconds, self.seed = served, samples, seconds, seed
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.waits: dict[str, list[float]] = {"quiet": [], "among them": []}
         self.gaps: dict[str, list[float]] = {"quiet": [], "among them": []}
+        self.longest = {"quiet": (0.0, 0.0), "among them": (0.0, 0.0)}  # begin and end of the longest gap
         self.known: list[Any] = []
         self._ends = 0.0
         self._rng = threading.local()
@@ -111,6 +114,7 @@ class Soak:
             self._stream("quiet")
         self.served.settle()
         before, samples = usage(self.served), []
+        self._began = time.monotonic()
         self._ends = time.monotonic() + self.seconds
         threads = [
             threading.Thread(target=self._until_over, args=(work,), name=f"{work.__name__} {i}", daemon=True)
@@ -139,6 +143,8 @@ class Soak:
             "descriptors": [before["descriptors"], usage(self.served)["descriptors"]],
             "first token, longest wait": {k: round(max(v, default=0.0), 2) for k, v in self.waits.items()},
             "longest gap": {k: round(max(v, default=0.0), 2) for k, v in self.gaps.items()},
+            "seconds of the longest gap": [round(t - self._began, 2) for t in self.longest["among them"]],
+            "in the longest gap": during(self.samples, *self.longest["among them"]),
             "said": [line for line in self.served.lines if "Traceback" in line][:5],
         }
 
@@ -222,6 +228,8 @@ class Soak:
                     self.waits[which].append(now - started)
                 else:
                     self.gaps[which].append(now - last)
+                    if now - last > self.longest[which][1] - self.longest[which][0]:
+                        self.longest[which] = last, now
                 last = now
 
     def _sent(self, body: dict[str, Any], buffer: int = 0) -> socket.socket:
@@ -396,14 +404,24 @@ def faults(found: dict[str, Any]) -> Iterator[str]:
             yield f"{after} {what} were left, {before} were there before"
 
 
+@contextmanager
+def sampled() -> Iterator[tuple[Served, Path]]:
+    """A server, and the file with the stacks of its threads."""
+    with tempfile.TemporaryDirectory() as folder:
+        samples = Path(folder) / "stacks.jsonl"
+        plant = f"from tests.server.stack_samples import start\nstart({str(samples)!r})"
+        with Served(*OPTIONS, plant=plant) as served:
+            yield served, samples
+
+
 def soak(minutes: float, seed: int = 0) -> dict[str, Any]:
-    with Served(*OPTIONS) as served:
-        return Soak(served, 60 * minutes, seed).run()
+    with sampled() as (served, samples):
+        return Soak(served, samples, 60 * minutes, seed).run()
 
 
 def pairs(seconds: float) -> dict[str, Any]:
-    with Served(*OPTIONS) as served:
-        made = Soak(served, seconds)
+    with sampled() as (served, samples):
+        made = Soak(served, samples, seconds)
         for attack in (*made.attacks(), lambda: made._stream("quiet")):  # what they need is compiled by then
             attack()
         made.waits["quiet"], made.gaps["quiet"] = [], []
