@@ -1,21 +1,25 @@
-"""The picture of a chat in the documentation, made from a real run: docs/pictures/chat.svg.
+"""The pictures of the documentation that show the program, made from real runs of the built-in model: docs/pictures.
 
-    .venv/bin/python scripts/make_pictures.py [--to FOLDER]
+    .venv/bin/python scripts/make_pictures.py [--to FOLDER] [--check]
 
-`mlxspec chat` runs in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours included.
-Needs the development packages (pyte emulates the terminal).
+chat.svg: `mlxspec chat` runs in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours
+included. two-columns.svg: one prompt with drafting off and on (two_columns.py). --check makes nothing and says which pictures name other
+drafters, or have another header, than the program has now. Needs the development packages (pyte emulates the terminal).
 """
 
 from __future__ import annotations
 
 import argparse
+import html
 import io
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 import pyte
+import two_columns
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import DIMMED_MONOKAI, TerminalTheme
@@ -24,6 +28,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import mlxspec  # noqa: E402
+from mlxspec.cli import header  # noqa: E402
+from mlxspec.cli.conversation import Conversation  # noqa: E402
 from tests.cli.recorder import Recorder  # noqa: E402
 
 FRAME = """\
@@ -134,15 +141,47 @@ def _colour(name: str) -> str | None:
     return name.replace("bright", "bright_").replace("bright_brown", "bright_yellow")
 
 
-def main() -> None:
+def words(picture: str) -> str:
+    """The text of a picture without its spaces: a terminal's line may be one element or many."""
+    return "".join(html.unescape(re.sub(r"<[^>]*>", "", picture)).split())
+
+
+def check(folder: Path, engine: mlxspec.Engine) -> list[str]:
+    """What pictures of a folder say that the program does not say now, in sentences. engine: the built-in model as `load` gives it."""
+    talk = Conversation(engine=engine, params=mlxspec.SamplingParams(), spec=engine.spec)
+    wanted = {
+        "chat.svg": header.lines(talk),
+        "two-columns.svg": [two_columns.title(engine)],
+    }
+    return [
+        f"{name} does not say {line!r}: scripts/make_pictures.py makes it anew."
+        for name, lines in wanted.items()
+        for found in [words((folder / name).read_text(encoding="utf-8"))]
+        for line in lines
+        if "".join(line.split()) not in found
+    ]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder")
-    folder = parser.parse_args().to
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "chat.svg"
-    path.write_text(svg(record(), f"mlxspec {' '.join(COMMAND)}"), encoding="utf-8")
-    print(path)
+    parser.add_argument("--check", action="store_true", help="only say which pictures are of another program")
+    options = parser.parse_args()
+    with mlxspec.load(
+        "demo", config=mlxspec.EngineConfig(past_texts=0)
+    ) as engine:  # none of an answer's own drafts
+        if options.check:
+            complaints = check(options.to, engine)
+            print(*complaints, sep="\n")
+            return bool(complaints)
+        options.to.mkdir(parents=True, exist_ok=True)
+        made = {"two-columns.svg": two_columns.svg(engine)}
+    made["chat.svg"] = svg(record(), f"mlxspec {' '.join(COMMAND)}")
+    for name, picture in made.items():
+        (options.to / name).write_text(picture, encoding="utf-8")
+        print(options.to / name)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

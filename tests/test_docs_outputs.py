@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_docs import FENCE, PAGES, ROOT
 
+import mlxspec
 from mlxspec.bench import demo_prompts
-from mlxspec.cli import demo
 from mlxspec.cli.main import main
 from mlxspec.config import DRAFTER_NAMES
 from mlxspec.demo import WORKLOADS
@@ -58,23 +58,47 @@ def test_an_answer_and_its_figures(
     ]
 
 
-def test_the_table_of_the_demo() -> None:
-    (block,) = (body for body in shown(README) if "token ids" in body)
-    above, below, rule, *rows = [line for line in block.split("\n") if line.strip()]
-    assert set("─ ") == set(rule)
-    place = 0
-    for heading in demo.HEADINGS:
-        *upper, lower = heading.split("\n")
-        place = below.index(lower, place)
-        assert not upper or upper[0] in above
-    names = {prompt.name for prompt in demo_prompts.PROMPTS}
-    assert rows
-    for row in rows:
-        name, same, *figures = row.split()
-        assert name in names
-        assert same == "identical"
-        off, on, ratio = float(figures[0]), float(figures[1]), float(figures[2].removesuffix("x"))
-        assert on / off == pytest.approx(ratio, abs=0.01)
+def test_the_rows_of_the_demo() -> None:
+    """Names of prompts, and the ratio of the speeds beside it, below the text that the built-in model gives."""
+    (block,) = (body for body in shown(COMMANDS) if "same text · off" in body)
+    prompts = {prompt.name: prompt for prompt in demo_prompts.PROMPTS}
+    answers = re.findall(r"^([a-z]+): .*\n((?:    .*\n)+?)    same text · (.*)$", block, re.MULTILINE)
+    assert answers
+    for name, text, row in answers:
+        lines = [line for line in prompts[name].wanted.splitlines() if line]
+        assert text.splitlines() == [f"    {line}" for line in (*lines[:4], *["..."] * (len(lines) > 4))]
+        off, on, ratio = map(float, re.findall(r"[\d.]+", row))
+        assert on / off == pytest.approx(ratio, rel=0.02)
+    assert re.fullmatch(r"Same text in 6 of 6\. Median: .* worst .*\.", block.rstrip().splitlines()[-1])
+
+
+def test_pictures_are_of_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they say of models and drafters is what the program says now; one that says otherwise is found."""
+    pytest.importorskip("pyte", reason="the pictures' script needs the package pyte")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import make_pictures
+
+    pictures = ROOT / "docs" / "pictures"
+    with mlxspec.load("demo") as engine:
+        assert make_pictures.check(pictures, engine) == []
+    with mlxspec.load("demo", draft="ngram-simple") as other:
+        assert len(make_pictures.check(pictures, other)) == 2
+
+
+def test_the_readme_can_be_typed() -> None:
+    """No placeholder stands in a command, and no page asks for an address of the repository."""
+    for page in PAGES:
+        assert "REPOSITORY" not in page.read_text(encoding="utf-8"), page.name
+    for words in re.findall(r"^(?:mlxspec|uvx|uv|pip|scripts)\b.*$", README, re.MULTILINE):
+        assert not re.search(r"\b[A-Z]{4,}\b|<\w+>", words.split("#")[0]), words
+
+
+@pytest.mark.slow
+def test_the_readme_has_the_simulated_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import your_mac
+
+    assert your_mac.main(["--check"]) == 0
 
 
 def test_drafters_that_outputs_name_are_there() -> None:
