@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mlxspec.errors import ConfigError
-from mlxspec.option import check_number, check_options, option, options, shown, texts
+from mlxspec.option import check_number, check_options, fields_by_name, option, options, shown, texts
 
 MAX_DRAFT = 256  # tokens one draft may have: a verify wider than this is a prefill
 MAX_ROWS = 64
@@ -62,6 +62,7 @@ def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own for name in names for own in OTHER_NAMES.get(name, (name,))))
 
 
+@fields_by_name()
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen from the target's logits; one per request.
@@ -233,6 +234,7 @@ class SamplingParams:
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
+@fields_by_name(acceptance=ONE_ACCEPTANCE, draft_sampling=ONE_ACCEPTANCE)
 @dataclass(frozen=True, kw_only=True)
 class SpecConfig:
     """Which drafters run and how long their drafts may be.
@@ -265,7 +267,7 @@ class SpecConfig:
     may take. None is what the engine was made with: `load` makes it "auto", and an Engine made by hand "fixed".
 
     A draft is accepted while it equals the token that the target samples there, so a seed gives the same text with and without drafting.
-    Drafters that run a model draw with the target's own noise. acceptance and draft_sampling, which chose otherwise, are refused.
+    Drafters that run a model draw with the target's own noise.
     """
 
     drafters: tuple[str, ...] = ()
@@ -294,13 +296,8 @@ class SpecConfig:
     # fmt: on
     predicted: str | tuple[int, ...] = ()
     owner: str = ""
-    acceptance: InitVar[None] = None
-    draft_sampling: InitVar[None] = None
 
-    def __post_init__(self, acceptance: object, draft_sampling: object) -> None:
-        for name, value in (("acceptance", acceptance), ("draft_sampling", draft_sampling)):
-            if value is not None:
-                raise ConfigError(f"There is no {name}: {ONE_ACCEPTANCE}.")
+    def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "drafters", drafter_names(self.drafters))
         if not isinstance(self.owner, str):
@@ -331,6 +328,11 @@ class SpecConfig:
         return self.n_max if self.n_max is not None else FIXED_DEPTH if self.policy == "fixed" else AUTO_DEPTH
 
 
+@fields_by_name(
+    rollback="every rollback is by the tape",
+    num_states="the tape keeps none",
+    prefix_states="the prefix store keeps whole states, which change no text",
+)
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.

@@ -6,13 +6,18 @@ Everything that knows an option is made from that line: the checks of the class 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mlxspec.errors import ConfigError
 
+Called = TypeVar("Called", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type[Any])
 Kind = type | tuple[Any, ...] | Literal["bytes", "ids", "grammar", "schema"]
 
 
@@ -182,3 +187,72 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in found):
         raise ConfigError(f"{name} must be texts, not {shown(value)}.")
     return tuple(str(item) for item in found)
+
+
+def by_name(function: Called) -> Called:
+    """A function for users: arguments that it does not have, and those that it lacks, raise ConfigError in place of TypeError."""
+    form = signature(function)
+
+    @wraps(function)
+    def called(*values: Any, **named: Any) -> Any:
+        try:
+            return function(*values, **named)
+        except TypeError:
+            wrong = misnamed(function.__name__, form, values, named)
+            if wrong is None:
+                raise
+        raise ConfigError(wrong)
+
+    return called  # type: ignore[return-value]
+
+
+def fields_by_name(**gone: str) -> Callable[[Class], Class]:
+    """A config class whose wrong fields raise ConfigError in place of TypeError. gone: why there is no such field any more."""
+
+    def decorated(config: Class) -> Class:
+        made, form = config.__init__, signature(config)
+
+        @wraps(made)
+        def init(self: Any, *values: Any, **named: Any) -> None:
+            for name in named:
+                if name in gone:
+                    raise ConfigError(f"There is no {name} any more: {gone[name]}.")
+            wrong = misnamed(config.__name__, form, values, named)
+            if wrong is not None:
+                raise ConfigError(wrong)
+            made(self, **named)
+
+        config.__init__ = init
+        return config
+
+    return decorated
+
+
+def misnamed(name: str, form: Signature, values: Iterable[Any], named: Mapping[str, Any]) -> str | None:
+    """What is wrong with the names or the number of a call's arguments, in a sentence; None where that is right."""
+    known, given = form.parameters, tuple(values)
+    is_open = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
+    for word in () if is_open else named:
+        if word not in known:
+            near = get_close_matches(word, known, 1)
+            there = ", ".join(n for n in known if n != "self")
+            meant = f"did you mean {near[0]}?" if near else f"there are: {there}."
+            return f"{name} has no argument {shown(word)}; {meant}"
+    places = [
+        n for n, p in known.items() if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(given) > len(places):
+        return f"{name} takes {len(places)} {'value' if len(places) == 1 else 'values'} by position; name the others."
+    twice = next((n for n in places[: len(given)] if n in named), None)
+    if twice is not None:
+        return f"{name} was given {twice} twice."
+    open_ended = Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL
+    needed = [n for n, p in known.items() if p.default is Parameter.empty and p.kind not in open_ended]
+    lacks = [n for n in needed if n not in named and n not in places[: len(given)]]
+    return f"{name} needs {' and '.join(lacks)}." if lacks else None
+
+
+def of_kind(name: str, value: object, *kinds: type[Any]) -> None:
+    """Raise ConfigError unless the value is None or of one of these classes."""
+    if value is not None and not isinstance(value, kinds):
+        raise ConfigError(f"{name} must be {' or '.join(k.__name__ for k in kinds)}, not {shown(value)}.")

@@ -21,7 +21,7 @@ from mlxspec.errors import ConfigError, ImageError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import shown
+from mlxspec.option import by_name, of_kind, shown
 
 Prompt = str | Sequence[int] | PromptWithImages
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
@@ -95,6 +95,7 @@ class EngineApi(ABC):
         **fields: Any,
     ) -> list[Result]: ...
 
+    @by_name
     def generate(
         self,
         prompts: Prompt | Prompts,
@@ -115,6 +116,7 @@ class EngineApi(ABC):
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
 
+    @by_name
     def stream(
         self,
         prompt: Prompt,
@@ -166,6 +168,7 @@ class EngineApi(ABC):
         **fields: Any,
     ) -> list[Result]: ...
 
+    @by_name
     def chat(
         self,
         messages: Conversation | Conversations,
@@ -195,6 +198,7 @@ class EngineApi(ABC):
         results = self.generate(prompts, params, spec=spec)
         return results[0] if single else results
 
+    @by_name
     def chat_prompt(self, messages: Conversation, template: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of one conversation without images, as `chat` takes it, in the model's chat format. Raises ConfigError without a
         template, for a message that is none, and for images: `chat_input` is for those."""
@@ -203,6 +207,7 @@ class EngineApi(ABC):
             raise ConfigError("A conversation with images is more than token ids; use chat_input.")
         return found
 
+    @by_name
     def chat_input(
         self, messages: Conversation, template: Mapping[str, Any] | None = None
     ) -> list[int] | PromptWithImages:
@@ -210,10 +215,11 @@ class EngineApi(ABC):
         ConfigError without a template and for a message that is none, ImageError for an image that cannot be used."""
         if self.tokenizer is None or self.tokenizer.template is None:
             raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
+        of_kind("template", template, Mapping)
         messages, sources = split_images(checked_messages(messages))
         if sources and self.vision is None:
             raise ImageError(self.no_images)
-        text = self.tokenizer.template.render(messages, **(template or {}))
+        text = self.tokenizer.template.render(messages, **{str(k): v for k, v in (template or {}).items()})
         if sources and self.vision is not None:
             return prepared_prompt(text, sources, self.vision, self.tokenizer)
         return self.tokenizer.encode(text, special=False)
@@ -297,6 +303,8 @@ def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields
             raise ConfigError(
                 f"There is no option {shown(name)}; {meant} Variables of the chat template are given as template={{...}}."
             )
+    for each in params if isinstance(params, (list, tuple)) else [params]:
+        of_kind("params", each, SamplingParams)
     if isinstance(params, (list, tuple)):
         return [replace(each, **fields) for each in params]
     return replace(SamplingParams() if params is None else params, **fields)  # type: ignore[type-var]

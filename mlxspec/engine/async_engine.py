@@ -28,6 +28,7 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.events import Event, FinishEvent
+from mlxspec.option import by_name
 
 
 class AsyncEngine:
@@ -42,6 +43,7 @@ class AsyncEngine:
     decode together. Cancelling the task that awaits an answer, or closing a stream, cancels the request.
     """
 
+    @by_name
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
         self.worker = Worker(lambda: load(model, **options))
 
@@ -84,6 +86,7 @@ class AsyncEngine:
         **fields: Any,
     ) -> list[Result]: ...
 
+    @by_name
     async def generate(
         self,
         prompts: Prompt | Prompts,
@@ -105,6 +108,7 @@ class AsyncEngine:
                 stream.close()
         return results[0] if single else results
 
+    @by_name
     def stream(
         self,
         prompt: Prompt,
@@ -153,6 +157,7 @@ class AsyncEngine:
         **fields: Any,
     ) -> Awaitable[list[Result]]: ...
 
+    @by_name
     def chat(
         self,
         messages: Conversation | Conversations,

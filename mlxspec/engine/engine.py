@@ -59,6 +59,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
+from mlxspec.option import by_name, check_number
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
@@ -81,6 +82,7 @@ class Engine(EngineApi):
     see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
     """
 
+    @by_name
     def __init__(
         self,
         model: Model,
@@ -167,6 +169,7 @@ class Engine(EngineApi):
 
     # --- for a scheduler
 
+    @by_name
     def submit(
         self,
         prompt: Prompt,
@@ -512,6 +515,7 @@ class Engine(EngineApi):
             request.stats.draft_seconds += drafting
             request.stats.verify_seconds += verifying
 
+    @by_name
     def cancel(self, number: int) -> bool:
         """End a request at any stage; False if it is not running. Its row leaves at once, or within a step at that step's end; its
         FinishEvent comes with the next step."""
@@ -534,12 +538,15 @@ class Engine(EngineApi):
         """The Metal kernels that this process uses, and why not the others."""
         return needed()
 
+    @by_name
     def probe(self, widths: Sequence[int] | None = None) -> ProbeReport:
         """Whether verifying so many tokens at once changes numbers on this machine; kept in `stats.probe`.
 
         widths: None for every one that drafts may have, up to a limit. Raises EngineBusyError within a step.
         """
         self._check_outside("probe")
+        for width in widths or ():
+            check_number("a width", width, 2, self.max_context, integer=True)
         every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
         self.stats.probe = probe(self.model, every if widths is None else widths, kv_bits=self.config.kv_bits)
         return self.stats.probe

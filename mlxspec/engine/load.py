@@ -57,7 +57,7 @@ from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.runnable import Engine as ModelEngine
 from mlxspec.models.runnable import judge
 from mlxspec.models.sizes import bytes_of
-from mlxspec.option import shown
+from mlxspec.option import by_name, of_kind, shown
 from mlxspec.platform import device
 from mlxspec.policy.cost_file import CostFile, models_of
 from mlxspec.policy.costs import CostModel
@@ -68,6 +68,7 @@ HeadChoice = Literal[
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
+@by_name
 def load(
     model: str | os.PathLike[str] = hub.DEMO,
     *,
@@ -106,6 +107,11 @@ def load(
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
     """
+    of_kind("spec", spec, SpecConfig)
+    of_kind("config", config, EngineConfig)
+    of_kind("chat_template", chat_template, str, os.PathLike)
+    of_kind("images", images, bool)
+    of_kind("ranks", ranks, Ranks)
     spec, config = spec or SpecConfig(), config or EngineConfig()
     config = _with_context(config, max_context)
     weights_dtype = _dtype(dtype)

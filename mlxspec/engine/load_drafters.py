@@ -42,7 +42,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import shown
+from mlxspec.option import of_kind, shown, texts
 
 Made = TypeVar("Made", bound=nn.Module)
 _TITLES = {
@@ -55,6 +55,7 @@ _TITLES = {
 
 def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
     """Drafters that were given as objects, by name. Raises ConfigError for what is none, or has no name of its own."""
+    of_kind("drafters", drafters, list, tuple)
     found: dict[str, Drafter] = {}
     for drafter in drafters:
         if not isinstance(drafter, Drafter):
@@ -81,7 +82,7 @@ def asked_drafters(
         draft = spec.drafters
     if draft == "off":
         draft = ()
-    names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
+    names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else texts("draft", draft)
     if {"off", "auto"} & set(names):
         raise ConfigError("`off` and `auto` stand alone in a list of drafters.")
     names = SpecConfig(drafters=names).drafters

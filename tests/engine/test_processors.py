@@ -349,7 +349,7 @@ def test_the_whole_engine_keeps_the_distribution() -> None:
 def test_another_acceptance_is_refused_with_the_reason(field: str) -> None:
     for value in ("match", "rejection", "shared", 3):
         with pytest.raises(
-            ConfigError, match=f"There is no {field}: a draft is accepted where it equals the token"
+            ConfigError, match=f"There is no {field} any more: a draft is accepted where it equals the token"
         ):
             SpecConfig(drafters=("mtp",), **{field: value})
         with pytest.raises(ConfigError, match="a seed gives the same text"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
+from mlxspec.option import by_name, of_kind
 
 _HONOURED = frozenset(
     "sampler logits_processors prompt_cache num_draft_tokens prefill_step_size kv_bits prompt_progress_callback "
@@ -33,6 +35,7 @@ _DRAFT_TOKENS = 2  # mlx-lm's default
 Processor = Callable[[mx.array, mx.array], mx.array]
 
 
+@by_name
 def generate(
     model: LoadedModel,
     tokenizer: TokenizerWrapper,
@@ -54,6 +57,7 @@ def generate(
     return text
 
 
+@by_name
 def stream_generate(
     model: LoadedModel,
     tokenizer: TokenizerWrapper,
@@ -72,6 +76,7 @@ def stream_generate(
     return _responses(model, tokenizer, prompt, max_tokens, draft_model, stream, has_logprobs=True, **kwargs)
 
 
+@by_name
 def batch_generate(
     model: LoadedModel,
     tokenizer: TokenizerWrapper,
@@ -90,6 +95,7 @@ def batch_generate(
     together at most, as far as the engine has rows for them. Raises MlxspecError subclasses; no answer is given then.
     """
     _check(model, kwargs.pop("stream", None) or generation_stream, kwargs, "batch_generate")
+    of_kind("prompts", prompts, list, tuple)
     limits = list(max_tokens) if isinstance(max_tokens, (list, tuple)) else [max_tokens] * len(prompts)
     caches = [None] * len(prompts) if prompt_caches is None else [_checked(c)[0] for c in prompt_caches]
     if not len(limits) == len(prompts) == len(caches):
@@ -148,6 +154,7 @@ def _responses(
         draft_model is not None or num_drafts is not None
     ):  # drafts of that length, always, as mlx-lm makes them
         spec = replace(spec, policy="fixed", n_max=_DRAFT_TOKENS if num_drafts is None else num_drafts)
+    of_kind("tokenizer", tokenizer, TokenizerWrapper)
     if isinstance(prompt, str):  # as mlx-lm does: special tokens are added unless the text begins with one
         begins = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
         prompt = tokenizer.encode(prompt, add_special_tokens=not begins)
@@ -275,7 +282,7 @@ def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: str) -> None:
-    """Raises ConfigError for what we cannot honour, TypeError for what mlx-lm does not know either."""
+    """Raises ConfigError for what we cannot honour, and for what mlx-lm does not know either."""
     if not isinstance(model, LoadedModel):
         raise ConfigError("The model must come from mlxspec.compat.mlx_lm.load.")
     if stream is not generation_stream:
@@ -286,7 +293,10 @@ def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: 
         if options.get("kv_bits") is not None and name in _ONE_VALUE and value != _ONE_VALUE[name]:
             raise ConfigError(f"{name} must be {_ONE_VALUE[name]} with mlxspec, not {value!r}.")
         if name not in _HONOURED and name not in _ONE_VALUE and name not in _REFUSED:
-            raise TypeError(f"{called}() got an unexpected keyword argument {name!r}")
+            near = get_close_matches(name, (*_HONOURED, *_ONE_VALUE, "max_tokens", "verbose"), 1)
+            raise ConfigError(
+                f"{called} has no argument {name!r}" + (f"; did you mean {near[0]}?" if near else ".")
+            )
 
 
 def _prepare(model: LoadedModel, engine: Engine, options: Mapping[str, Any]) -> None:
@@ -325,6 +335,7 @@ def _ids(prompt: mx.array | Sequence[int]) -> list[int]:
     """Token ids of a prompt. Raises ConfigError for none, and for a text, which only a tokenizer makes ids of."""
     if isinstance(prompt, str):
         raise ConfigError("The prompt must be token ids here: give tokenizer.encode(text).")
+    of_kind("A prompt", prompt, mx.array, Sequence)
     found = [int(t) for t in (prompt.tolist() if isinstance(prompt, mx.array) else prompt)]
     if not found:
         raise ConfigError("The prompt is empty.")

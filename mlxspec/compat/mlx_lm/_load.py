@@ -14,6 +14,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load as _load
 from mlxspec.errors import ConfigError
 from mlxspec.loading import hub
+from mlxspec.option import by_name
 
 _ENGINE = "it stands for a whole engine (`.engine`), and functions that compute with a module need what mlx_lm.load returns"
 
@@ -99,6 +100,7 @@ class LoadedModel:
         raise AttributeError(f"mlxspec.compat.mlx_lm models have no attribute {name!r}: {_ENGINE}.")
 
 
+@by_name
 def load(
     path_or_hf_repo: str,
     tokenizer_config: dict[str, Any] | None = None,

@@ -1,0 +1,140 @@
+"""Every public call with a name that it does not have, with nothing, and with a value of another kind: one sentence of an MlxspecError."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlxspec
+from mlxspec.compat import mlx_lm as compat
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import ConfigError, MlxspecError
+from tests import tiny_models
+
+CONFIGS = (mlxspec.SamplingParams, mlxspec.SpecConfig, mlxspec.EngineConfig)
+METHODS = ("generate", "stream", "chat", "chat_prompt", "chat_input", "submit", "cancel", "probe")
+COMPAT = ("load", "generate", "stream_generate", "batch_generate")
+LOADED = tuple(inspect.signature(mlxspec.load).parameters)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny_models.target(), tiny_models.tokenizer())
+
+
+def refused(call: Callable[[], Any], *words: str) -> None:
+    with pytest.raises(MlxspecError) as caught:
+        list(call())
+    said = str(caught.value)
+    assert said.endswith((".", "?"))
+    assert "\n" not in said
+    for word in words:
+        assert word in said, said
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_fields_that_are_none(config: Any) -> None:
+    first = fields(config)[0].name
+    refused(
+        lambda: config(**{f"{first}x": 1}), f"{config.__name__} has no argument", f"did you mean {first}?"
+    )
+    refused(lambda: config(qqqq=1), "there are: ")
+    refused(lambda: config(1), "takes 0 values by position")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_fields_of_another_kind(config: Any) -> None:
+    for each in fields(config):
+        refused(lambda each=each: config(**{each.name: object()}), each.name)  # type: ignore[misc]
+
+
+def test_fields_that_went_say_why() -> None:
+    gone = {
+        mlxspec.SpecConfig: ("acceptance", "draft_sampling"),
+        mlxspec.EngineConfig: ("rollback", "num_states", "prefix_states"),
+    }
+    for config, names in gone.items():
+        for name in names:
+            refused(lambda config=config, name=name: config(**{name: "x"}), f"There is no {name} any more: ")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(engine: Engine, name: str) -> None:
+    method: Any = getattr(engine, name)
+    form = inspect.signature(method)
+    first = next(iter(form.parameters))
+    if form.parameters[first].default is inspect.Parameter.empty:
+        refused(method, f"{name} needs {first}")
+    refused(lambda: method([1, 2], qqqq=1), "qqqq")
+    refused(lambda: method(*range(9)), "by position")
+    for keyword in ("params", "spec", "template"):
+        if keyword in form.parameters and name != "chat":  # the tiny engine has no template
+            refused(lambda keyword=keyword: method([1, 2], **{keyword: 5}))  # type: ignore[misc]
+    if name not in ("cancel", "probe"):
+        refused(lambda: method(5.5))
+
+
+def test_params_and_templates_of_another_kind(engine: Engine) -> None:
+    refused(lambda: engine.generate([1, 2], 5, max_tokens=3), "params must be SamplingParams")  # type: ignore[call-overload]
+    with mlxspec.load("demo", draft="off") as demo:
+        refused(lambda: demo.chat("x", template=5), "template must be Mapping")
+        refused(lambda: demo.chat("x", 5), "SamplingParams")
+        refused(lambda: demo.chat("x", enable_thinking=False), "template={...}")
+
+
+@pytest.mark.parametrize("keyword", [name for name in LOADED if name != "model"])
+def test_load_with_a_value_of_another_kind(keyword: str) -> None:
+    refused(lambda: mlxspec.load("demo", **{keyword: 5.5}))
+
+
+def test_load_and_engines() -> None:
+    refused(lambda: mlxspec.load("demo", drafts="off"), "did you mean draft")
+    refused(lambda: mlxspec.load("demo", "off"), "takes 1 value by position")
+    refused(lambda: mlxspec.load(5), "No model was named")
+    refused(lambda: Engine(), "needs model")  # type: ignore[call-arg]
+    refused(lambda: mlxspec.AsyncEngine("demo", 5), "by position")
+
+
+def test_the_asynchronous_engine_says_the_same() -> None:
+    async def ask() -> None:
+        async with mlxspec.AsyncEngine("demo", draft="off") as engine:
+            for call in (engine.generate, engine.chat):
+                refused(call, "needs")
+            for wrong, said in (({"template": 5}, "template"), ({"params": 5}, "SamplingParams")):
+                with pytest.raises(ConfigError, match=said):
+                    await engine.chat("x", **wrong)
+            with pytest.raises(ConfigError, match="did you mean max_tokens"):
+                await engine.generate("x", max_token=1)
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("name", COMPAT)
+def test_mlx_lms_calls(name: str) -> None:
+    call: Any = getattr(compat, name)
+    refused(call, f"{name} needs")
+    if name != "load":
+        model, tokenizer = compat.load("demo")
+        refused(lambda: call(model, tokenizer, [1, 2], qqqq=1), "has no argument 'qqqq'")
+        refused(lambda: call(model, tokenizer, 5), "must be")
+        refused(lambda: call(5, tokenizer, [1, 2]), "compat.mlx_lm.load")
+    else:
+        refused(lambda: call("demo", qqqq=1), "qqqq")
+
+
+def test_an_older_python_is_told_in_one_sentence(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.version_info = (3, 10, 1)\n"
+        f"sys.path.insert(0, {str(Path(mlxspec.__file__).parents[1])!r})\n"
+        "try: import mlxspec\nexcept ImportError as error: print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout == "mlxspec needs Python 3.11 or newer; this is 3.10.\n", ran
