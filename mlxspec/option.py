@@ -229,7 +229,7 @@ def fields_by_name(**gone: str) -> Callable[[Class], Class]:
 
 
 def misnamed(name: str, form: Signature, values: Iterable[Any], named: Mapping[str, Any]) -> str | None:
-    """What is wrong with the names or the number of a call's arguments, in a sentence; None where that is right."""
+    """A sentence on wrong names or a wrong number of arguments of a call; None where they are right."""
     known, given = form.parameters, tuple(values)
     is_open = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
     for word in () if is_open else named:
