@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from mlxspec.parsers.tool_schemas import ToolSchemas
+
 
 class Call(ABC):
-    """Feed it text. `name` is known before `take_arguments` gives anything. is_done: the call is complete. is_broken: this is no call; the
-    caller shows the text as it stands. The arguments of a call that has a name are one JSON object, `finish` included."""
+    """Feed it text. `name` is that of a declared tool, known once the arguments have begun as the notation wants it, and before
+    `take_arguments` gives anything. is_done: the call is complete; is_whole: by an end of its own, not because what follows is none of it.
+    is_broken: this is no call; the caller shows the text as it stands. The arguments of a call that has a name are one JSON object,
+    `finish` included."""
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: ToolSchemas) -> None:
+        self._schemas = schemas
         self.name: str | None = None
-        self.is_done = self.is_broken = False
+        self.is_done = self.is_whole = self.is_broken = False
+        self._named: str | None = None  # until the arguments begin
         self._ready: list[str] = []  # arguments that may be given out
 
     @abstractmethod
@@ -28,3 +34,11 @@ class Call(ABC):
             return ""
         ready, self._ready = "".join(self._ready), []
         return ready
+
+    def _take_name(self, name: str) -> None:
+        """The name is complete. One that no tool has breaks the call."""
+        self._named, self.is_broken = name, name not in self._schemas
+
+    def _end(self) -> None:
+        """The text has closed the call."""
+        self.is_done = self.is_whole = True

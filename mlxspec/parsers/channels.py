@@ -32,18 +32,22 @@ _TO = re.compile(r"\bto=functions\.([\w.-]+)")
 
 
 class ChannelParser:
-    """A parser in the sense of pieces.py. tools: the request's, in OpenAI's form; without them nothing is a call. only_these: calls of
-    other tools are text."""
+    """A parser in the sense of pieces.py. tools: the request's, in OpenAI's form; calls of others are
+    text."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], *, only_these: bool = False) -> None:
-        self._has_tools = bool(tools)
-        self._names = {t["function"]["name"] for t in tools} if only_these else None
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._names = {t["function"]["name"] for t in tools}
         self._scanner, self._space = Scanner(), Trimmer()
         self._head: str | None = ""  # in front of a message; None inside one
         self._name: str | None = None  # of the function that the message goes to
         self._body: list[str] = []
         self._is_thought = False
         self._num_calls = self._num_messages = 0
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """None: a channel says what a message is."""
+        return ()
 
     @property
     def is_thinking(self) -> bool:
@@ -71,8 +75,8 @@ class ChannelParser:
 
     def _open(self) -> None:
         head, self._head = self._head or "", None
-        found = _TO.search(head) if self._has_tools else None
-        self._name = found[1] if found and (self._names is None or found[1] in self._names) else None
+        found = _TO.search(head)
+        self._name = found[1] if found and found[1] in self._names else None
         self._is_thought = self._name is None and CHANNEL + "analysis" in head
         self._body, self._space = [], Trimmer()
         self._num_messages += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Scanner, Trimmer
+from mlxspec.parsers.place import Place
 
 _LONGEST = 1 << 18  # characters of what may be a call
 
@@ -68,10 +69,8 @@ class ForeignToolParser:
     """Content and calls of `tools`, the request's in OpenAI's form; calls of other tools are text."""
 
     def __init__(self, form: ForeignCalls, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._form, self._tools = form, [dict(t) for t in tools]
-        functions = [t["function"] for t in tools]
-        self._parameters = {f["name"]: (f.get("parameters") or {}).get("properties") or {} for f in functions}
-        self._scanner, self._space = Scanner(), Trimmer(leading=False)
+        self._form, self._tools = form, tools
+        self._scanner, self._space, self._place = Scanner(), Trimmer(leading=False), Place()
         self._body: list[str] | None = None  # of a call that is open
         self._num_calls = 0
 
@@ -81,9 +80,12 @@ class ForeignToolParser:
         while True:
             if self._body is None:
                 before, tag = self._scanner.take((self._form.open,))
-                pieces.append(Content(self._space.push(before)))
+                pieces.append(self._said(before))
                 if tag is None:
                     return pieces
+                if self._place.is_code:
+                    pieces.append(self._said(tag))
+                    continue
                 self._body = []
             before, tag = (
                 self._scanner.take((self._form.close,)) if self._form.close else (self._scanner.rest(), None)
@@ -111,7 +113,8 @@ class ForeignToolParser:
 
     def _read(self, close: str, *, is_end: bool = False) -> list[Piece]:
         """The calls of the body, or its text."""
-        calls = [] if is_end and self._form.close else self._calls("".join(self._body or ()))
+        body = "".join(self._body or ())
+        calls = [] if is_end and self._form.close else read_calls(self._form.parser, body, self._tools)
         if not calls:
             return [self._given_back(close)]
         self._body = None
@@ -123,28 +126,41 @@ class ForeignToolParser:
         return pieces
 
     def _given_back(self, close: str) -> Content:
-        text = self._space.rest() + self._form.open + "".join(self._body or ()) + close
+        text = self._form.open + "".join(self._body or ()) + close
         self._body = None
-        return Content(text)
+        return self._said(text)
 
-    def _calls(self, body: str) -> list[tuple[str, str]]:
-        """Names and arguments as JSON; none where anything of it is no call."""
-        try:
-            module = importlib.import_module(f"mlx_lm.tool_parsers.{self._form.parser}")
-            found = module.parse_tool_call(body, self._tools)
-            read = [
-                (call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])
-            ]
-            written = [
-                (name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)) for name, arguments in read
-            ]
-        except Exception:  # whatever mlx-lm's parser makes of a text that no call is written in
-            return []
-        return written if all(self._is_call(name, arguments) for name, arguments in read) else []
+    def _said(self, text: str) -> Content:
+        self._place.push(text)
+        return Content(self._space.push(text))
 
-    def _is_call(self, name: Any, arguments: Any) -> bool:
-        """Whether a tool of the request is called. Some of mlx-lm's parsers make a call of any text, and put what they cannot read under
-        `raw`."""
-        if name not in self._parameters or not isinstance(arguments, dict):
-            return False
-        return set(arguments) != {"raw"} or "raw" in self._parameters[name]
+
+def read_calls(parser: str, body: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Names, and arguments as JSON, of what a module of mlx_lm.tool_parsers reads in a text; none where anything of it is no call of
+    `tools`."""
+    try:
+        module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
+        found = module.parse_tool_call(body, [dict(t) for t in tools])
+        read = [(call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])]
+    except Exception:  # whatever mlx-lm's parser makes of a text that no call is written in
+        return []
+    return written(read, tools)
+
+
+def written(calls: Sequence[tuple[Any, Any]], tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Names, and arguments as JSON; none where one of them is no call of `tools`."""
+    known = {t["function"]["name"]: t["function"].get("parameters") or {} for t in tools}
+    if not all(_is_call(name, arguments, known) for name, arguments in calls):
+        return []
+    try:
+        return [(name, json.dumps(given, ensure_ascii=False, allow_nan=False)) for name, given in calls]
+    except (TypeError, ValueError, RecursionError):
+        return []
+
+
+def _is_call(name: Any, arguments: Any, known: Mapping[str, Any]) -> bool:
+    """Whether a tool of the request is called. Some of mlx-lm's parsers make a call of any text, and put what they cannot read under
+    `raw`."""
+    if not isinstance(name, str) or name not in known or not isinstance(arguments, dict):
+        return False
+    return set(arguments) != {"raw"} or "raw" in (known[name].get("properties") or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,9 +10,10 @@ from typing import Any, Literal
 from mlxspec.parsers.channels import CHANNEL as CHANNEL_TAG
 from mlxspec.parsers.channels import MESSAGE, TAGS, ChannelParser
 from mlxspec.parsers.foreign_call import ForeignCalls, ForeignToolParser, foreign_calls
-from mlxspec.parsers.pieces import Content, OutputParser, Piece, Reasoning, merged
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece, Reasoning, merged
 from mlxspec.parsers.reasoning import ReasoningParser
 from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser, call_heads
+from mlxspec.parsers.whole_call import WholeCall
 
 ToolStyle = Literal["json", "xml", "gemma4", "function-gemma"]
 THINK = ("<think>", "</think>")
@@ -59,14 +61,13 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         is_thinking: bool | None = None,
-        only_these: bool = False,
     ) -> AnswerParser | ChannelParser:
-        """For one answer to `prompt`, the rendered text. Without `tools` what looks like a call is text. is_thinking: whether the prompt
-        ends inside thinking; None to read that off its end. only_these: what looks like a call of another tool is text."""
+        """For one answer to `prompt`, the rendered text. What looks like a call of a tool that is not among `tools` is text. is_thinking:
+        whether the prompt ends inside thinking; None to read that off its end."""
         if self.channels:
-            return ChannelParser(tools, only_these=only_these)
+            return ChannelParser(tools)
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
-        return AnswerParser(self, tools, opened=opened, only_these=only_these)
+        return AnswerParser(self, tools, opened=opened)
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends inside thinking."""
@@ -94,17 +95,18 @@ def detect(template: str | None) -> ChatFormat:
     return ChatFormat(thinking=thinking, tools=style, foreign=foreign, is_unknown=is_unknown)
 
 
+# what looks like a call, and the name of the tool
+_LIKE_A_CALL = re.compile(
+    r'"name"\s*:\s*"(?P<a>[^"\s]+)"\s*,\s*"(?:arguments|parameters)"\s*:|<invoke name="(?P<b>[^"\s]+)"'
+    r"|<function=(?P<c>[^<>\s]+)>\s*(?:<parameter=|</function>)|\bcall:(?P<d>[\w./:-]+)\{"
+    r"|(?:<｜tool▁sep｜>|<\|tool_call_begin\|>(?:functions\.)?|\[TOOL_CALLS\]\s*)(?P<e>[\w.-]+)"
+)
+
+
 class AnswerParser:
     """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
 
-    def __init__(
-        self,
-        form: ChatFormat,
-        tools: Sequence[Mapping[str, Any]],
-        *,
-        opened: bool,
-        only_these: bool = False,
-    ) -> None:
+    def __init__(self, form: ChatFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool) -> None:
         """opened: the prompt ends inside thinking."""
         tags = form.call_tags
         calls = None if tags is None or not tools else (tags.open, call_heads(tags, tools))
@@ -113,22 +115,46 @@ class AnswerParser:
         )
         self._tools: OutputParser | None = None
         if tags is not None and tools:
-            self._tools = ToolParser(tags, tools, only_these=only_these)
+            self._tools = ToolParser(tags, tools)
         elif form.foreign is not None and tools:
             self._tools = ForeignToolParser(form.foreign, tools)
+        own = [form.foreign.open] if form.foreign is not None else [] if tags is None else [tags.open]
+        self._whole = WholeCall(tools, own)
+        self._has_tools = bool(tools)
+        self._said: list[str] = []  # content, where there are tools
 
     @property
     def is_thinking(self) -> bool:
         return self._reasoning is not None and self._reasoning.is_thinking
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        found = _LIKE_A_CALL.search("".join(self._said))
+        if found is None:
+            return ()
+        name = found[found.lastgroup or 0][:80]
+        return (
+            f"What looks like a call of {name} is text: a call is of a tool of the request, begins a line, is closed, and is not in code.",
+        )
+
     def push(self, text: str) -> list[Piece]:
         if self._reasoning is None:
-            return merged(self._content(text))
-        return merged(self._behind(self._reasoning.push(text)))
+            return self._noted(self._content(text))
+        return self._noted(self._behind(self._reasoning.push(text)))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         pieces = self._behind(self._reasoning.finish(cut=cut)) if self._reasoning else []
-        return merged(pieces + (self._tools.finish(cut=cut) if self._tools else []))
+        calls, text = self._whole.finish()
+        for number, (name, arguments) in enumerate(calls):
+            pieces += [CallStart(number, name), CallArguments(number, arguments)]
+        if self._tools is not None:
+            return self._noted([*pieces, *self._tools.push(text), *self._tools.finish(cut=cut)])
+        return self._noted([*pieces, Content(text)])
+
+    def _noted(self, pieces: Sequence[Piece]) -> list[Piece]:
+        if self._has_tools:
+            self._said += [p.text for p in pieces if isinstance(p, Content)]
+        return merged(pieces)
 
     def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:
         out: list[Piece] = []
@@ -137,4 +163,5 @@ class AnswerParser:
         return out
 
     def _content(self, text: str) -> list[Piece]:
+        text = self._whole.push(text)
         return self._tools.push(text) if self._tools else [Content(text)]

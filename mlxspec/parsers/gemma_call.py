@@ -18,6 +18,7 @@ from mlxspec.parsers.values import convert, escaped, loads, writes_bare
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _KEY = re.compile(r"""\s*["']?([^\s:,{}\[\]"'<]+)["']?\s*:""")
+_PART_OF_KEY = re.compile(r"""\s*["']?[^\s:,{}\[\]"'<]*["']?\s*""")
 _OPENS, _CLOSES = "{[", "}]"
 
 
@@ -25,8 +26,8 @@ class GemmaCall(Call):
     """Feed it text from behind `call:` on."""
 
     def __init__(self, mark: str, schemas: ToolSchemas) -> None:
-        super().__init__()
-        self._mark, self._schemas = mark, schemas
+        super().__init__(schemas)
+        self._mark = mark
         self._text = ""  # that waits
         self._key: str | None = None  # of the member being read
         self._in_string = False  # a marked one, directly behind its key
@@ -35,9 +36,9 @@ class GemmaCall(Call):
 
     def push(self, text: str) -> str:
         self._text += text
-        while not self.is_done and self._go_on():
+        while not (self.is_done or self.is_broken) and self._go_on():
             pass
-        rest, self._text = (self._text, "") if self.is_done else ("", self._text)
+        rest, self._text = (self._text, "") if self.is_done or self.is_broken else ("", self._text)
         return rest
 
     def finish(self, *, cut: bool) -> str:
@@ -53,23 +54,43 @@ class GemmaCall(Call):
 
     def _go_on(self) -> bool:
         """One element; False to wait for more text."""
+        if self._named is None:
+            return self._go_on_name()
         if self.name is None:
-            name, brace, rest = self._text.partition("{")
-            if brace:
-                self.name, self._text = name.strip(), rest
-                self._ready.append("{")
-            return bool(brace)
+            return self._begin(self._named)
         if self._in_string:
             return self._go_on_string()
         if self._key is None:
             return self._go_on_key()
         return self._go_on_value(self._key)
 
+    def _go_on_name(self) -> bool:
+        name, brace, rest = self._text.partition("{")
+        if brace:
+            self._take_name(name.strip())
+            if not self.is_broken:
+                self._text = rest
+                self._ready.append("{")
+            return not self.is_broken
+        self.is_broken = not any(known.startswith(name.strip()) for known in self._schemas)
+        return False
+
+    def _begin(self, name: str) -> bool:
+        """A member or the end of the call must follow the brace. Anything else speaks of a call, and is none."""
+        text = self._text.lstrip(" \n\t,")
+        text = text[: len(text) - overlap(text, self._mark)].replace(self._mark, "", 2)
+        if text.startswith("}") or _KEY.match(text):
+            self.name = name
+            return True
+        self.is_broken = _PART_OF_KEY.fullmatch(text) is None
+        return False
+
     def _go_on_key(self) -> bool:
         text = self._text.lstrip(" \n\t,")
         if text.startswith("}"):
             self._ready.append("}")
-            self.is_done, self._text = True, text[1:]
+            self._text = text[1:]
+            self._end()
             return True
         marked = text.startswith(self._mark)
         colon = text.find(":")
@@ -121,7 +142,7 @@ class GemmaCall(Call):
         """Whether a declared member's name stands here; None while too little has come to say."""
         found = _KEY.match(text)
         if found is None:
-            return None if re.fullmatch(r"""\s*["']?[^\s:,{}\[\]"'<]*["']?\s*""", text) else False
+            return None if _PART_OF_KEY.fullmatch(text) else False
         return self._schemas.declares(self.name or "", found[1])
 
     def _end_value(self, text: str) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 
 from mlxspec.parsers.call import Call
+from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.parsers.values import loads
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -168,8 +169,8 @@ class JsonText:
 class JsonCall(Call):
     """Feed it text from the opening brace on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, schemas: ToolSchemas) -> None:
+        super().__init__(schemas)
         self._text = ""  # that waits
         self._began = False
         self._key: str | None = None
@@ -184,6 +185,7 @@ class JsonCall(Call):
         self._text += text
         while self._text and not self.is_done and not self.is_broken and self._go_on():
             pass
+        self._begin()
         if self.is_done or self.is_broken:
             rest, self._text = self._text, ""
             return rest
@@ -193,6 +195,12 @@ class JsonCall(Call):
         if self.name is not None and not self.is_done:
             self._close()
         return self.take_arguments()
+
+    def _begin(self) -> None:
+        """The call has a name once its arguments have a member, or are complete: `{...}` is said of calls."""
+        has_begun = self._value is None or not self._is_streamed or len(self._value.ready) > 1
+        if self.name is None and self._had_arguments and has_begun and not self.is_broken:
+            self.name = self._named
 
     def take_arguments(self) -> str:
         if self.name is not None and self._value is not None and self._is_streamed:
@@ -222,7 +230,9 @@ class JsonCall(Call):
             self._wants, self._text = "key", text[1:]
         elif self._wants in ("next", "key") and text[0] == "}":
             self._text = text[1:]
+            self.name = self._named
             self._close()
+            self.is_whole = self.is_done
         else:
             self._break()
         return True
@@ -254,11 +264,13 @@ class JsonCall(Call):
                 self._ready.append(json.dumps(inner, ensure_ascii=False))
         elif self._key == "name":
             found = loads(text)
-            self.name = found if isinstance(found, str) else self.name
+            if isinstance(found, str):
+                self._take_name(found)
         self._key, self._wants, self._is_streamed = None, "next", False
 
     def _break(self) -> None:
         """What has come is no JSON. Of a call whose name is known the arguments are closed; what follows is the caller's."""
+        self._begin()
         if self.name is None:
             self.is_broken = True
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mlxspec.parsers.pieces import Content, Piece, Reasoning, Scanner, Trimmer
+from mlxspec.parsers.place import Place
 
 _LONGEST_HEAD = 400  # characters in which the beginning of a call is looked for
 
@@ -26,6 +27,7 @@ class ReasoningParser:
         self._scanner = Scanner()
         self._space = ""  # before what may be the opening tag
         self._trimmer = Trimmer()
+        self._place = Place()
 
     @property
     def is_thinking(self) -> bool:
@@ -51,13 +53,13 @@ class ReasoningParser:
         tags = (self._close,) if self._calls is None else (self._close, self._calls[0])
         while self._state == "thinking":
             thought, tag = self._scanner.take(tags)
-            pieces.append(Reasoning(self._trimmer.push(thought)))
+            pieces.append(self._thought(thought))
             if tag is None:
                 return
             if tag == self._close:
                 self._state = "behind"
                 return
-            is_call = self._begins_call()
+            is_call = self._begins_call() if self._place.begins_line and not self._place.is_code else False
             rest = tag + self._scanner.rest()
             if is_call is None:
                 self._scanner.push(rest)
@@ -66,8 +68,12 @@ class ReasoningParser:
                 self._scanner.push(rest)
                 self._state = "behind"
                 return
-            pieces.append(Reasoning(self._trimmer.push(tag)))
+            pieces.append(self._thought(tag))
             self._scanner.push(rest[len(tag) :])
+
+    def _thought(self, text: str) -> Reasoning:
+        self._place.push(text)
+        return Reasoning(self._trimmer.push(text))
 
     def _begins_call(self) -> bool | None:
         """Whether what follows the tag of calls is a known tool's; None while too little has come to say."""

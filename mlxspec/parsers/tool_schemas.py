@@ -25,6 +25,9 @@ class ToolSchemas:
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self._given)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._given
+
     def of(self, name: str) -> Schema:
         """Of the tool's parameters. Raises GrammarError, with the tool's name, for what is no schema."""
         if name not in self._read:

@@ -1,7 +1,9 @@
 """Splits tool calls from the text around them, for the formats of Qwen and Gemma.
 
-A call's name is given as soon as it is complete, its arguments while they are written. Text that only began like a call is given as text,
-so nothing is lost. White space before a call belongs to the call.
+A call is one of a declared tool, and stands behind the opening tag or, in Qwen's notation with tags, without it at the beginning of a line.
+One whose opening tag begins a line is given while it is written: its name once its arguments have begun as the notation wants it. One that
+begins within a line, or without the tag, is given when it is closed. All else is text, also a call in code (place.py), and nothing of it is
+lost. White space before a call belongs to the call.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from mlxspec.parsers.call import Call
 from mlxspec.parsers.gemma_call import GemmaCall
 from mlxspec.parsers.json_call import JsonCall
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Scanner, Trimmer
+from mlxspec.parsers.place import Place
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.parsers.xml_call import XmlCall
 
@@ -43,22 +46,23 @@ def call_heads(tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> tuple[str,
 
 
 class ToolParser:
-    """Content and calls. `tools`: the request's, in OpenAI's form; they say what bare values are. only_these: calls of other tools are
-    text."""
+    """Content and calls of `tools`, the request's in OpenAI's form."""
 
-    def __init__(
-        self, tags: CallTags, tools: Sequence[Mapping[str, Any]], *, only_these: bool = False
-    ) -> None:
+    def __init__(self, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> None:
         self._tags = tags
-        self._names = {t["function"]["name"] for t in tools} if only_these else None
         self._schemas = ToolSchemas(tools)
-        self._scanner = Scanner()
-        self._space = Trimmer(leading=False)
+        self._scanner, self._space, self._place = Scanner(), Trimmer(leading=False), Place()
         self._num_calls = 0
+        self._has_spoken = True  # text has come since the last call
         self._inside = False  # between the tags that enclose calls
         self._call: Call | None = None
-        self._raw: list[str] = []  # text of a call that has no name yet
-        self._is_announced = False
+        self._is_announced = False  # its name has been given
+        self._raw: list[str] = []  # text from the opening tag on that is no call's yet
+        self._opener = ""  # with which it began
+        self._closed: list[tuple[str, str]] | None = (
+            None  # calls that count once the tag is closed; None where they are given as they come
+        )
+        self._may_hold = True
         # Qwen's coder models sometimes forget the enclosing tag
         self._openers = (tags.open,) if tags.mark else (tags.open, _FUNCTION)
 
@@ -71,19 +75,33 @@ class ToolParser:
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """cut: the answer ended at a limit; a call whose name is not complete, or the beginning of a tag, is left out then."""
+        pieces: list[Piece] = [] if self._closed is None else self._end_held(self._closed, cut=cut)
         if self._call is not None and self._is_announced:
-            return [CallArguments(self._num_calls - 1, self._call.finish(cut=cut))]
-        if cut and (self._call is not None or self._inside or self._scanner):
-            return []
-        if self._call is not None:
-            return [Content(self._taken_back())]
-        if self._inside:
-            left = "".join(self._raw) + self._scanner.rest()
-            is_closing = not self._is_empty and self._tags.close.startswith(left.strip())
-            return [] if is_closing else [Content(self._space.rest() + left)]
-        text = self._space.push(self._scanner.rest())
-        space = self._space.rest()
-        return [Content(text + space if text or not self._num_calls else "")]
+            return [*pieces, CallArguments(self._num_calls - 1, self._call.finish(cut=cut))]
+        left = self._scanner.rest()
+        if cut and (self._call is not None or self._inside or left):
+            return pieces
+        if (
+            self._inside
+            and not self._is_empty
+            and self._tags.close.startswith("".join([*self._raw, left]).strip())
+        ):
+            return pieces
+        pieces += [self._given_back(), self._said(left)]
+        return [*pieces, Content(self._space.rest() if self._has_spoken else "")]
+
+    def _end_held(self, closed: list[tuple[str, str]], *, cut: bool) -> list[Piece]:
+        """No more text comes. Calls that are closed count; where they are not, all is text, in which other calls may begin lines."""
+        call, left = self._call, self._scanner.rest()
+        if call is not None:
+            arguments = call.finish(cut=cut)
+            if call.is_whole and call.name is not None:
+                closed.append((call.name, arguments))
+        if closed and (call is None or call.is_whole) and self._tags.close.startswith(left.strip()):
+            return self._counted(closed)
+        raw = "".join(self._raw)[len(self._opener) :]
+        self._call, self._closed, self._raw, self._inside, self._may_hold = None, None, [], False, False
+        return [self._said(self._opener), *self.push(raw + left)]
 
     def _go_on(self, pieces: list[Piece]) -> bool:
         """One element; False to wait for more text."""
@@ -92,10 +110,15 @@ class ToolParser:
         if self._inside:
             return self._go_on_inside(pieces)
         text, tag = self._scanner.take(self._openers)
-        pieces.append(Content(self._space.push(text)))
+        pieces.append(self._said(text))
         if tag is None:
             return False
-        self._raw = [tag]
+        begins_line = self._place.begins_line
+        is_held = tag == _FUNCTION or not begins_line
+        if self._place.is_code or (tag == _FUNCTION and not begins_line) or (is_held and not self._may_hold):
+            pieces.append(self._said(tag))
+            return True
+        self._raw, self._opener, self._closed = [tag], tag, [] if is_held else None
         if tag == _FUNCTION:
             self._begin(XmlCall(self._schemas))
         else:
@@ -114,16 +137,19 @@ class ToolParser:
             if None in starts.values():
                 return False
             # not what a call looks like: text
-            pieces.append(Content(self._taken_back()))
+            pieces.append(self._given_back())
             self._inside = False
             return bool(self._scanner)
         if found == self._tags.close:
             self._scanner.drop(len(found))
-            if self._is_empty:
-                pieces.append(Content(self._taken_back() + found))
-            self._raw, self._inside = [], False
+            if self._closed:
+                pieces += self._counted(self._closed)
+            elif self._is_empty:
+                self._raw.append(found)
+                pieces.append(self._given_back())
+            self._raw, self._closed, self._inside = [], None, False
         elif found == "{":
-            self._begin(JsonCall())
+            self._begin(JsonCall(self._schemas))
         else:
             self._scanner.drop(len(found))
             self._raw.append(found)
@@ -137,10 +163,29 @@ class ToolParser:
         """Whether the tags have enclosed no call yet."""
         return self._raw[:1] == [self._tags.open]
 
-    def _taken_back(self) -> str:
-        """The text so far, with the white space before it, where it turns out to be no call."""
-        text, self._raw = self._space.rest() + "".join(self._raw), []
-        return text
+    def _said(self, text: str) -> Content:
+        """Text of the answer."""
+        self._place.push(text)
+        self._has_spoken = self._has_spoken or bool(text.strip())
+        return Content(self._space.push(text))
+
+    def _given_back(self) -> Content:
+        """The text of what turned out to be no call."""
+        text, self._raw, self._closed = "".join(self._raw), [], None
+        return self._said(text)
+
+    def _counted(self, calls: list[tuple[str, str]]) -> list[Piece]:
+        """Calls that are closed. What comes behind them until the tag is closed is given as it comes."""
+        pieces: list[Piece] = []
+        for name, arguments in calls:
+            pieces += [self._named(name), CallArguments(self._num_calls - 1, arguments)]
+        self._raw, self._closed = [], None
+        return pieces
+
+    def _named(self, name: str) -> CallStart:
+        self._space.rest()
+        self._num_calls, self._has_spoken = self._num_calls + 1, False
+        return CallStart(self._num_calls - 1, name)
 
     def _expected(self) -> tuple[str, ...]:
         return (self._tags.close, _CALL) if self._tags.mark else (self._tags.close, _FUNCTION, "{")
@@ -154,25 +199,42 @@ class ToolParser:
             return False
         behind = call.push(text)
         if not self._is_announced:
-            self._raw.append(text[: max(0, len(text) - len(behind))])
-            if len(behind) > len(text):  # it began in an earlier text
-                raw = "".join(self._raw)
-                self._raw = [raw[: len(raw) + len(text) - len(behind)]]
-        is_other = self._names is not None and call.name is not None and call.name not in self._names
-        if call.is_broken or is_other:
-            pieces.append(Content(self._taken_back()))
+            self._note(text, behind)
+        is_held = self._closed is not None
+        if is_held and call.is_done and self._holds_another():
+            raw, self._raw = "".join(self._raw), []
+            self._call, self._closed, self._inside = None, None, False
+            pieces.append(self._said(self._opener))
+            self._scanner.push(raw[len(self._opener) :] + behind)
+            return True
+        if call.is_broken or (is_held and call.is_done and not call.is_whole):
+            pieces.append(self._given_back())
             self._call, self._inside = None, False
             self._scanner.push(behind)
             return bool(behind)
-        if call.name is not None and not self._is_announced:
-            self._space.rest()
-            pieces.append(CallStart(self._num_calls, call.name))
-            self._is_announced, self._raw = True, []
-            self._num_calls += 1
-        if self._is_announced:
+        if not is_held and call.name is not None:
+            if not self._is_announced:
+                pieces.append(self._named(call.name))
+                self._is_announced, self._raw = True, []
             pieces.append(CallArguments(self._num_calls - 1, call.take_arguments()))
-        if call.is_done:
-            self._call, self._inside = None, True
-            self._scanner.push(behind)
-            return bool(behind)
-        return False
+        if not call.is_done:
+            return False
+        self._call, self._inside = None, True
+        self._scanner.push(behind)
+        if self._closed is not None and call.name is not None:
+            self._closed.append((call.name, call.take_arguments()))
+            if self._opener == _FUNCTION:
+                pieces += self._counted(self._closed)
+        return bool(behind)
+
+    def _holds_another(self) -> bool:
+        """Whether a call begins a line within one that began in the middle of a line: that one was only spoken of."""
+        lines = "".join(self._raw).split("\n")[1:]
+        return any(line.lstrip().startswith(self._tags.open) for line in lines)
+
+    def _note(self, text: str, behind: str) -> None:
+        """Text that a call has taken, all but `behind`, which may have begun in an earlier text."""
+        self._raw.append(text[: max(0, len(text) - len(behind))])
+        if len(behind) > len(text):
+            raw = "".join(self._raw)
+            self._raw = [raw[: len(raw) + len(text) - len(behind)]]

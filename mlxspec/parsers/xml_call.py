@@ -30,8 +30,7 @@ class XmlCall(Call):
     """Feed it text from behind `<function=` on."""
 
     def __init__(self, schemas: ToolSchemas) -> None:
-        super().__init__()
-        self._schemas = schemas
+        super().__init__(schemas)
         self._text = ""  # that waits
         self._ready = ["{"]
         self._num_parameters = 0
@@ -40,13 +39,13 @@ class XmlCall(Call):
 
     def push(self, text: str) -> str:
         self._text += text
-        while not self.is_done and self._go_on(is_last=False):
+        while not (self.is_done or self.is_broken) and self._go_on(is_last=False):
             pass
-        rest, self._text = (self._text, "") if self.is_done else ("", self._text)
+        rest, self._text = (self._text, "") if self.is_done or self.is_broken else ("", self._text)
         return rest
 
     def finish(self, *, cut: bool) -> str:
-        while not self.is_done and self._go_on(is_last=True):
+        while not (self.is_done or self.is_broken) and self._go_on(is_last=True):
             pass
         if self.name is None or self.is_done:
             return self.take_arguments()
@@ -63,8 +62,10 @@ class XmlCall(Call):
 
     def _go_on(self, *, is_last: bool) -> bool:
         """One element; False to wait for more text."""
-        if self.name is None or self._in_header:
+        if self._named is None or self._in_header:
             return self._header()
+        if self.name is None:
+            return self._begin(self._named)
         if self._value is not None:
             return self._go_on_value(is_last=is_last)
         found = _TAG.search(self._text)
@@ -77,13 +78,25 @@ class XmlCall(Call):
         self._in_header = tag == _PARAMETER
         if tag in (_END, _CLOSE):
             self._ready.append("}")
-            self.is_done = True
+            self._end()
             self._text = (tag if tag == _CLOSE else "") + self._text
         return True
 
+    def _begin(self, name: str) -> bool:
+        """A parameter or the end of the call must follow the name. Anything else speaks of a call, and is none."""
+        text, tags = self._text.lstrip(), (_PARAMETER, _END, _CLOSE)
+        if text.startswith(tags):
+            self.name = name
+            return True
+        self.is_broken = not any(tag.startswith(text) for tag in tags)
+        return False
+
     def _header(self) -> bool:
         """A name up to its `>`, or to the end of the line where that was forgotten."""
-        found = re.search(r">|\n", self._text)
+        found = re.search(r">|\n" if self._named is not None else r">|\n|<", self._text)
+        if found is not None and found[0] == "<":  # of another tag
+            self.is_broken = True
+            return False
         if found is None or (found[0] == "\n" and not self._text[: found.start()].strip()):
             if found is not None and found[0] == "\n":
                 self._text = self._text[found.end() :]
@@ -91,13 +104,13 @@ class XmlCall(Call):
             return False
         name = self._text[: found.start()].strip()
         self._text = ("\n" if found[0] == "\n" else "") + self._text[found.end() :]
-        if self.name is None:
-            self.name = name
+        if self._named is None:
+            self._take_name(name)
             return True
         self._in_header = False
         self._ready.append(f"{', ' if self._num_parameters else ''}{json.dumps(name, ensure_ascii=False)}: ")
         self._num_parameters += 1
-        self._value = _Value(self._schemas.kinds(self.name, name))
+        self._value = _Value(self._schemas.kinds(self._named, name))
         return True
 
     def _go_on_value(self, *, is_last: bool) -> bool:

@@ -151,7 +151,7 @@ class JobRun:
             await queue.put(None)
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
-        parser: OutputParser | None = self._job.parser()
+        parser = self._job.parser()
         calls: list[str] = []  # their arguments so far
         has_begun = False
         async for event in stream:
@@ -177,6 +177,7 @@ class JobRun:
                 if event.reason in ("error", "cancelled"):
                     raise _failed(event, request)
                 rest = parser.finish(cut=event.reason == "length") if parser else []
+                stats.notices += parser.notices if parser else ()
                 _note_calls(rest, calls)
                 if rest:
                     yield Delta(choice=choice, pieces=rest, stats=stats, drafted=[0] * len(rest))

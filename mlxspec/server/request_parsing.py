@@ -17,8 +17,8 @@ from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.option import options
 from mlxspec.parsers.call_grammar import calls_grammar
-from mlxspec.parsers.formats import ChatFormat, detect
-from mlxspec.parsers.pieces import OutputParser
+from mlxspec.parsers.channels import ChannelParser
+from mlxspec.parsers.formats import AnswerParser, ChatFormat, detect
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import held, held_schema
@@ -48,8 +48,8 @@ class AnswerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called;
-    only_tools: calls of others are text. goes_on: which part of the last message the answers continue. compiled: of the parameters that all
+    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called.
+    goes_on: which part of the last message the answers continue. compiled: of the parameters that all
     answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
     first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. fingerprint: of the model."""
 
@@ -60,7 +60,6 @@ class Job:
     form: ChatFormat = field(default_factory=ChatFormat)
     rendered: str = ""
     tools: Sequence[Mapping[str, Any]] = ()
-    only_tools: bool = False
     is_chat: bool = False
     goes_on: GoesOn | None = None
     compiled: Compiled | None = None
@@ -69,12 +68,11 @@ class Job:
     first_tokens: tuple[str, ...] = ()
     fingerprint: str = ""
 
-    def parser(self) -> OutputParser | None:
+    def parser(self) -> AnswerParser | ChannelParser | None:
         if not self.is_chat:
             return None
         is_thinking = None if self.goes_on is None else self.goes_on == "reasoning"
-        form, only_these = self.form, self.only_tools
-        return form.parser(self.rendered, self.tools, is_thinking=is_thinking, only_these=only_these)
+        return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
 
 
 def chat_job(
@@ -100,7 +98,6 @@ def chat_job(
         form=form,
         rendered=prompt.text,
         tools=choice.of(tools),
-        only_tools=choice.allowed is not None,
         is_chat=True,
         goes_on=request.goes_on,
         notices=(*request.notices, *prompt.notices, *notices, *unused_prediction(spec)),

@@ -54,7 +54,7 @@ NOTATIONS = {
 
 
 def parse(form: ChatFormat, pieces: list[str], tools: Any = TOOLS, **more: Any) -> list[Piece]:
-    parser = form.parser("", tools, only_these=more.pop("only_these", False))
+    parser = form.parser("", tools)
     found: list[Piece] = []
     for piece in pieces:
         found += parser.push(piece)
@@ -67,7 +67,7 @@ def form_of(name: str) -> ChatFormat:
 
 def whatever(_: Any) -> Any:
     """Calls of any tool, also of one that nobody has."""
-    return lambda self, name, arguments: True
+    return lambda name, arguments, known: True
 
 
 @pytest.mark.parametrize("name", NOTATIONS)
@@ -84,9 +84,7 @@ def test_a_call_is_read_and_text_around_it_stays(name: str) -> None:
     assert "".join(p.text for p in found if isinstance(p, Content)) == before.rstrip()
 
 
-@catches(
-    "a call is made up", "mlxspec.parsers.foreign_call:ForeignToolParser._is_call", whatever, case="glm47"
-)
+@catches("a call is made up", "mlxspec.parsers.foreign_call:_is_call", whatever, case="glm47")
 @pytest.mark.parametrize("name", ["glm47", "pythonic", "kimi_k2", "minimax_m2"])
 def test_what_is_no_call_is_text(name: str) -> None:
     form = form_of(name)
@@ -99,8 +97,8 @@ def test_what_is_no_call_is_text(name: str) -> None:
 @pytest.mark.parametrize("name", NOTATIONS)
 def test_without_tools_and_for_other_tools_there_are_no_calls(name: str) -> None:
     form, (_, text) = form_of(name), NOTATIONS[name]
-    for tools, only_these in (([], False), (TOOLS[1:], True)):
-        found = parse(form, [text], tools, only_these=only_these)
+    for tools in ([], TOOLS[1:]):
+        found = parse(form, [text], tools)
         assert not any(isinstance(p, CallStart | CallArguments) for p in found)
         assert any(isinstance(p, Content) and "a b" in p.text for p in found)
 

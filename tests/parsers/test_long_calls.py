@@ -11,6 +11,7 @@ import pytest
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.json_call import JsonCall
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, merged
+from mlxspec.parsers.tool_schemas import ToolSchemas
 
 TOOLS = [
     {
@@ -117,7 +118,7 @@ def test_the_count_sees_text_that_is_copied_for_each_piece() -> None:
 
 
 def test_arguments_are_given_out_as_they_come() -> None:
-    call, given = JsonCall(), ""
+    call, given = JsonCall(ToolSchemas(TOOLS)), ""
     for piece in cut('{"name": "write", "arguments": {"text": "abc"}, '):
         call.push(piece)
         given += call.take_arguments()

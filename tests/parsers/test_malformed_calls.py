@@ -122,10 +122,10 @@ _FRAGMENTS = {
     "function-gemma": ["cmd", "n", "o", ":", ",", "{", "}", "[", "]", "<escape>", '"', "a b", "5", "<esc", "\n"],
 }  # fmt: skip
 _HEADS = {
-    "xml": "<tool_call>\n<function=f>\n",
-    "json": '<tool_call>\n{"name": "f", "arguments": {',
-    "gemma4": "<|tool_call>call:f{",
-    "function-gemma": "<start_function_call>call:f{",
+    "xml": "<tool_call>\n<function=f>\n<parameter=cmd>\n",
+    "json": '<tool_call>\n{"name": "f", "arguments": {"',
+    "gemma4": "<|tool_call>call:f{cmd:",
+    "function-gemma": "<start_function_call>call:f{cmd:",
 }
 
 

@@ -44,7 +44,7 @@ def test_a_call_of_another_tool_is_text(style: ToolStyle, length: int) -> None:
     """In pieces of every length: nothing is lost, and what is allowed is a call."""
     other, own = CALLS[style].replace("NAME", "write"), CALLS[style].replace("NAME", "read")
     for tools in (NESTED[:1], NESTED[:1] + NESTED[2:]):
-        parser = ChatFormat(tools=style).parser("", tools, only_these=True)
+        parser = ChatFormat(tools=style).parser("", tools)
         text = f"Well. {other}\n{own}"
         pieces = [p for i in range(0, len(text), length) for p in parser.push(text[i : i + length])]
         pieces = merged([*pieces, *parser.finish()])
