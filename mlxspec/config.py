@@ -85,7 +85,8 @@ class SamplingParams:
     grammar begins behind thinking that the prompt has opened.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
-    answer that loops outside it, with finish_reason "length". A notice says so. The text up to there is the same. While loops are looked
+    answer that loops outside it, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or ignore_eos says
+    where the answer ends. A notice says so. The text up to there is the same. While loops are looked
     for, a draft has at most 128 tokens.
 
     adapters: of those that the model was loaded with beside its weights, by name, how much each counts; the others do not.
@@ -130,8 +131,9 @@ class SamplingParams:
         int, None, "close the model's thinking after N tokens", 0, MAX_CONTEXT, "N", off=-1, unset="no limit",
         aliases="thinking_token_budget thinking_budget_tokens reasoning_budget_tokens",
     )
-    loop_breaker: LoopBreaker = option(
-        get_args(LoopBreaker), "thinking", "thinking: close thinking that loops; all: end answers that loop too; off", metavar="WHAT"
+    loop_breaker: LoopBreaker | None = option(
+        get_args(LoopBreaker), None, "all: close thinking that loops, and end answers that loop; thinking: only the former; off",
+        metavar="WHAT", unset="all, unless a grammar, min_tokens or ignore_eos says where the answer ends",
     )
     json_schema: Mapping[str, Any] | str | None = option("schema", None, "the answer is JSON of this schema", metavar="JSON")
     regex: str | None = option("grammar", None, "the answer matches this expression", metavar="REGEX")

@@ -43,7 +43,8 @@ class Conversation:
 
     thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
     of SamplingParams. pictures: images that go with the next question; those of a turn are in its message, under "images". A max_tokens of
-    MAX_CONTEXT in params lets answers end at the context.
+    MAX_CONTEXT in params lets answers end at the context. num_forgotten: of the first messages, which the model is not shown any more, as
+    the context was full.
     """
 
     engine: Engine
@@ -55,6 +56,7 @@ class Conversation:
     turns: list[Message] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     answers: list[Finished] = field(default_factory=list)
+    num_forgotten: int = 0
 
     def __post_init__(self) -> None:
         _template(self.engine)  # there is one
@@ -70,12 +72,12 @@ class Conversation:
         turns = [*self.turns, asked]
         form = detect(_template(self.engine).source)
         params = self.params if form.thinking is None else replace(self.params, thinking_tags=form.thinking)
-        prompt = self._prompt(turns)
+        begin, prompt = self._fitting(turns)
         if params.max_tokens == MAX_CONTEXT:
             params = replace(params, max_tokens=self._room(len(prompt)))
         request = self.engine.submit(prompt, params, spec=self.spec)
         parts: dict[bool, list[str]] = {False: [], True: []}
-        parser = form.parser(self._rendered(turns))
+        parser = form.parser(self._rendered(turns[begin:]))
         started = False
         try:
             for event in follow(self.engine, [request], interrupt):
@@ -89,7 +91,23 @@ class Conversation:
                 if parts[True]:
                     answer["reasoning_content"] = "".join(parts[True])
                 self.turns, self.pictures = [*turns, answer], []
+                if begin > self.num_forgotten:
+                    said = "The first turn is" if begin == 2 else f"The first {begin // 2} turns are"
+                    request.stats.notices.append(f"{said} no longer shown to the model: the context is full.")
+                self.num_forgotten = begin
                 self.answers.append(finished(request))
+
+    def _fitting(self, turns: Sequence[Message]) -> tuple[int, list[int] | PromptWithImages]:
+        """The first message that the model is shown, and the prompt from there on. Where an eighth of the context is not left for the
+        answer, the first turns are forgotten until a quarter is: so the prompt keeps its beginning for some turns. The last question is
+        never forgotten."""
+        begin, room = self.num_forgotten, self._room(0) // 8
+        while True:
+            prompt = self._prompt(turns[begin:])
+            if self._room(len(prompt)) >= room or begin + 2 >= len(turns):
+                break
+            begin, room = begin + 2, self._room(0) // 4
+        return begin, prompt
 
     def _room(self, num_prompt: int) -> int:
         """Tokens that an answer may have: to the end of the context, or as far as memory goes beside the prefix store, which keeps the
@@ -152,6 +170,7 @@ class Conversation:
         question = str(self.turns[-2]["content"])
         self.pictures = list(self.turns[-2].get("images", ()))
         self.turns = self.turns[:-2]
+        self.num_forgotten = min(self.num_forgotten, len(self.turns))
         return question
 
     def show(self, *names: str) -> None:
@@ -160,7 +179,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget all turns and images; system prompt, drafters and statistics stay."""
-        self.turns, self.pictures = [], []
+        self.turns, self.pictures, self.num_forgotten = [], [], 0
 
     def go_on_with(self, engine: Engine, recommended: Mapping[str, Any]) -> None:
         """The same conversation with another model and what that one recommends, where the last recommendation was not changed; statistics
@@ -176,6 +195,7 @@ class Conversation:
         if engine is not self.engine:
             self.engine.prefix.close()
         self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
+        self.num_forgotten = 0
 
     def saved(self) -> Saved:
         return Saved(model=self.engine.name, system=self.system, messages=[_named(t) for t in self.turns])
@@ -187,7 +207,7 @@ class Conversation:
             {**m, "images": [read_picture(name, self.engine) for name in m["images"]]} if "images" in m else m
             for m in saved.messages
         ]
-        self.system, self.turns = saved.system, turns
+        self.system, self.turns, self.num_forgotten = saved.system, turns, 0
         try:
             self._prompt([*self.turns, {"role": "user", "content": "x"}])
         except BaseException:

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import stats_line
+from mlxspec.cli.recommended import USUAL
 
 if TYPE_CHECKING:
     from mlxspec.cli.conversation import Conversation
@@ -23,6 +24,8 @@ def lines(talk: Conversation) -> list[str]:
     drafters = ", ".join(spec.drafters)
     policy = "where it pays" if spec.policy == "auto" else "always"
     params, chosen = talk.params, ", the model's recommendation" if talk.recommended else ""
+    if talk.recommended == USUAL:
+        chosen = ", as the model's files recommend nothing"
     more = f", top-p {params.top_p:g}" * (params.top_p < 1) + f", top-k {params.top_k}" * (params.top_k > 0)
     rows = {
         "model": f"{engine.name} · {weights(engine)}",

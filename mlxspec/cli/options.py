@@ -196,7 +196,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommende
     """recommended: what is not given is the model's own recommendation. max_tokens: MAX_CONTEXT stands for no limit but the context's."""
     longest = "to the end of the context" if max_tokens == MAX_CONTEXT else str(max_tokens)
     told = {"max_tokens": longest} | (
-        {"temperature": "the model's recommendation, else 0"} if recommended else {}
+        {"temperature": "the model's recommendation, else 0.8, with top-p 0.95"} if recommended else {}
     )
     declare_options(parser.add_argument_group("sampling"), SamplingParams, defaults=told)
 

@@ -1,4 +1,7 @@
-"""The sampling that a model's makers recommend: `generation_config.json` in its folder. Knows that file; knows no engine."""
+"""The sampling of a chat and of a server where nothing is said: what the model's `generation_config.json` recommends, else what is usual.
+
+Knows that file; knows no engine.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import Any
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, MlxspecError
 
+USUAL = {
+    "temperature": 0.8,
+    "top_p": 0.95,
+}  # as in llama.cpp and programs around it: greedy answers of small models repeat themselves
 # transformers' names, and ours
 _FIELDS = {
     "temperature": "temperature",
@@ -19,21 +26,24 @@ _FIELDS = {
 
 
 def recommended(model: str, revision: str | None = None) -> tuple[dict[str, Any], str | None]:
-    """Fields of SamplingParams, empty where the file is absent or asks for no sampling; and a sentence where it cannot be used."""
+    """Fields of SamplingParams: empty where the file asks for greedy answers (`do_sample` false), USUAL where it says nothing; and a
+    sentence where it cannot be used."""
     from mlxspec.loading import hub
 
     try:
         path = hub.resolve(model, revision=revision, download=False) / "generation_config.json"
         if not path.is_file():
-            return {}, None
+            return USUAL, None
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ConfigError("it is no JSON object")
-        if not data.get("do_sample", "temperature" in data):
+        if data.get("do_sample") is False:
             return {}, None
+        if "do_sample" not in data and "temperature" not in data:
+            return USUAL, None
         found = {ours: data[name] for name, ours in _FIELDS.items() if data.get(name) is not None}
         found.setdefault("temperature", 1.0)  # what transformers samples with unless told otherwise
         SamplingParams(**found)
     except (MlxspecError, OSError, ValueError, TypeError, RecursionError) as error:
-        return {}, f"The sampling that {model} recommends cannot be used: {str(error).rstrip('.')}."
+        return USUAL, f"The sampling that {model} recommends cannot be used: {str(error).rstrip('.')}."
     return found, None

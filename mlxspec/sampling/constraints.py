@@ -281,7 +281,9 @@ class ConstraintMaker:
         thinking = self._thinking(params, None)
         if thinking is not None and not _may_close(thinking, params):
             thinking = None
-        loops = Loops(thinking, prompt, opens=opens, ends=params.loop_breaker == "all")
+        is_free = not (params.has_grammar or params.ignore_eos or params.min_tokens)
+        ends = params.loop_breaker == "all" or (params.loop_breaker is None and is_free)
+        loops = Loops(thinking, prompt, opens=opens, ends=ends)
         return loops if loops.is_on else None
 
     def unconstrained(self) -> Constraints:

@@ -76,6 +76,7 @@ def write_checkpoint(
 ) -> Path:
     """A model folder as mlx-lm would write it. Its answers are printable ASCII: other bytes get no weight in the head."""
     folder.mkdir(parents=True)
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
     config = shape(num_layers, hidden, mtp=mtp, num_special=len(special))
     tokenizer = byte_tokenizer(first, special)
     parsed, rng = Qwen35Config.from_dict(config), np.random.default_rng(seed)

@@ -15,7 +15,7 @@ import mlxspec
 from mlxspec.cli import chat, chat_commands, clipboard, saved
 from mlxspec.cli.chat_commands import Session, obey
 from mlxspec.cli.conversation import Conversation
-from mlxspec.cli.recommended import recommended
+from mlxspec.cli.recommended import USUAL, recommended
 from mlxspec.cli.view import View
 from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.engine.engine import Engine
@@ -66,6 +66,27 @@ def test_a_retry_that_is_refused_changes_nothing(session: Session) -> None:
     with pytest.raises(ContextOverflowError):
         obey(session, "/retry")
     assert session.talk.turns == before
+
+
+def test_a_full_context_forgets_the_first_turns_and_says_so(session: Session) -> None:
+    """The model is shown the last turns; the conversation keeps all of them, and a question that is refused changes nothing."""
+    talk = session.talk
+    notices = []
+    for number in range(12):
+        chat._turn(session, f"question {number:02d} with some words")
+        notices += talk.answers[-1].stats.notices
+    assert len(talk.turns) == 24
+    begin = talk.num_forgotten
+    assert 2 <= begin < 24
+    assert (
+        notices[-1] == f"The first {begin // 2} turns are no longer shown to the model: the context is full."
+    )
+    assert len(notices) < 6  # not with every turn
+    with pytest.raises(ContextOverflowError):
+        chat._turn(session, "x" * 300)
+    assert (talk.num_forgotten, len(talk.turns)) == (begin, 24)
+    obey(session, "/clear")
+    assert talk.num_forgotten == 0
 
 
 def test_set(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,10 +213,12 @@ def test_what_a_model_recommends(copied: Path) -> None:
     assert found(RECOMMENDED) == ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, None)
     assert found(RECOMMENDED | {"do_sample": False}) == ({}, None)
     assert found({"do_sample": True, "top_k": 5}) == ({"temperature": 1.0, "top_k": 5}, None)
-    assert found({"eos_token_id": 1}) == ({}, None)
+    assert found({"eos_token_id": 1}) == (USUAL, None)
+    path.unlink()
+    assert recommended(str(copied)) == (USUAL, None)
     for wrong in ("", "[]", "{", {"temperature": "hot"}, {"temperature": -1}, {"temperature": 1, "top_p": 7}):
         fields, said = found(wrong)
-        assert fields == {}
+        assert fields == USUAL
         assert said is not None
         assert said.startswith(f"The sampling that {copied} recommends cannot be used: ")
 

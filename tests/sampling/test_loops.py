@@ -450,9 +450,18 @@ def test_an_answer_that_loops_is_ended_behind_thinking_that_loops(
     assert ("</think>" in off.text) == ("thinking_budget" in more)
 
 
+def test_by_default_an_answer_that_loops_is_ended_unless_its_end_is_set(tiny: Engine, short: None) -> None:
+    chain(0, 7)
+    free = SamplingParams(max_tokens=160)
+    asked = ids("a question")
+    assert tiny.generate(asked, free).stats.num_loops == 1
+    for more in ({"ignore_eos": True}, {"min_tokens": 100}, {"regex": "(.|\n)*"}):
+        assert tiny.generate(asked, replace(free, **more)).stats.num_loops == 0
+
+
 def test_mlx_lms_calls_leave_loops_alone() -> None:
     """They have no place for a notice."""
-    assert SamplingParams().loop_breaker == "thinking"
+    assert SamplingParams().loop_breaker is None
     assert _params(8, {}, 0).loop_breaker == "off"
 
 
