@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Random requests to tiny random models, plain and drafted: is the text the same? Counts, not timings.
 
-    .venv/bin/python scripts/fuzz_text.py [--requests 3000] [--first 0] [--forms float32 bfloat16 4bit ...] [--ranks 2]
+    .venv/bin/python scripts/fuzz_text.py [--requests 3000] [--first 0] [--forms float32 bfloat16 4bit ...] [--families hybrid ...]
+        [--ranks 2]
 
-Each case mixes a dtype or quantization, drafters, a policy, rows, constraints and turns
+Each case mixes a family, a dtype or quantization, drafters, a policy, rows, samplers, constraints and turns
 (tests/engine/random_requests.py). A text may differ only from a place where plain decoding's two best tokens are closer than rounding; such
 flips are counted, by form. A case that differs otherwise is printed with its number, and the exit code is 1; `--first NUMBER --requests 1`
 runs it again. With --ranks the drafted model is divided among so many local processes, and plain decoding is one process's
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests import tiny_models  # noqa: E402
+from tests import families, tiny_models  # noqa: E402
 from tests.engine import equality, rank_processes, rank_requests  # noqa: E402
 from tests.engine.random_requests import case, play  # noqa: E402
 
@@ -36,6 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--forms", nargs="+", choices=list(tiny_models.FORMS), default=list(tiny_models.FORMS)
     )
+    parser.add_argument("--families", nargs="+", choices=families.NAMES, default=families.NAMES)
     parser.add_argument("--ranks", type=int, default=1, help="processes that run the drafted model together")
     options = parser.parse_args()
     if options.ranks > 1:
@@ -43,7 +45,7 @@ def main() -> int:
     counts = {form: Counter[str]() for form in options.forms}
     number, failed = options.first, 0
     while sum(c["requests"] for c in counts.values()) < options.requests:
-        made = case(number, options.forms)
+        made = case(number, form=options.forms, family=options.families)
         num_excused = len(equality.excused)
         try:
             counts[made.form] += play(made)

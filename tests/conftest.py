@@ -138,3 +138,11 @@ def _no_exact_engine_before() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exactness, "is_demanded", False)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _engines_end() -> Iterator[None]:
+    """Engines that tests share are closed behind the last test."""
+    yield
+    if "tests.engines" in sys.modules:
+        sys.modules["tests.engines"].close_all()

@@ -26,8 +26,7 @@ MORE = (
     "tests/kernels/test_gdn_ops.py",
     "tests/models/test_runners.py",
     "tests/models/test_launches.py",
-    "tests/models/test_gemma_engine.py",
-    "tests/models/test_qwen_engine.py",
+    "tests/models/test_random_families.py",
     "tests/models/test_adapters_beside.py::test_texts_are_those_of_one_adapter_alone",
     "tests/cache/test_cache_contract.py::test_long_rounds_of_ragged_drafts_leave_no_trace",
 )

@@ -185,68 +185,6 @@ def batch(number: int, form: str = "float32") -> tuple:  # type: ignore[type-arg
     return some, params, [plain.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
 
 
-LIMITS = {
-    "fixed": {},
-    "whole blocks": {"n_max": None},
-    "p_min": {"n_max": 6, "p_min": 0.2},
-    "n_min": {"n_max": 6, "p_min": 0.2, "n_min": 2},
-    "auto": {"policy": "auto"},
-}
-FORMS = [("DFlash2", "bfloat16"), ("DFlash2", "float16"), ("DSpark", "4bit")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "limits", "form"),
-    [
-        *(
-            pytest.param(k, n, "float32", marks=[] if n == "fixed" or k == "DFlash" else pytest.mark.slow)
-            for k in KINDS
-            for n in LIMITS
-        ),
-        *((kind, "fixed", form) for kind, form in FORMS),
-    ],
-)
-def test_drafted_text_is_plain_text(kind: str, limits: str, form: str) -> None:
-    """With windows; rounds overlap where drafts are not cut."""
-    made, drafter = engine(kind, form)
-    model = tiny_models.target(form)
-    drafted = accepted = 0
-    for number in (1, 2):
-        some, params, plain = batch(number, form)
-        drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
-        how = spec("dflash", **LIMITS[limits])
-        together = made.generate(some, params, spec=how)
-        alone = [made.generate(p, s, spec=how) for p, s in zip(some, params, strict=True)]
-        for results, is_alone in ((together, form == "float32"), (alone, True)):
-            for prompt, wish, wanted, got in zip(some, params, plain, results, strict=True):
-                same(wanted, got, prompt, wish, f"{kind}, {limits}", model, is_alone=is_alone)
-                assert not got.stats.notices, got.stats.notices
-                for did in got.stats.drafters.values():
-                    drafted, accepted = drafted + did.num_drafted, accepted + did.num_accepted
-    assert limits == "auto" or 0.2 * drafted < accepted < 0.98 * drafted, f"{accepted} of {drafted}"
-
-
-@pytest.mark.parametrize("name", ["gemma3", pytest.param("gemma4-moe", marks=pytest.mark.slow)])
-def test_other_targets(name: str) -> None:
-    """Windows of a target's own, scaled embeddings, capped logits: block drafters are published for Gemma too."""
-    from test_gemma_engine import make
-
-    target = make(name)
-    drafter = equality.Nudged(tiny_models.make_dflash(target, "DFlash"), target.max_context)
-    made = Engine(target, tiny_models.tokenizer(), drafters=[drafter])
-    some, params = prompts(3, 4), asked(0, 3)
-    plain = [made.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
-    drafter.learn([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)])
-    accepted = 0
-    for prompt, wish, wanted, got in zip(
-        some, params, plain, made.generate(some, params, spec=spec("dflash")), strict=True
-    ):
-        same(wanted, got, prompt, wish, name, target)
-        assert not got.stats.notices
-        accepted += got.stats.num_accepted
-    assert accepted > 0
-
-
 def test_a_whole_block_is_asked_for_unless_told_otherwise() -> None:
     made, drafter = engine("DFlash")
     some, params, plain = batch(1)

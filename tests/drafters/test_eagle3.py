@@ -26,11 +26,10 @@ from mlxspec.platform.host import numbers
 from mlxspec.sampling.noise import gumbel
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.drafters.eagle3_checkpoints import KINDS, Arrays, Kind, config, steps, write
 from tests.drafters.residual_streams import shown
 from tests.engine import equality
-from tests.models import test_gemma_engine
 
 SIZE = 64
 LAYERS = (1, 0, 2)
@@ -184,7 +183,7 @@ def test_it_computes_in_the_dtype_of_its_own_matrices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["gemma3", "gemma4-e"])
 def test_for_gemma_the_embedding_is_the_table_without_its_scale(tmp_path: Path, form: str) -> None:
-    target, kind = test_gemma_engine.make(form), KINDS["target's embedding"]
+    target, kind = families.target(form), KINDS["target's embedding"]
     head, values = made(tmp_path, kind, target=target)
     texts = [np.random.default_rng(5).integers(0, tiny_models.VOCAB, 60).tolist()]
     for text, got in drive(Watched(head), target, texts, rounds=3, seed=6):

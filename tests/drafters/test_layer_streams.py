@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -18,23 +17,12 @@ from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.sampler import BatchSampler
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.drafters.residual_streams import shown
 from tests.engine import equality
-from tests.models import test_gemma_engine, test_qwen_engine
 
-QWEN, GEMMA = test_qwen_engine.FORMS, test_gemma_engine.FORMS
 FAST = {("hybrid", "float32"), ("moe", "float32"), ("gemma4-e", "float32"), ("hybrid", "4bit")}
 WISH = equality.spec("watch")
-
-
-@cache
-def model(form: str, weights: str = "float32"):  # type: ignore[no-untyped-def]
-    if form in GEMMA:
-        return test_gemma_engine.make(form, weights=weights)
-    if form in QWEN:
-        return tiny_models.make(QWEN[form], form=weights)
-    return tiny_models.stack(form, form=weights)
 
 
 class Watch(equality.Oracle):
@@ -104,7 +92,7 @@ def marked(form: str, weights: str):  # type: ignore[no-untyped-def]
 
 
 CASES = [
-    *(marked(form, "float32") for form in (*tiny_models.STACKS, *QWEN, *GEMMA)),
+    *(marked(form, "float32") for form in (*families.QWEN, *families.GEMMA)),
     *(marked(f, w) for f in ("hybrid", "moe", "gemma4-e", "gemma3") for w in ("bfloat16", "4bit", "8bit")),
 ]
 
@@ -120,7 +108,7 @@ CASES = [
 @pytest.mark.parametrize(("form", "weights"), CASES)
 def test_rows_are_those_of_layer_after_layer(form: str, weights: str) -> None:
     """Prompts in pieces, ragged verifies of which parts are rejected, plain rounds: every token's rows, and no other's."""
-    target = model(form, weights)
+    target = families.target(form, weights)
     layers = (target.num_layers - 1, 0)  # in the order asked for; the first and the last
     some, params = equality.prompts(3, 5), equality.asked(0, 3)
     config = EngineConfig(prefill_chunk=32, prefix_budget=0)
@@ -139,7 +127,7 @@ def test_rows_are_those_of_layer_after_layer(form: str, weights: str) -> None:
 @pytest.mark.parametrize("shapes", [{}, {"hidden": True}])
 def test_each_drafter_is_given_its_own_columns(shapes: dict) -> None:
     """Two that need layers, an MTP head and one that needs nothing, in rows that use some of them, over one forward of all."""
-    target = model("ends-linear")
+    target = families.target("ends-linear")
     one, two = Watch((3, 1), name="one", **shapes), Watch((1, 0), name="two")
     head = tiny_models.make_mtp(tiny_models.config(tiny_models.STACKS["ends-linear"]), target)
     run = Engine(target, tiny_models.tokenizer(), drafters=[one, two, Mtp(head, target.max_context)])
@@ -171,7 +159,7 @@ def test_each_drafter_is_given_its_own_columns(shapes: dict) -> None:
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_behind_a_prefix_hit(policy: str) -> None:
     """A drafter that keeps no state of its own hears a known beginning with the rows that the store has kept, whoever drafted before."""
-    target, layers = model("hybrid"), (0, 2)
+    target, layers = families.target("hybrid"), (0, 2)
     watch = Watch(layers)
     config = EngineConfig(prefill_chunk=32)
     run = Engine(target, tiny_models.tokenizer(), drafters=[watch], config=config)
@@ -193,7 +181,7 @@ def test_behind_a_prefix_hit(policy: str) -> None:
 
 def test_rows_of_rounds_that_nobody_has_read() -> None:
     """`propose_behind` is given the rows that `observe` gives when the round has been read."""
-    target, layers = model("hybrid"), (1, 0)
+    target, layers = families.target("hybrid"), (1, 0)
     watch = Watch(layers, behind=True)
     run = Engine(target, tiny_models.tokenizer(), drafters=[watch], config=EngineConfig(prefix_budget=0))
     some = equality.prompts(2, 8)
@@ -212,7 +200,7 @@ def test_rows_of_rounds_that_nobody_has_read() -> None:
 
 def test_layers_are_computed_for_those_who_ask_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards of rows that use no such drafter give no layers, unless what they give is kept for later rows."""
-    target, asked = model("hybrid"), []
+    target, asked = families.target("hybrid"), []
     forward = type(target).forward
 
     def noted(self, *args, taps=(), **more):  # type: ignore[no-untyped-def]
@@ -244,4 +232,4 @@ def test_what_cannot_be_needed() -> None:
     with pytest.raises(ConfigError, match="newest alone"):
         Needs(layers=(1,), hidden=True, newest=True)
     with pytest.raises(ConfigError, match=r"drafter watch reads layer 3 of the model, whose last one is 2\."):
-        Engine(model("hybrid"), drafters=[Watch((0, 3))], spec=SpecConfig())
+        Engine(families.target("hybrid"), drafters=[Watch((0, 3))], spec=SpecConfig())

@@ -13,12 +13,10 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.lookup import MAX_VOTES, NgramRow, ngram_lookup
-from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
-from tests import tiny_models
 
 pytestmark = pytest.mark.smoke
 
@@ -315,20 +313,3 @@ def test_p_min_trims_what_knows_probabilities() -> None:
         drafting.observe(0, text, None)
         won = drafting.propose(drafting.plan({0: 9}, {0: text}, 8))
         assert (won[0].draft.tokens if won else None) == expected, p_min
-
-
-@pytest.mark.parametrize(
-    "params", [SamplingParams(max_tokens=48), SamplingParams(max_tokens=48, temperature=0.8, seed=5)]
-)
-def test_text_is_that_of_plain_decoding(params: SamplingParams) -> None:
-    """Real rounds: every drafter proposes, learns what was right, and the text does not change."""
-    model = tiny_models.target()
-    prompts = [[3, 4, 5, 6, 3, 4, 5, 6, 3, 4], [9, 9, 9, 8, 9, 9, 9], [1, 2]]
-    plain = Engine(model).generate(prompts, params)
-    for names in [*((name,) for name in NAMES), NAMES]:
-        spec = SpecConfig(drafters=names, ngram_n=2, ngram_m=6)
-        results = Engine(model, drafters=[ngram_lookup(name, 2, 6) for name in names], spec=spec).generate(
-            prompts, params
-        )
-        assert [r.tokens for r in results] == [r.tokens for r in plain], names
-        assert not any(r.stats.notices for r in results)

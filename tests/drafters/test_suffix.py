@@ -55,27 +55,6 @@ def test_owners_do_not_meet() -> None:
     assert engine.generate(prompt, PARAMS, spec=mine).stats.num_drafted > 0
 
 
-def test_the_text_is_the_same_alone_and_in_ragged_batches() -> None:
-    """Sampled too: other seeds make drafts fail, so rows go back."""
-    engine = plain = equality.engine()
-    prompts = equality.prompts(5, 7)
-    for turn in range(3):
-        params = equality.asked(turn, len(prompts))
-        wanted = plain.generate(prompts, params, spec=SpecConfig())
-        for spec in (SUFFIX, equality.spec("suffix", "ngram-simple", "mtp")):
-            found = engine.generate(prompts, params, spec=spec)
-            alone = engine.generate(prompts[turn], params[turn], spec=spec)
-            for i, (want, got) in enumerate(zip(wanted, found, strict=True)):
-                equality.same(want, got, prompts[i], params[i], "beside others", is_alone=False)
-            equality.same(wanted[turn], alone, prompts[turn], params[turn], "alone")
-            assert not any(r.stats.notices for r in (*found, alone))
-    drafted, accepted = (
-        sum(getattr(r.stats.drafters["suffix"], name) for r in found if "suffix" in r.stats.drafters)
-        for name in ("num_drafted", "num_accepted")
-    )
-    assert drafted > accepted > 0
-
-
 def test_a_closed_engine_holds_no_texts() -> None:
     engine = equality.engine()
     engine.generate([1, 2, 3], PARAMS, spec=SUFFIX)

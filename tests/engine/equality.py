@@ -209,14 +209,16 @@ class Nudged(DFlashDrafter):
         *,
         sure: float = 0.8,
         head_rows: HeadRows | None = None,
+        kv_bits: int = 16,
     ) -> None:
-        super().__init__(model, max_context, head_rows)
-        self._texts, self._sure = [list(t) for t in texts], sure
-        self._rng = np.random.default_rng(0)
+        super().__init__(model, max_context, head_rows, kv_bits=kv_bits)
+        self._sure = sure
         self._histories: dict[int, list[int]] = {}
+        self.learn(texts)
 
     def learn(self, texts: Sequence[Sequence[int]]) -> None:
-        self._texts = [list(t) for t in texts]
+        """From here on it knows these texts alone, and is right where a new one would be."""
+        self._texts, self._rng = [list(t) for t in texts], np.random.default_rng(0)
 
     def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         self._histories = {a.row: list(a.history) for a in asks}
@@ -254,10 +256,14 @@ class Oracle(Drafter):
     name = "ngram-simple"
 
     def __init__(self, texts: Sequence[Sequence[int]], *, sure: float = 1.0, seed: int = 0) -> None:
-        self._texts, self._sure = [list(t) for t in texts], sure
-        self._rng = np.random.default_rng(seed)
+        self._sure, self._seed = sure, seed
         self.told: dict[int, list[int]] = {}
         self.closed: list[int] = []
+        self.learn(texts)
+
+    def learn(self, texts: Sequence[Sequence[int]]) -> None:
+        """From here on it knows these texts alone, and is right where a new one would be."""
+        self._texts, self._rng = [list(t) for t in texts], np.random.default_rng(self._seed)
 
     def begin(self, row: int) -> None:
         assert row not in self.told

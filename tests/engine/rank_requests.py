@@ -20,60 +20,40 @@ from mlxspec.platform import device  # noqa: F401  (before mlx)
 import mlx.core as mx
 
 from mlxspec.config import EngineConfig
-from mlxspec.drafters.base import Drafter
-from mlxspec.drafters.dflash import DFlashDrafter
-from mlxspec.drafters.draft_model import DraftModel
-from mlxspec.drafters.eagle3 import Eagle3
-from mlxspec.drafters.lookup import ngram_lookup
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.ranks import Ranks, follow, join
-from tests import tiny_models
+from tests import engines, families, tiny_models
 from tests.engine import equality, random_requests
 
-Key = tuple[str, str, str, str]
 FORMS = ("float32", "4bit-float32")
+ONLY: dict[str, Sequence[Any]] = {  # what can be divided among ranks, and drafters that ranks make alike
+    "family": ("hybrid", "qwen3-moe"),
+    "drafter": [n for n in random_requests.DRAFTERS if n != "own"],
+    "kv_bits": (16,),
+    "some_rows": (False,),
+    "prefix_budget": (4 << 20,),
+}
+Key = tuple[str, str, str]
 
 
 def key_of(made: random_requests.Case) -> Key:
-    return made.target, made.form, made.block
+    return made.family, made.form, made.block
 
 
 def divided_engine(key: Key, ranks: Ranks) -> Engine:
     """With every drafter and a prefix store; the target is divided among the ranks."""
-    target, form, block = key
-    is_hybrid = target == "hybrid"
-    model = _part(target, form, ranks.group)
-    config = tiny_models.config() if is_hybrid else tiny_models.QWEN3_MOE
-    small = tiny_models.echo(form=form) if is_hybrid else tiny_models.qwen3(form)
-    heads: list[Drafter] = []
-    if is_hybrid:
-        heads = [Mtp(tiny_models.make_mtp(config, model, form=form), model.max_context)]
-    window = None if block == "DFlash" else 9
-    drafters: list[Drafter] = [
-        *heads,
-        Eagle3(tiny_models.eagle3_for(config, model, form=form), model.max_context),
-        DFlashDrafter(tiny_models.make_dflash(model, block, form=form, window=window), model.max_context),
-        DraftModel(small, model.vocab_size),
-        ngram_lookup("ngram-simple", 2, 12),
-        ngram_lookup("ngram-map-k", 2, 8, 1),
-        ngram_lookup("ngram-map-k4v", 2, 8, 1),
-    ]
+    family, form, block = key
+    model = tiny_models.make(families.QWEN[family], form=form, group=ranks.group)
+    drafters = engines.made_drafters(model, family, form, block=block, told=False)
     settings = EngineConfig(prefix_budget=4 << 20)
     return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=settings, ranks=ranks)
-
-
-def _part(target: str, form: str, group: mx.distributed.Group) -> Any:
-    if target == "hybrid":
-        return tiny_models.make(tiny_models.config(tiny_models.STACKS["hybrid"]), form=form, group=group)
-    return tiny_models.make(tiny_models.QWEN3_MOE, form=form, group=group)
 
 
 def chosen(first: int, num_requests: int, forms: Sequence[str]) -> list[random_requests.Case]:
     """Cases from a number on with at least so many requests, those that may share an engine together."""
     found, num, number = [], 0, first
     while num < num_requests:
-        made = random_requests.case(number, forms)
+        made = random_requests.case(number, form=forms, **ONLY)
         found.append(made)
         num += sum(map(len, made.turns))
         number += 1

@@ -13,16 +13,15 @@ from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.image_rows import ImageInput, ImageSpan, RowImages
 from mlxspec.models.row_attention import _mask_with_blocks
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.engine import equality, images
-from tests.models import test_gemma_engine as gemma
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 BLOCKS = {"gemma3": "all", "gemma4-dense": "windowed", "gemma4-e": "none", "gemma4-moe": "windowed"}
 
 
 def engine(form: str, drafters=None, **config) -> Engine:  # type: ignore[no-untyped-def]
-    target = gemma.make(form)
+    target = families.target(form)
     vision = images.vision(bidirectional=BLOCKS[form])
     if drafters is None:
         drafters = [ngram_lookup("ngram-simple", 2, 12), draft_model(form)]
@@ -33,12 +32,12 @@ def engine(form: str, drafters=None, **config) -> Engine:  # type: ignore[no-unt
 
 def draft_model(form: str) -> DraftModel:
     vision = images.vision(bidirectional=BLOCKS[form])
-    return DraftModel(gemma.make(form, drift=0.1), tiny_models.VOCAB, vision=vision)
+    return DraftModel(families.draft_model(form), tiny_models.VOCAB, vision=vision)
 
 
 def greedy(form: str, given, num: int) -> list[int]:  # type: ignore[no-untyped-def]
     """One forward over everything, once more for every token."""
-    model, tower, answer = gemma.make(form), images.OneMatrix(), []
+    model, tower, answer = families.target(form), images.OneMatrix(), []
     rows = tuple((s.start, tower(p)) for s, p in zip(given.spans, given.images, strict=True))
     ids = [images.LOOKUP if t == images.IMAGE else t for t in given.tokens]
     for _ in range(num):

@@ -19,9 +19,9 @@ from mlxspec.engine.prefix.tree import TARGET, KeyedText
 from mlxspec.events import PrefillEvent
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import DraftCost
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.engine import equality
-from tests.engine.equality import ALL, asked, same, spec
+from tests.engine.equality import ALL, same, spec
 from tests.known_costs import known_costs
 
 BUDGET = 1 << 26
@@ -110,28 +110,6 @@ def test_the_same_prompt_is_not_read_again(params: SamplingParams) -> None:
     same(wanted, again, text, params, "the same prompt")
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (1, 0),
-        (2, 3),
-        *(pytest.param(*p, marks=pytest.mark.slow) for p in ((0, 1), (1, 2), (1, 3), (3, 2), (4, 0))),
-    ],
-)
-def test_whoever_drafted_before(first: int, then: int) -> None:
-    """A drafter that has no state for a prompt is primed with it; the text does not notice."""
-    warm, text = engine(), words(40, 11)
-    answer = warm.generate(text, GREEDY, spec=SPECS[first])
-    longer = [*text, *answer.tokens, *text[:9]]
-    for _ in range(2):
-        got = warm.generate(longer, SAMPLED, spec=SPECS[then])
-        assert got.stats.num_cached >= 40
-        assert got.stats.notices == []
-        same(cold().generate(longer, SAMPLED), got, longer, SAMPLED, f"{first} before {then}")
-    if then in (0, 2, 3):  # a model always proposes something
-        assert got.stats.num_drafted > 0
-
-
 def test_drafters_go_on_as_if_they_had_heard_it_all() -> None:
     """What they propose behind a hit is what they propose in a cold run: round for round."""
     text = words(60, 21)
@@ -217,49 +195,6 @@ def test_no_state_is_kept_behind_which_a_head_could_not_begin(monkeypatch: pytes
     again = warm.generate([*text, 1, 2, 3, 4], GREEDY, spec=spec("mtp"))
     assert again.stats.num_cached == 0
     assert again.stats.notices == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-def test_any_sequence_of_prompts_cancels_and_evictions(seed: int) -> None:
-    """Shared beginnings, many rows, a store that is too small for them: answers are those of cold runs, bytes within the budget."""
-    rng = np.random.default_rng(seed)
-    budget = int(rng.choice([100_000, 400_000, 2_000_000]))
-    warm = engine(budget, max_rows=3, prefill_chunk=32)
-    stems = [words(int(rng.integers(20, 60)), 100 * seed + i) for i in range(3)]
-    params = asked(seed, 24)
-    requests, texts = {}, []
-    cached = 0
-    for number in range(24):
-        if texts and rng.random() < 0.5:
-            text = [*texts[int(rng.integers(len(texts)))], *words(int(rng.integers(1, 9)), number)]
-        else:
-            stem = stems[int(rng.integers(3))]
-            text = [*stem[: int(rng.integers(10, len(stem) + 1))], *words(int(rng.integers(1, 9)), number)]
-        marks = sorted(rng.integers(1, len(text) + 1, 2).tolist())
-        wish = SPECS[int(rng.integers(len(SPECS)))]
-        request = warm.submit(text, params[number], spec=wish, marks=marks)
-        requests[number] = request
-        for _ in range(int(rng.integers(0, 12))):
-            warm.step()
-        if rng.random() < 0.2:
-            warm.cancel(request.number)
-        warm.prefix.tree.check()
-        assert warm.prefix.tree.nbytes <= budget
-        texts = [r.history for r in requests.values() if r.finish_reason and len(r.history) < 200]
-    while not warm.is_idle:
-        warm.step()
-    for number, request in requests.items():
-        cached += request.stats.num_cached
-        assert request.stats.notices == []
-        if request.finish_reason != "cancelled":
-            wanted = cold().generate(request.prompt, params[number])
-            same(wanted, Result.of(request), request.prompt, params[number], f"seed {seed}")
-    assert cached > 0 or budget == 100_000
-    assert warm.nbytes == 0
-    warm.prefix.tree.check()
-    warm.prefix.limit(0)
-    assert warm.prefix.tree.nbytes == len(warm.prefix.tree.states) == 0
 
 
 def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
@@ -461,10 +396,8 @@ def test_ends_of_turns_are_found_in_the_prompt() -> None:
 )
 def test_windows_are_kept_as_states(form: str) -> None:
     """Gemma: sliding windows cannot be cut, so they are kept as recurrent states are."""
-    from tests.models.test_gemma_engine import make
-
-    model = make(form)
-    drafters = [ngram_lookup("ngram-simple", 3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+    model = families.target(form)
+    drafters = [ngram_lookup("ngram-simple", 3, 12), DraftModel(families.draft_model(form), model.vocab_size)]
     engines = []
     for budget in (0, BUDGET):
         config = equality.EngineConfig(prefix_budget=budget)

@@ -25,7 +25,7 @@ from mlxspec.engine.prefix.signature import fingerprint, of_target
 from mlxspec.engine.prefix.tree import TARGET
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.engine import equality, images
 from tests.engine.equality import ALL, spec
 from tests.engine.test_prefix import words
@@ -90,11 +90,12 @@ def test_a_conversation_goes_on_behind_restarts(tmp_path: Path, form: str, wish,
     "form", ["gemma3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma4-dense", "gemma4-e"))]
 )
 def test_windows_are_written_as_states(tmp_path: Path, form: str) -> None:
-    from tests.models.test_gemma_engine import make
-
     def gemma(folder: Path | None) -> Engine:
-        model = make(form)
-        drafters = [ngram_lookup("ngram-simple", 3, 12), DraftModel(make(form, drift=0.1), model.vocab_size)]
+        model = families.target(form)
+        drafters = [
+            ngram_lookup("ngram-simple", 3, 12),
+            DraftModel(families.draft_model(form), model.vocab_size),
+        ]
         more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
         config = EngineConfig(prefix_budget=1 << 28, **more)
         return Engine(model, tiny_models.tokenizer(), drafters=drafters, config=config)

@@ -1,12 +1,10 @@
-"""Keys and values in 8 and 4 bits: drafting never changes the text of plain decoding with the same keys and values, whoever drafts, however
-rejected tokens are undone, with how many rows, and behind whatever the prefix store holds, in memory and on disk.
+"""Keys and values in 8 and 4 bits: bounds of what a last bit changes, what is kept on disk, switching, refusals and memory.
 
-Every reference is plain decoding with the same kv_bits, of one row, by an engine without a prefix store.
+That drafted text is plain text with them is shown by random requests (tests/cache/test_random_kv_bits.py).
 """
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
 from pathlib import Path
 
@@ -27,19 +25,11 @@ from mlxspec.errors import ConfigError, EngineBusyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from tests import rounding, tiny_models
-from tests.engine.equality import NEAR_TIE, PLAIN, Oracle, asked, prompts, same, spec
+from tests.engine.equality import NEAR_TIE, PLAIN, asked, prompts, same, spec
 
 FORMS = ("float32", "bfloat16")
 BITS = (8, 4)
 NUM_ROWS = 5
-DRAFTERS = [
-    ("ngram-simple",),
-    ("mtp",),
-    ("eagle3",),
-    ("draft-model",),
-    ("dflash",),
-    ("ngram-simple", "mtp", "draft-model"),
-]
 
 
 def drafters(form: str, draft_kv_bits: int) -> list:
@@ -66,11 +56,6 @@ def engine(form: str, kv_bits: int, draft_kv_bits: int = 8, *, alone: bool = Fal
 
 
 @cache
-def shared(form: str, kv_bits: int) -> Engine:
-    return engine(form, kv_bits)
-
-
-@cache
 def plainly(form: str, kv_bits: int) -> Engine:
     return engine(form, kv_bits, alone=True, prefix_budget=0)
 
@@ -81,90 +66,6 @@ def batch(form: str, kv_bits: int, number: int) -> tuple[list, list, list[Result
     some, params = prompts(NUM_ROWS, number), asked(number * NUM_ROWS, NUM_ROWS)
     plain = plainly(form, kv_bits)
     return some, params, [plain.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
-
-
-def check(form: str, kv_bits: int, number: int, results: list[Result], what: str, *, alone: bool) -> None:
-    model = tiny_models.wide(form).target
-    for prompt, params, wanted, got in zip(*batch(form, kv_bits, number), results, strict=True):
-        same(wanted, got, prompt, params, what, model, is_alone=alone, kv_bits=kv_bits)
-        assert not got.stats.notices, got.stats.notices
-
-
-def run(form: str, kv_bits: int, number: int, names: tuple[str, ...], **limits) -> None:
-    """One row after the other, and all rows together."""
-    some, params, _ = batch(form, kv_bits, number)
-    made, asks = shared(form, kv_bits), spec(*names, **limits)
-    what = f"{form}, {kv_bits} bits, {names}, {limits}"
-    one_by_one = [made.generate(p, s, spec=asks) for p, s in zip(some, params, strict=True)]
-    check(form, kv_bits, number, one_by_one, f"{what}, 1 row", alone=True)
-    together = made.generate(some, params, spec=asks)
-    check(form, kv_bits, number, together, f"{what}, {NUM_ROWS} rows", alone=False)
-
-
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("names", [("mtp",), ("ngram-simple", "mtp", "draft-model")], ids="+".join)
-def test_drafted_text_is_plain_text(form: str, bits: int, names: tuple[str, ...]) -> None:
-    run(form, bits, 1, names)
-
-
-def every_way() -> list:
-    """Each drafter with each policy; dtypes and bits take turns, so that each drafter meets all of them."""
-    ways = itertools.product(enumerate(DRAFTERS), ("fixed", "auto"))
-    kinds = list(itertools.product(FORMS, BITS))
-    found = []
-    for n, ((i, names), policy) in enumerate(ways):
-        form, bits = kinds[(n + i) % len(kinds)]
-        found.append(pytest.param(form, bits, names, policy, id=f"{form}-{bits}-{'+'.join(names)}-{policy}"))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("form", "bits", "names", "policy"), every_way())
-def test_every_drafter_and_policy(form: str, bits: int, names: tuple[str, ...], policy: str) -> None:
-    run(form, bits, 0, names, policy=policy)
-
-
-@pytest.mark.parametrize(
-    ("form", "bits", "sure"),
-    [
-        pytest.param(form, bits, sure, marks=[] if sure == 0.5 else [pytest.mark.slow])
-        for form in FORMS
-        for bits in BITS
-        for sure in (0.0, 0.5, 1.0)
-    ],
-)
-def test_any_pattern_of_acceptance_gives_the_same_text(form: str, bits: int, sure: float) -> None:
-    """Drafts of up to 30 tokens that are right with some probability each."""
-    some, params, plain = batch(form, bits, 2)
-    oracle = Oracle([[*p, *r.tokens] for p, r in zip(some, plain, strict=True)], sure=sure)
-    asks = spec("ngram-simple", ngram_m=30)
-    made = Engine(
-        tiny_models.wide(form).target,
-        tiny_models.tokenizer(),
-        drafters=[oracle],
-        spec=asks,
-        config=EngineConfig(kv_bits=bits),
-    )
-    results = made.generate(some, params, spec=asks)
-    check(form, bits, 2, results, f"{form}, {bits} bits, oracle {sure}", alone=False)
-    accepted, drafted = (sum(getattr(r.stats, n) for r in results) for n in ("num_accepted", "num_drafted"))
-    assert drafted > 0
-    assert (sure > 0) == (accepted > 0)
-
-
-def test_drafts_stand_and_fall() -> None:
-    """Equal texts prove little if every draft is thrown away."""
-    made = shared("float32", 8)
-    for names in DRAFTERS[:4]:
-        some, params, _ = batch("float32", 8, 1)
-        did = [
-            r.stats.drafters[names[0]]
-            for r in made.generate(some, params, spec=spec(*names))
-            if r.stats.drafters
-        ]
-        drafted, accepted = sum(d.num_drafted for d in did), sum(d.num_accepted for d in did)
-        assert 0.05 * drafted < accepted < 0.98 * drafted, f"{names}: {accepted} of {drafted}"
 
 
 def test_fewer_bits_are_another_text() -> None:
@@ -205,35 +106,6 @@ def turns(seed: int) -> tuple[list[int], list[list[int]]]:
     rng = np.random.default_rng(seed)
     begin = rng.integers(0, tiny_models.EOS, 90).tolist()
     return begin, [[*begin, *rng.integers(0, tiny_models.EOS, n).tolist()] for n in (7, 40, 1)]
-
-
-def behind(form: str, bits: int, made: Engine, names: tuple[str, ...], seed: int = 5) -> list[Result]:
-    """The prompts one after the other, each behind what those before it left."""
-    begin, asks = turns(seed)
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    plain, model = plainly(form, bits), tiny_models.wide(form).target
-    made.generate(begin, params, spec=spec(*names) if names else PLAIN)
-    results = []
-    for prompt in asks:
-        got = made.generate(prompt, params, spec=spec(*names) if names else PLAIN)
-        wanted = plain.generate(prompt, params, spec=PLAIN)
-        same(wanted, got, prompt, params, f"{form}, {bits}, {names}", model, is_alone=False, kv_bits=bits)
-        results.append(got)
-    return results
-
-
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(n, marks=[] if n in ((), ("mtp",)) else [pytest.mark.slow]) for n in [(), *DRAFTERS]],
-    ids=lambda n: "+".join(n) or "plain",
-)
-def test_text_behind_a_prefix_hit(form: str, bits: int, names: tuple[str, ...]) -> None:
-    made = engine(form, bits, 4)
-    results = behind(form, bits, made, names)
-    assert all(r.stats.num_cached >= 90 for r in results)
-    made.prefix.tree.check()
 
 
 def test_edges_hold_the_quantized_bytes() -> None:

@@ -34,28 +34,6 @@ def check(request, number: int, what: str) -> None:
     same(plain[number], result, some[number], params[number], what)
 
 
-@pytest.mark.parametrize(
-    ("max_rows", "seed"),
-    [(3, 1), (8, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (3, 2), (8, 4)))],
-)
-def test_rows_that_join_while_others_run(max_rows: int, seed: int) -> None:
-    """Requests come at random moments, each with drafters of its own, more of them than there is room for."""
-    engine, rng = equality.engine(max_rows=max_rows), np.random.default_rng(seed)
-    some, params, _ = wanted()
-    order, requests = rng.permutation(NUM).tolist(), {}
-    while order or not engine.is_idle:
-        while order and rng.random() < 0.4:
-            number = order.pop()
-            requests[number] = engine.submit(
-                some[number], params[number], spec=SPECS[int(rng.integers(len(SPECS)))]
-            )
-        engine.step()
-        assert len(engine._rows) <= max_rows
-    for number, request in requests.items():
-        check(request, number, f"joined, seed {seed}")
-    assert engine.nbytes == 0
-
-
 @pytest.mark.parametrize("specs", [[PLAIN], SPECS], ids=["plain", "drafted"])
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_that_are_cancelled_change_nothing_for_the_rest(seed: int, specs: list[SpecConfig]) -> None:
@@ -77,18 +55,6 @@ def test_rows_that_are_cancelled_change_nothing_for_the_rest(seed: int, specs: l
             check(request, number, f"beside cancelled ones, seed {seed}")
     assert sum(r.finish_reason == "cancelled" for r in requests) >= 1
     assert engine.nbytes == 0
-
-
-def test_a_cancelled_answer_is_a_beginning_of_the_whole_one() -> None:
-    engine = equality.engine()
-    some, params, plain = wanted()
-    request = engine.submit(some[4], params[4], spec=spec(*ALL))
-    for _ in range(3):
-        engine.step()
-    engine.cancel(request.number)
-    tokens = tuple(request.history[len(request.prompt) :])
-    assert len(tokens) > 0
-    assert plain[4].tokens[: len(tokens)] == tokens
 
 
 def test_streams_side_by_side_each_get_their_own_events() -> None:

@@ -528,9 +528,9 @@ def adapted(module: nn.Module, max_context: int = 512, *, alone: bool = False) -
     return model
 
 
-def model_of(name: str) -> AdaptedModel:
+def model_of(name: str, vocab: int = VOCAB) -> AdaptedModel:
     """Of an architecture; with "alone" behind its name its rows run one by one."""
-    return adapted(module_of(name.removesuffix(" alone")), alone=name.endswith(" alone"))
+    return adapted(module_of(name.removesuffix(" alone"), vocab), alone=name.endswith(" alone"))
 
 
 def write(name: str, folder: Path, **more: Any) -> Path:

@@ -108,41 +108,6 @@ def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
     assert list(found.tokens) == theirs(module, longer, GREEDY.max_tokens)
 
 
-MIXED = (
-    *FEW,
-    *ALONE,
-    "glm4_moe",
-    "granitemoehybrid",
-    "llama4",
-    "deepseek_v32",
-    "gemma4_text",
-    "mimo_v2_flash",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MIXED)
-def test_random_requests_give_the_same_drafted_and_plain(name: str) -> None:
-    """Forty requests each: prompts, lengths, temperatures, seeds and batches drawn by chance."""
-    rng, model = random.Random(name), model_of(name)
-    requests = []
-    for number in range(40):
-        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))] * rng.choice((1, 1, 2))
-        params = SamplingParams(
-            max_tokens=rng.randint(1, 30), temperature=rng.choice((0.0, 0.0, 0.7, 1.2)), seed=number
-        )
-        requests.append((prompt, params))
-    config = EngineConfig(prefix_budget=1 << 24, max_rows=4, prefill_chunk=32)
-    plain_engine = Engine(model, None, config=config)
-    plain = [list(plain_engine.generate(prompt, params).tokens) for prompt, params in requests]
-    noisy = Noisy([p + t for (p, _), t in zip(requests, plain, strict=True)])
-    engine = Engine(model, None, drafters=[noisy, ngram_lookup("ngram-simple", 2, 8)], config=config)
-    made = [engine.submit(prompt, params, spec=DRAFTED) for prompt, params in requests]
-    while any(request.finish_reason is None for request in made):
-        engine.step()
-    assert [list(r.history[len(r.prompt) :]) for r in made] == plain
-
-
 def run(model: AdaptedModel, cache: AdaptedCache, pieces: list[list[int]], **more: Any) -> mx.array:
     flat = mx.array([t for piece in pieces for t in piece], mx.int32)
     found = model.forward(flat, FlatRows(tuple(map(len, pieces))), cache, **more).logits

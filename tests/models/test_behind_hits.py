@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import test_gemma_engine as forms
-from test_gemma_assistant import make_assistant
 
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.engine.engine import Engine
-from tests import tiny_models
+from tests import families, tiny_models
 from tests.engine.behind_hits import Counted, Turn, check, measure
 from tests.engine.test_prefix import words
 
@@ -34,8 +32,8 @@ def engines(make: Callable[[], Made]) -> Callable[[EngineConfig], Engine]:
 
 def assistant() -> Made:
     """Right often, but not always."""
-    target = forms.make("gemma4-dense")
-    return target, GemmaAssistant(make_assistant(target, 0), target.max_context)
+    target = families.target("gemma4-dense")
+    return target, GemmaAssistant(families.make_assistant(target), target.max_context)
 
 
 def block_drafter() -> Made:

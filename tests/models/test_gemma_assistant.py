@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-import test_gemma_engine as forms
 import tiny_assistant
 import tiny_gemma
 from compare import array, assert_same_logits, load_ours, to_numpy, tokens_of
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.config import EngineConfig
-from mlxspec.drafters.gemma_assistant import GemmaAssistant
-from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble_drafter import assemble_assistant_lazily
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant
-from mlxspec.platform.host import numbers
-from tests import tiny_models
-from tests.engine.equality import PLAIN, asked, prompts, same, spec
+from mlxspec.models.gemma4_assistant import Gemma4Assistant
 
 CLUSTERED = 192  # a vocabulary that clusters divide
 TARGETS = ("gemma4-dense", "gemma4-e", "gemma4-moe")
@@ -173,73 +165,3 @@ def test_an_ordering_that_is_none_is_refused(tmp_path: Path) -> None:
     (folder / "changed.safetensors").rename(folder / "model.safetensors")
     with pytest.raises(ModelError, match="does not name every token once"):
         load_assistant(folder, model)
-
-
-def make_assistant(target: Gemma, clusters: int, weights: str = "float32") -> Gemma4Assistant:
-    """Mostly passes its token's embedding on to the target's own head, so that it is right often, but not always."""
-    own = [shape for shape in target.config.layers if shape.source is None]
-    text = forms.config(
-        *(forms.layer(shape.window, source=i) for i, shape in enumerate(own)), scales_layers=True
-    )
-    assistant = Gemma4Assistant(
-        AssistantConfig(text=text, target_size=64, num_centroids=clusters, num_chosen=max(1, clusters // 4)),
-        target,
-    )
-    rng, filled = np.random.default_rng(6), []
-    for name, value in tree_flatten(assistant.parameters()):
-        new = (
-            rng.normal(0.0, value.shape[-1] ** -0.5, value.shape) if value.ndim > 1 else np.ones(value.shape)
-        )
-        if name == "pre_projection.weight":
-            new = np.concatenate([np.eye(64), np.zeros((64, 64))], axis=1) + 0.3 * new
-        elif "embed_tokens" in name:
-            new = numbers(
-                target.language_model.lm_head(mx.eye(64).astype(target.dtype))
-            ).T  # however it is kept
-        elif ".post_" in name:
-            new = 0.2 * new
-        elif "token_ordering" in name:
-            filled.append((name, mx.array(rng.permutation(value.shape[0])).astype(mx.int32)))
-            continue
-        filled.append((name, mx.array(new.astype(np.float32))))
-    assistant.update(tree_unflatten(filled))
-    tiny_models.finish(assistant, weights)
-    return assistant
-
-
-@cache
-def engine(form: str, clusters: int, weights: str) -> Engine:
-    target = forms.make(form, weights=weights)
-    drafter = GemmaAssistant(make_assistant(target, clusters, weights), target.max_context)
-    return Engine(target, tiny_models.tokenizer(), drafters=[drafter], config=EngineConfig(prefill_chunk=32))
-
-
-@pytest.mark.parametrize(
-    ("form", "clusters", "weights"),
-    [
-        ("gemma4-dense", 12, "bfloat16"),
-        pytest.param("gemma4-e", 0, "float32", marks=pytest.mark.slow),
-        *(pytest.param("gemma4-dense", num, "float32", marks=pytest.mark.slow) for num in (0, 12)),
-        *(
-            pytest.param("gemma4-e", 0, weights, marks=pytest.mark.slow)
-            for weights in tiny_models.FORMS
-            if weights != "float32"
-        ),
-    ],
-)
-def test_drafted_text_is_plain_text(form: str, clusters: int, weights: str) -> None:
-    run = engine(form, clusters, weights)
-    some, params = prompts(4, 1), asked(1, 4)
-    plain = [run.generate(p, s, spec=PLAIN) for p, s in zip(some, params, strict=True)]
-    alone = [run.generate(p, s, spec=spec("mtp")) for p, s in zip(some, params, strict=True)]
-    together = run.generate(some, params, spec=spec("mtp"))
-    doubting = run.generate(some, params, spec=spec("mtp", p_min=0.2))  # reads confidences
-    drafted = accepted = 0
-    for results in (alone, together, doubting):
-        for prompt, asked_for, wanted, got in zip(some, params, plain, results, strict=True):
-            same(wanted, got, prompt, asked_for, f"{form}, {weights}, mtp", run.model)
-            assert not got.stats.notices, got.stats.notices
-            drafted += got.stats.drafters["mtp"].num_drafted
-            accepted += got.stats.drafters["mtp"].num_accepted
-    assert 0 < accepted < drafted  # else equal texts prove little
-    assert run.chain.drafters["mtp"].nbytes == 0  # and nothing of a row stays when it is gone
