@@ -278,7 +278,7 @@ def test_a_cache_is_the_one_that_saw_only_what_was_committed(stack: str, script:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", sorted(tiny_models.STACKS))
-@_settings(300)
+@_settings(100)
 @given(script=operations)
 def test_the_same_for_many_more_sequences(stack: str, script: list[tuple]) -> None:
     play(stack, script)

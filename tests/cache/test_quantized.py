@@ -230,7 +230,7 @@ def test_a_forward_sees_each_committed_token_quantized_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@_settings(300)
+@_settings(100)
 @given(script=st.lists(operation, min_size=2, max_size=14))
 def test_the_same_for_many_more_sequences(dtype: mx.Dtype, script: list[tuple]) -> None:
     play(dtype, script)

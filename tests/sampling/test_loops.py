@@ -276,7 +276,7 @@ def test_thinking_is_closed_alike_whoever_drafts(tiny: Engine, short: None, firs
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=st.integers(0, 66), circle=st.integers(1, 20))
 def test_thinking_is_closed_alike_wherever_its_loop_begins(
     tiny: Engine, short: None, first: int, circle: int

@@ -132,7 +132,7 @@ def test_what_stays_is_what_a_sort_leaves(shape: dict, asked: list[dict], allowe
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     shape=shapes,
     asked=st.lists(rows_asked, min_size=1, max_size=4),

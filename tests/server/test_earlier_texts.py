@@ -15,9 +15,10 @@ openai = pytest.importorskip("openai", reason="the openai package is not install
 # What a fault makes of the server's process: all keys have the earlier texts, or the prefix cache, of one.
 FAULTS = {
     "none": "",
-    "shared texts": "from mlxspec.drafters import suffix as m; old = m.Suffix.expect\n"
-    "m.Suffix.expect = lambda self, row, owner, num: old(self, row, '', num)",
-    "shared prefixes": "from mlxspec.engine import prefix as m; m.key_of = lambda request, tokens: tokens",
+    "shared texts": "from mlxspec.drafters import lookup as m; old = m.EarlierRow.__init__\n"
+    "m.EarlierRow.__init__ = lambda self, index, owner, num: old(self, index, '', num)",
+    "shared prefixes": "from mlxspec.engine.prefix import tree as m; old = m.KeyedText.__init__\n"
+    "m.KeyedText.__init__ = lambda self, tokens, owner='', scales=(): old(self, tokens, '', scales)",
 }
 
 

@@ -141,8 +141,8 @@ def test_all_forms_give_the_same_answer(thinker: Served) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_all_forms_give_the_same_answer_to_500_random_chats(thinker: Served, part: int) -> None:
+@pytest.mark.parametrize("part", range(2))
+def test_all_forms_give_the_same_answer_to_100_random_chats(thinker: Served, part: int) -> None:
     with clean(thinker):
         for seed in range(50 * part, 50 * part + 50):
             rng = random.Random(seed)

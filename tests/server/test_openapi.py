@@ -113,4 +113,4 @@ def test_schemathesis(demo: Served) -> None:
 @pytest.mark.slow
 def test_schemathesis_at_length() -> None:
     with Served("--max-rows", "4") as served:
-        _fuzz(served, 100)
+        _fuzz(served, 30)
