@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from test_gemma_assistant import make_assistant
 
 from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
+from tests import families
 from tests.engine.test_images_drafted import NGRAMS, Case
 from tests.engine.test_images_gemma import BLOCKS, draft_model, engine
 
@@ -25,7 +25,7 @@ def drafting(form: str, **config) -> tuple[Engine, tuple[str, ...]]:  # type: ig
     found = engine(form, [*lookups, draft_model(form)], **config)
     if form == "gemma3":  # for which no assistant is published
         return found, (*NGRAMS, "draft-model")
-    assistant = GemmaAssistant(make_assistant(found.model, 0, "float32"), found.max_context)
+    assistant = GemmaAssistant(families.make_assistant(found.model), found.max_context)
     return engine(form, [*lookups, draft_model(form), assistant], **config), (*NGRAMS, "draft-model", "mtp")
 
 
