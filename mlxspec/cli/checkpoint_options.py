@@ -85,10 +85,11 @@ def _add(command: str, parser: argparse.ArgumentParser) -> None:
     if command == "models":
         about = "search Hugging Face for a part of the id, like qwen3.5 or 4bit (default: the models that are here)"
         parser.add_argument("words", nargs="*", metavar="WORD", help=about)
+    declare(parser, *_ROWS[command], _DEBUG)
     if command == "convert":
         output = "a folder that is absent or empty"
-        parser.add_argument("-o", "--output", required=True, metavar="DIR", help=output)
-    declare(parser, *_ROWS[command], _DEBUG)
+        parser.add_argument("folder", nargs="?", metavar="DIR", help=output)
+        parser.add_argument("-o", "--output", metavar="DIR", help="the same, as an option")
 
 
 BUILDERS: dict[str, Callable[[argparse.ArgumentParser], None]] = {name: partial(_add, name) for name in _ROWS}

@@ -17,8 +17,10 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.checkpoints.quantize import Format
     from mlxspec.loading.progress import amount
 
-    if not args.output:
-        raise ConfigError("--output must name a folder.")
+    if not args.folder and not args.output:
+        raise ConfigError("Name the folder that is to be written: `mlxspec convert MODEL DIR`.")
+    if args.folder and args.output:
+        raise ConfigError("The folder is named twice, as DIR and by --output.")
     asked = args.quantize or any(x is not None for x in (args.bits, args.group_size, args.mode))
     wish = Wish(
         trunk=Format.of(args.mode or "affine", args.bits, args.group_size) if asked else None,
@@ -28,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
         vision=not args.text_only,
     )
     with shown_progress(), clearing_away():
-        made = convert(args.source, Path(args.output).expanduser(), wish, revision=args.revision)
+        made = convert(
+            args.source, Path(args.folder or args.output).expanduser(), wish, revision=args.revision
+        )
     head = f"an MTP head of {amount(made.head_bytes)}" if made.head_bytes else "no MTP head"
     tower = f", a vision tower of {amount(made.vision_bytes)}" if made.vision_bytes else ""
     beside = f"{tower} and {head}" if made.title == "a model" else f" of {made.title}"

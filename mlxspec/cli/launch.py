@@ -132,6 +132,12 @@ def _running(port: int, wanted: str | None) -> ServedModel | None:
     return None
 
 
+def served_here(port: int) -> list[tuple[str, bool]] | None:
+    """The models of a server on this port, and whether each is in memory; None where no server of ours answers."""
+    found = _models(port, os.environ.get(KEY_VARIABLE) or _UNSET)
+    return None if found is None else [(str(m["id"]), "context_length" in m) for m in found]
+
+
 def _endpoint(port: int, key: str, model: Mapping[str, Any]) -> ServedModel:
     return ServedModel(
         root=f"http://{_HERE}:{port}", key=key, model=str(model["id"]), context=model.get("context_length")

@@ -27,6 +27,7 @@ from mlxspec.cli.parser import (
     near,
     options_given,
     refuse,
+    shorten,
 )
 from mlxspec.config import (
     DRAFTER_NAMES,
@@ -49,7 +50,7 @@ COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
     "demo": "answer the same prompts with and without drafting, and compare texts and speeds",
-    "run": "fetch a model if it is not here, and hold a conversation",
+    "run": "fetch a model if it is not here, and hold a conversation; without a name, list what fits",
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
@@ -58,10 +59,14 @@ COMMANDS = {
     **checkpoint_options.COMMANDS,
     "flags": "list options, and what becomes of flags and fields of other programs here",
     "completion": "print a script that completes commands and options in a shell",
+    "ps": "list the models of a server that runs here",
 }
+_RARE = ("rm", "cache", "flags", "completion", "ps")  # of the commands: not in the list of --help
+_HABITS = {"show": "inspect", "try": "demo", "ls": "models"}  # other words for commands
 _MOVED = {
     "list": "`mlxspec models` lists the models that are here.",
     "search": "`mlxspec models WORD` searches Hugging Face.",
+    "stop": "Ctrl-C ends `mlxspec serve`; its --idle-unload unloads models by itself.",
     "bench mtp": "`mlxspec bench --workloads mtp` asks the ten tasks.",
     "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same.",
 }
@@ -85,10 +90,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"mlxspec {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    parsers = {
-        name: commands.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
-        for name, what in COMMANDS.items()
-    }
+    parser.epilog = f"Also: {', '.join(_RARE)}. `mlxspec COMMAND --help` lists the common options of a command, --help-all all of them."
+    parsers = {}
+    for name, what in COMMANDS.items():
+        listed: dict[str, Any] = {} if name in _RARE else {"help": what}
+        parsers[name] = commands.add_parser(name, description=f"{what[:1].upper()}{what[1:]}.", **listed)
+    arguments = _by_habit(arguments)
     first = next((a for a in arguments if not a.startswith("-")), None)
     notes, given = list[str](), list[str]()
     if first is not None and arguments[0] != first and arguments[0] not in ("-h", "--help", "--version"):
@@ -97,7 +104,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _refuse_command(first)
     if first is not None:
         builder(first)(parsers[first])
-        parsers[first].epilog = aliases_of(parsers[first])
+        if "--help-all" in arguments:
+            parsers[first].epilog = aliases_of(parsers[first])
+            arguments = ["--help" if a == "--help-all" else a for a in arguments]
+        else:
+            shorten(parsers[first])
         place = arguments.index(first) + 1
         own, behind = arguments[place:], list[str]()
         if first == "launch" and "--" in own:  # what follows is another program's
@@ -119,6 +130,16 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         _refuse_moved(f"{args.command} {extra[0]}")
         refuse(extra[0], args.command, parsers[args.command])
     return args
+
+
+def _by_habit(arguments: Sequence[str]) -> list[str]:
+    """Arguments with the first words of other programs in our own: `help`, `version`, -v, and other names of commands."""
+    first, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if first == "help":
+        return [*rest[:1], "--help"]
+    if first in ("version", "-v", "-V"):
+        return ["--version"]
+    return [_HABITS.get(first, first), *rest] if arguments else []
 
 
 def in_own_words(command: str, parser: argparse.ArgumentParser, given: Sequence[str]) -> other_programs.Said:
@@ -273,6 +294,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     if args.model not in DEMO_FAMILY and not is_elsewhere and (tip := near(args.model, DEMO_FAMILY)):
         raise ConfigError(f"There is no folder {shown(args.model)}; {tip}")
     listed = args.draft.split(",") if isinstance(args.draft, str) else ()
+    if isinstance(args.draft, str) and args.draft.isdecimal():
+        raise ConfigError(
+            f"--draft names drafters; --draft-max {args.draft} sets how long their drafts may be."
+        )
     for name in () if args.draft in ("off", "auto") else listed:
         known = (*DRAFTER_NAMES, *OTHER_NAMES, "off", "auto")
         if name.strip() not in known and (tip := near(name.strip(), known)):

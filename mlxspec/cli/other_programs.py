@@ -103,6 +103,12 @@ def translated(
     while left:
         argument = left.pop(0)
         flag, equals, value = argument.partition("=")
+        if (
+            flag.startswith("--")
+            and (plain := flag.replace("_", "-")) != flag
+            and (plain in known or plain in table())
+        ):
+            argument, flag = f"{plain}{equals}{value}", plain
         meant = _meant(flag, known, answers)
         if meant is None:
             words.append(argument)

@@ -120,6 +120,25 @@ def aliases_of(parser: argparse.ArgumentParser) -> str:
     return "\n".join(["also understood, as in llama.cpp, mlx-lm, Ollama and vLLM:", *lines]) if lines else ""
 
 
+# what help shows of a command that has more than _FEW options
+_COMMON = frozenset(
+    "--help --prompt --model --system --image --temp --max-tokens --thinking --draft --draft-model --max-context --stats --json --resume "
+    "--show-thinking --debug --port --host --api-key --max-rows --alias --idle-unload --repeat --workloads --plot --prompts".split()
+)
+_FEW = 15
+
+
+def shorten(parser: argparse.ArgumentParser) -> None:
+    """Leave all but the common options out of the help of a command that has many, and say how to see them."""
+    own = [a for a in parser._actions if a.option_strings]
+    if len(own) <= _FEW:
+        return
+    for action in own:
+        if not _COMMON.intersection(action.option_strings):
+            action.help = argparse.SUPPRESS
+    parser.epilog = f"`{parser.prog} --help-all` shows all {len(own)} options, and flags of other programs that are understood."
+
+
 def flags(parser: argparse.ArgumentParser) -> list[str]:
     """Every option string of a command."""
     return [s for action in parser._actions for s in action.option_strings]

@@ -12,8 +12,9 @@ def run(args: argparse.Namespace) -> int:
     """Ask, remove, tell what was freed. Returns 1 where the answer is no."""
     from mlxspec.checkpoints.cache import removal
     from mlxspec.loading.progress import amount
+    from mlxspec.loading.short_names import repository
 
-    wanted = removal(args.repo, args.revision)
+    wanted = removal(repository(args.repo), args.revision)
     what = f"{wanted.name} ({', '.join(r[:12] for r in wanted.revisions)}), {amount(wanted.freed)}"
     if not confirmed("Removing", "Remove", what, yes=args.yes):
         return 1

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from mlxspec.errors import MlxspecError, ModelError, StorageError
 from mlxspec.loading import progress, repositories
 from mlxspec.loading.folder import check_links
+from mlxspec.loading.short_names import repository
 
 _SPARE = 1 << 30  # bytes of the disk to be left alone
 _PLACE = re.compile(
@@ -65,6 +66,7 @@ def plan(repo: str, revision: str | None = None) -> Plan:
     """
     from huggingface_hub import HfApi, constants, hf_hub_download
 
+    repo = repository(repo)
     repositories.check_repo(repo)
     repositories.check_revision(revision)
     with explained(repo, revision):

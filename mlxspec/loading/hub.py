@@ -15,6 +15,7 @@ from mlxspec.loading.download import Plan, fetch, plan
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.names import NAME_LENGTH, printable
 from mlxspec.loading.repositories import cache_folder, check_repo, check_revision
+from mlxspec.loading.short_names import repository
 from mlxspec.platform.resources import demo_folder
 
 Judge = Callable[[Plan], None]
@@ -54,6 +55,7 @@ def resolve(
                 f"{printable(model, NAME_LENGTH)} is a folder here; only models from Hugging Face have revisions."
             )
         return folder
+    model = repository(model)
     check_repo(model)
     found = cached(model, revision)
     if found is not None:
@@ -101,6 +103,7 @@ def _local(model: str) -> Path | None:
 def cached(repo: str, revision: str | None = None) -> Path | None:
     """The folder of a repository whose weights are all here, None otherwise. Asks nobody. Raises ModelError for one with links out of the
     cache."""
+    repo = repository(repo)
     check_repo(repo)
     check_revision(revision)
     home = cache_folder() / f"models--{repo.replace('/', '--')}"

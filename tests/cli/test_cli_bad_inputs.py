@@ -32,9 +32,7 @@ BAD = [
     ("generate x --ignore-chat-template --system y", "--system needs the chat template"),
     # options
     ("generate x --no-stream", "answers always stream"),
-    ("generate x --top_p 1", "did you mean --top-p?"),
     ("generate x --temprature 1", "did you mean --temp?"),
-    ("generate x --max_tokens 5", "did you mean --max-tokens?"),
     ("generate x --maxtokens 5", "did you mean --max-tokens?"),
     ("generate x --jsn", "did you mean --json?"),
     ("generate x --draftmodel demo", "did you mean --draft-model?"),
@@ -114,8 +112,8 @@ BAD = [
     ("pull a/b --context 0", "--context must be between"),
     ("rm a/b --ye", "did you mean --yes?"),
     ("inspect /no/such/model", "/no/such/model"),
-    ("convert demo", "-o"),
-    ("convert demo -o ''", "--output must name a folder"),
+    ("convert demo", "`mlxspec convert MODEL DIR`"),
+    ("convert demo -o ''", "Name the folder"),
     ("completion fihs", "SHELL must be one of bash, zsh, tcsh"),
     ("completion", "SHELL"),
 ]

@@ -91,8 +91,6 @@ def test_schemas_out_of_files(run: Run, model: Path, tmp_path: Path) -> None:
         ("chta", "did you mean chat?"),
         ("Chat", "did you mean chat?"),
         ("generate x --no-stream", "answers always stream"),
-        ("generate x --top_p 0.5", "did you mean --top-p?"),
-        ("generate x --max_tokens=5", "did you mean --max-tokens?"),
         ("generate x --tempreature 1", "did you mean --temperature?"),
         ("generate x --draft mpt", "did you mean mtp?"),
         ("generate x --draft ngram", "did you mean ngram-simple"),

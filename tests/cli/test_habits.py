@@ -1,0 +1,124 @@
+"""Words that people bring from other programs: names of models, of commands and of options; and what help shows of each command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runs import Run, refused
+
+from mlxspec.cli import launch, options
+from mlxspec.errors import ModelError
+from mlxspec.loading import hub
+from mlxspec.loading.repositories import check_repo
+from mlxspec.loading.short_names import repository, short_names
+
+LISTED = "generate chat demo run serve launch bench tune doctor pull models convert inspect".split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("https://huggingface.co/mlx-community/Qwen3.5-4B-4bit", "mlx-community/Qwen3.5-4B-4bit"),
+        ("https://huggingface.co/owner/name/tree/main", "owner/name"),
+        ("huggingface.co/owner/name/", "owner/name"),
+        ("hf.co/owner/name", "owner/name"),
+        ("qwen3.5:4b", "mlx-community/Qwen3.5-4B-4bit"),
+        ("Qwen3.5-9B", "mlx-community/Qwen3.5-9B-4bit"),
+        ("qwen3.5", "mlx-community/Qwen3.5-4B-4bit"),
+        ("gemma3:270m", "mlx-community/gemma-3-270m-it-4bit"),
+        ("llama3.2:latest", "mlx-community/Llama-3.2-3B-Instruct-4bit"),
+        ("owner/name", "owner/name"),
+        ("demo", "demo"),
+        ("https://example.org/owner/name", "https://example.org/owner/name"),
+    ],
+)
+def test_names_that_people_type(typed: str, meant: str) -> None:
+    assert repository(typed) == meant
+
+
+def test_short_names_are_of_repositories_and_known_once() -> None:
+    names = [known.name for known in short_names()]
+    assert len(set(names)) == len(names) > 20
+    for known in short_names():
+        check_repo(known.repo)
+        assert 0 < known.gb < 100
+
+
+def test_a_short_name_is_looked_for_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    home = tmp_path / "models--mlx-community--Qwen3.5-4B-4bit"
+    folder = home / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0" * 40)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    assert (
+        hub.resolve("qwen3.5:4b", download=False)
+        == hub.resolve("hf.co/mlx-community/Qwen3.5-4B-4bit")
+        == folder
+    )
+
+
+def test_an_unknown_name_says_how_to_search() -> None:
+    with pytest.raises(ModelError, match="`mlxspec models llama9 8b` searches for one"):
+        hub.resolve("llama9:8b")
+
+
+def test_run_without_a_name_lists_what_fits(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlxspec.platform import memory
+
+    monkeypatch.setattr(memory, "machine_memory", lambda: 8_000_000_000)
+    ran = run("run")
+    assert ran.code == 0
+    first, *rows = ran.out.splitlines()
+    assert first.split() == ["model", "download", "who", "drafts", "from"]
+    assert rows[0].startswith("qwen3.5:9b ")
+    assert "its MTP head" in rows[0]
+    assert not any(row.startswith(("qwen3.8:27b", "qwen3:14b")) for row in rows)
+    assert any("RedHatAI/Qwen3-8B-speculator.dflash2" in row for row in rows)
+    assert "`mlxspec run NAME`" in ran.err
+
+
+def test_other_words_for_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("show", "demo").out == run("inspect", "demo").out
+    assert run("-v").out == run("version").out == run("--version").out
+    assert run("help").out == run("--help").out
+    assert run("help", "chat").out == run("chat", "--help").out
+    assert "edit this file" in run("try", "--help").out
+    refused(run("stop"), "Ctrl-C ends")
+    monkeypatch.setattr(launch, "_models", lambda port, key: None)
+    assert run("ps").code == 1
+    monkeypatch.setattr(launch, "_models", lambda port, key: [{"id": "a", "context_length": 8}, {"id": "b"}])
+    assert run("ps").out == "a  in memory\nb  loaded when it is asked for\n"
+
+
+def test_other_words_for_options(run: Run, model: Path, tmp_path: Path) -> None:
+    short = ("generate", "hello", "--model", model)
+    wanted = run(*short, "--max-tokens", 4, "--top-p", 0.9).out
+    for words in (("--max_tokens", 4), ("--max-new-tokens", 4), ("--max_new_tokens=4",)):
+        assert run(*short, *words, "--top_p", 0.9).out == wanted
+    refused(run(*short, "--draft", 16), "--draft-max 16")
+    assert run("convert", model, tmp_path / "made", "--bits", 4, "--group-size", 32).code == 0
+    refused(run("convert", model), "`mlxspec convert MODEL DIR`")
+    refused(run("convert", model, tmp_path / "x", "-o", tmp_path / "y"), "named twice")
+
+
+@pytest.mark.parametrize("command", options.COMMANDS)
+def test_help_shows_few_options_and_all_where_it_is_asked(run: Run, command: str) -> None:
+    short, whole = run(command, "--help").out, run(command, "--help-all").out
+    every = [a for a in options.parser_of(command)._actions if a.option_strings]
+    count = lambda text: sum(line.startswith("  -") for line in text.split("also understood")[0].splitlines())  # noqa: E731
+    assert count(whole) == len(every)
+    assert count(short) <= 16
+    assert (count(short) < len(every)) == ("--help-all" in short)
+
+
+def test_the_list_of_commands_is_short(run: Run) -> None:
+    told = run("--help").out
+    assert all(f"\n    {name} " in told for name in LISTED)
+    assert "    completion" not in told
+    assert "Also: rm, cache, flags, completion, ps." in told
