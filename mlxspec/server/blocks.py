@@ -37,6 +37,11 @@ class Block:
         found = loads(self.text or "{}")
         return found if isinstance(found, dict) else {"arguments": self.text}
 
+    def custom_input(self) -> str:
+        """The text that a custom tool is called with: the member `input` of its arguments."""
+        found = self.arguments().get("input")
+        return found if isinstance(found, str) else self.text
+
 
 @dataclass(frozen=True)
 class BlockBegin:

@@ -4,6 +4,7 @@ written, streamed or whole."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -11,13 +12,16 @@ from pydantic import Field
 from mlxspec.events import TokenLogprob
 from mlxspec.server.answer_format import answer_format
 from mlxspec.server.answer_writer import ChoicesWriter
-from mlxspec.server.blocks import Answer, BlockBegin, BlockEvent, BlockMore
+from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEnd, BlockEvent, BlockMore
 from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice, goes_on_with, template_variables
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 from mlxspec.server.job_run import Delta
 from mlxspec.server.messages import normalize
+from mlxspec.server.request_parsing import Job
+from mlxspec.server.template_messages import custom_tool, other_tool
+from mlxspec.server.usable import types_of
 
 # --- the conversation
 
@@ -32,33 +36,66 @@ class ImageUrlPart(t.Fields):
     harmless = shared.TextBlock.harmless
 
 
+class OtherText(t.Fields):
+    """A part of the Responses API's."""
+
+    type: Literal["input_text", "output_text"]
+    text: t.Text
+    harmless = shared.TextBlock.harmless | t.harmless("logprobs", shared.UNREAD)
+
+
+class RefusalPart(t.Fields):
+    type: Literal["refusal"]
+    refusal: t.Text
+    harmless = shared.TextBlock.harmless | t.harmless("logprobs", shared.UNREAD)
+
+
+class ThoughtPart(t.LeftOut):
+    """Reasoning as a part of an answer, as Mistral's and LangChain's clients send it: `reasoning_content`."""
+
+    type: Literal["thinking", "reasoning"]
+    thinking: t.Text | t.Many[shared.TextBlock] | None = None
+    reasoning: t.Text | None = None
+    text: t.Text | None = None
+
+
+AnyPart = Annotated[
+    shared.TextBlock | ImageUrlPart | OtherText | RefusalPart | ThoughtPart, Field(discriminator="type")
+]
+
+
 class CalledFunction(t.Fields):
     name: t.Name
     arguments: t.Text | t.Object = Field(description="a JSON object; what is none is passed on as text")
 
 
+class CalledCustom(t.Fields):
+    name: t.Name
+    input: t.Text
+
+
 class ToolCall(t.Fields):
     id: t.Id = t.optional()
-    type: Literal["function"] = t.optional()
-    function: CalledFunction
+    type: Literal["function", "custom"] = t.optional()
+    function: CalledFunction = t.optional()
+    custom: CalledCustom = t.optional("of a custom tool: a call of a function with one text, `input`")
     harmless = t.harmless("index", "the place of a streamed call, sent back")
 
 
 class ChatMessage(t.Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: (
-        t.Text | t.Many[Annotated[shared.TextBlock | ImageUrlPart, Field(discriminator="type")]] | None
-    ) = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: t.Text | t.Many[AnyPart] | None = None
     name: t.Id | None = None
     tool_call_id: t.Id | None = None
     tool_calls: t.Tools[ToolCall] | None = None
     reasoning_content: t.Text | None = None
     reasoning: t.Text | None = None
-    refused = t.refuse("function_call", "use tool_calls") | t.refuse("audio", shared.TEXT_ONLY)
+    function_call: CalledFunction | None = t.optional("a call in the form before tool_calls")
     harmless: ClassVar = {
         **shared.CACHE,
         **t.harmless("prefix", "an answer goes on with a last message of the assistant's anyway"),
         **t.harmless("refusal annotations", shared.UNREAD),
+        **t.harmless("audio", "the identifier of an answer that was spoken; its text stands in content"),
     }
 
 
@@ -66,16 +103,25 @@ class ChatMessage(t.Fields):
 
 
 class Function(t.Fields):
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: t.ToolName
     description: t.Text | None = None
     parameters: t.Object | None = None
     strict: t.Flag = None
     harmless = t.harmless("defer_loading", "all tools are told to the model")
 
 
+class CustomTool(t.Fields):
+    name: t.ToolName
+    description: t.Text | None = None
+    format: dict[str, Any] | None = t.optional("text, or grammar with grammar.syntax and grammar.definition")
+
+
 class Tool(t.Fields):
-    type: Literal["function"]
-    function: Function
+    type: t.Id = Field(
+        description="function or custom; tools of other types, which the provider runs, are left out"
+    )
+    function: Function = t.optional()
+    custom: CustomTool = t.optional()
     harmless = shared.CACHE | Function.harmless
 
 
@@ -84,8 +130,9 @@ class NamedFunction(t.Fields):
 
 
 class NamedTool(t.Fields):
-    type: Literal["function"]
-    function: NamedFunction
+    type: Literal["function", "custom"]
+    function: NamedFunction = t.optional()
+    custom: NamedFunction = t.optional()
 
 
 class AllowedFunctions(t.Fields):
@@ -117,6 +164,7 @@ class ResponseFormat(t.Fields):
 
 
 class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
+    parts: ClassVar = types_of(AnyPart)
     messages: Annotated[t.Turns[ChatMessage], Field(min_length=1)]
     stream_options: shared.StreamOptions | None = None
     add_generation_prompt: t.Flag = t.optional("false: the prompt ends behind the last message")
@@ -149,9 +197,13 @@ _Logprobs = t.answer(
 _Call = t.answer(
     "AnsweredCall", id=str, type=Literal["function"], function=t.answer("AnsweredFunction", name=str, arguments=str)
 )  # fmt: skip
+_CustomCall = t.answer(
+    "AnsweredCustomCall", id=str, type=Literal["custom"], custom=t.answer("AnsweredCustom", name=str, input=str)
+)  # fmt: skip
+_Calls = t.either(_Call, _CustomCall)
 _Message = t.answer(
     "AnsweredMessage", "reasoning_content reasoning tool_calls",
-    role=Literal["assistant"], content=str | None, refusal=None, reasoning_content=str, reasoning=str, tool_calls=t.many(_Call),
+    role=Literal["assistant"], content=str | None, refusal=None, reasoning_content=str, reasoning=str, tool_calls=t.many(_Calls),
 )  # fmt: skip
 _Choice = t.answer(
     "ChatChoice", "token_ids prompt_token_ids",
@@ -177,10 +229,10 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Of a checked body, under the fields' own names. Raises BadField, GrammarError."""
     if body.get("top_logprobs") and not body.get("logprobs"):
         raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
-    messages = normalize(body["messages"])
+    messages, notices = normalize(body["messages"]), list[str]()
     return ChatRequest(
         messages=messages,
-        tools=body.get("tools") or (),
+        tools=_tools(body.get("tools") or (), notices),
         tool_choice=_tool_choice(body.get("tool_choice")),
         several_calls=body.get("parallel_tool_calls") is not False,
         goes_on=_goes_on(body, messages),
@@ -190,7 +242,25 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
         options=body,
         logprobs=bool(body.get("logprobs")),
         top_logprobs=body.get("top_logprobs") or 0,
+        notices=tuple(notices),
     )
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[Mapping[str, Any]]:
+    """The tools that a client runs; a custom one is a function with one text. Raises BadField."""
+    out: list[Mapping[str, Any]] = []
+    for i, tool in enumerate(tools):
+        kind = tool["type"]
+        if kind not in ("function", "custom"):
+            notices.append(other_tool(f"tools[{i}]", kind))
+        elif kind not in tool:
+            raise BadField(f"tools[{i}].{kind}", f"tools[{i}].{kind} is missing.")
+        elif kind == "function":
+            out.append(tool)
+        else:
+            form = tool["custom"].get("format") or {}
+            out.append(custom_tool(tool["custom"], form.get("grammar") or {}, f"tools[{i}].custom", notices))
+    return out
 
 
 def _tool_choice(given: Any) -> ToolChoice | None:
@@ -198,11 +268,20 @@ def _tool_choice(given: Any) -> ToolChoice | None:
         return None
     if isinstance(given, Mapping) and given["type"] == "allowed_tools":
         allowed = given["allowed_tools"]
-        names = tuple(tool["function"]["name"] for tool in allowed["tools"])
+        names = tuple(_chosen(tool) for tool in allowed["tools"])
         return ToolChoice(kind=allowed["mode"], allowed=names)
     if isinstance(given, Mapping):
-        return ToolChoice(kind="required", named=given["function"]["name"])
+        return ToolChoice(kind="required", named=_chosen(given))
     return ToolChoice(kind=given)
+
+
+def _chosen(tool: Mapping[str, Any]) -> str:
+    """The name of a tool that a choice names. Raises BadField."""
+    if tool["type"] not in tool:
+        raise BadField(
+            "tool_choice", f"tool_choice: a tool of the type {tool['type']} needs its {tool['type']}."
+        )
+    return str(tool[tool["type"]]["name"])
 
 
 def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> GoesOn | None:
@@ -224,8 +303,15 @@ def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> 
 
 
 class ChatWriter(ChoicesWriter):
+    """Calls of custom tools are given when they are complete: their text stands inside of JSON until then."""
+
     id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     nothing: Mapping[str, Any] = {"delta": {}}
+
+    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
+        super().__init__(model, body, job)
+        tools = body.get("tools") or ()
+        self._custom = {t["custom"]["name"] for t in tools if t["type"] == "custom" and "custom" in t}
 
     def begin(self) -> Iterator[dict[str, Any]]:
         for answer in self._answers:
@@ -233,7 +319,7 @@ class ChatWriter(ChoicesWriter):
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
         logprobs, tokens = _logprobs(update.logprobs), update.tokens
-        found = [(place, _delta(answer, event)) for place, event in answer.take(update)]
+        found = [(place, self._delta(answer, event)) for place, event in answer.take(update)]
         deltas = [(place, delta) for place, delta in found if delta is not None]
         for place, delta in deltas or ([(0, {})] if logprobs or self._ids(answer.number, tokens) else []):
             chunk = self._chunk(answer.number, {"delta": delta}, logprobs=logprobs, tokens=tokens)
@@ -245,29 +331,39 @@ class ChatWriter(ChoicesWriter):
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning:
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        calls = [_call(b.call_id, b.name, b.text) for b in answer.calls]
+        calls = [self._call(b) for b in answer.calls]
         if calls:
             message |= {"content": content or None, "tool_calls": calls}
         return {"message": message, "logprobs": _logprobs(answer.logprobs)}
 
+    def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        answer = next(a for a in self._answers if any(b is event.block for b in a.blocks))
+        delta = self._delta(answer, event)
+        if delta is not None:
+            yield self._chunk(answer.number, {"delta": delta}) | dict(beside)
 
-def _delta(answer: Answer, event: BlockEvent) -> dict[str, Any] | None:
-    block = event.block
-    if block.kind == "call":
-        number = answer.calls.index(block)
-        if isinstance(event, BlockBegin):
-            return {"tool_calls": [{"index": number, **_call(block.call_id, block.name, "")}]}
+    def _delta(self, answer: Answer, event: BlockEvent) -> dict[str, Any] | None:
+        block = event.block
+        if block.kind == "call":
+            head, is_custom = {"index": answer.calls.index(block)}, block.name in self._custom
+            if isinstance(event, BlockEnd):
+                return {"tool_calls": [head | self._call(block)]} if is_custom else None
+            if is_custom:
+                return None
+            if isinstance(event, BlockBegin):
+                return {"tool_calls": [head | self._call(replace(block, text=""))]}
+            return {"tool_calls": [head | {"function": {"arguments": event.text}}]}
         if isinstance(event, BlockMore):
-            return {"tool_calls": [{"index": number, "function": {"arguments": event.text}}]}
-    elif isinstance(event, BlockMore):
-        if block.kind == "text":
-            return {"content": event.text}
-        return {"reasoning_content": event.text, "reasoning": event.text}
-    return None
+            if block.kind == "text":
+                return {"content": event.text}
+            return {"reasoning_content": event.text, "reasoning": event.text}
+        return None
 
-
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    def _call(self, block: Block) -> dict[str, Any]:
+        head = {"id": block.call_id, "type": "function"}
+        if block.name not in self._custom:
+            return {**head, "function": {"name": block.name, "arguments": block.text}}
+        return {**head, "type": "custom", "custom": {"name": block.name, "input": block.custom_input()}}
 
 
 def _logprobs(found: Sequence[TokenLogprob]) -> dict[str, Any] | None:

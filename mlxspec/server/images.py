@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,35 +21,29 @@ from mlxspec.images.decode import ImageLimits
 from mlxspec.images.source import ImageSource, from_base64, from_url
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.limits import ServerLimits
+from mlxspec.server.usable import IMAGES, newest_turn
 
-_MEDIA = {
-    "input_audio": "Sounds",
-    "audio_url": "Sounds",
-    "video_url": "Videos",
-    "input_video": "Videos",
-    "file": "Files",
-    "input_file": "Files",
-    "document": "Documents",
-    "container_upload": "Files",
-}
-_IMAGES = ("image", "image_url", "input_image")
 _BEGIN, _END = "\ue000image-", "\ue001"
 _MARK = re.compile(_BEGIN + "[0-9a-f]{24}" + _END)
+_LEFT_OUT = "[image left out: it cannot be read here]"
 _LOW_DETAIL = 512 * 512  # pixels: what OpenAI's detail "low" makes of an image
 
 
 class ImageText(str):
-    """The text that stands for an image. where: of the request; data: a data URL, or base64 alone where is_url is False."""
+    """The text that stands for an image. where: of the request; data: a data URL, or base64 alone where is_url is False. is_needed:
+    it stands in the user's newest turn, so that one that cannot be used is an error."""
 
     where: str
     data: str
     is_url: bool
     max_pixels: int | None
+    is_needed: bool
 
     @classmethod
-    def of(cls, where: str, data: str, *, is_url: bool, max_pixels: int | None) -> ImageText:
+    def of(cls, where: str, data: str, *, is_url: bool, max_pixels: int | None, is_needed: bool) -> ImageText:
         made = cls(f"{_BEGIN}{secrets.token_hex(12)}{_END}")
         made.where, made.data, made.is_url, made.max_pixels = where, data, is_url, max_pixels
+        made.is_needed = is_needed
         _made[str(made)] = made
         return made
 
@@ -70,21 +65,25 @@ def decode_limits(limits: ServerLimits) -> ImageLimits:
     return ImageLimits(max_bytes=limits.max_body)
 
 
-def take_images(body: dict[str, Any]) -> bool:
-    """Replace the images of a body, which has not been checked yet, by texts. Returns whether there were any. Raises BadField for a part
-    that is neither text nor an image, and for an image that is none of the forms that are known."""
+def take_images(body: dict[str, Any], notices: list[str]) -> bool:
+    """Replace the images of a body, which has not been checked yet, by texts. Returns whether there were any. notices: get what was left
+    out. Raises BadField for an image of the user's newest turn that is none of the forms that are known."""
     most, found = _max_pixels(body.pop("max_pixels", None), "max_pixels"), False
     for name in ("messages", "input"):
-        for i, message in enumerate(body[name] if isinstance(body.get(name), list) else ()):
+        turns = body[name] if isinstance(body.get(name), list) else ()
+        newest = newest_turn(turns)
+        for i, message in enumerate(turns):
             if isinstance(message, dict):
-                found |= _take_parts(message, f"{name}[{i}]", most)
-                found |= _take_list(message, "content", f"{name}[{i}].images", most)
+                found |= _take_parts(message, f"{name}[{i}]", most, notices, is_needed=i == newest)
+                found |= _take_list(message, "content", f"{name}[{i}].images", most, is_needed=i == newest)
     if isinstance(body.get("prompt"), str):
-        found |= _take_list(body, "prompt", "images", most)
+        found |= _take_list(body, "prompt", "images", most, is_needed=True)
     return found
 
 
-def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> bool:
+def _take_parts(
+    holder: dict[str, Any], path: str, most: int | None, notices: list[str], *, is_needed: bool
+) -> bool:
     """Take the images of a message or an item, or of a tool's result inside a message."""
     found = False
     for name in ("content", "output"):
@@ -94,26 +93,22 @@ def _take_parts(holder: dict[str, Any], path: str, most: int | None) -> bool:
         for j, part in enumerate(parts):
             kind = part.get("type") if isinstance(part, dict) else None
             place = f"{path}.{name}[{j}]"
-            if not isinstance(kind, str):
-                continue
-            source = part.get("source")
-            if kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
-                continue
-            if kind in _MEDIA:
-                raise BadField(
-                    f"{place}.type",
-                    f"{_MEDIA[kind]} are not supported yet: {place} must be text or an image.",
-                )
-            if kind in _IMAGES:
-                text = _image(part, place, most)
-                parts[j] = {"type": "input_text" if kind == "input_image" else "text", "text": text}
-                found = True
+            if kind in IMAGES:
+                try:
+                    text: str = _image(part, place, most, is_needed=is_needed)
+                    found = True
+                except BadField as error:
+                    if is_needed:
+                        raise
+                    text = _LEFT_OUT
+                    notices.append(_told(place, error))
+                parts[j] = {"type": "text", "text": text}
             elif kind == "tool_result":
-                found |= _take_parts(part, place, most)
+                found |= _take_parts(part, place, most, notices, is_needed=False)
     return found
 
 
-def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) -> bool:
+def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None, *, is_needed: bool) -> bool:
     """Take images in Ollama's form: a list of base64 beside a text, which the images come before."""
     images = holder.get("images")
     if not images:
@@ -124,7 +119,9 @@ def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None) 
     if content is not None and not isinstance(content, str):
         return False  # the check of the body says what is wrong
     made = [
-        ImageText.of(f"{where}[{i}]", data, is_url=data[:5].lower() == "data:", max_pixels=most)
+        ImageText.of(
+            f"{where}[{i}]", data, is_url=data[:5].lower() == "data:", max_pixels=most, is_needed=is_needed
+        )
         for i, data in enumerate(images)
     ]
     del holder["images"]
@@ -147,7 +144,7 @@ class _Joined(str):
         return made
 
 
-def _image(part: Mapping[str, Any], place: str, most: int | None) -> ImageText:
+def _image(part: Mapping[str, Any], place: str, most: int | None, *, is_needed: bool) -> ImageText:
     given = part.get("image_url", part.get("image", part.get("source")))
     holder: Mapping[str, Any] = given if isinstance(given, Mapping) else part
     most = _max_pixels(holder.get("max_pixels", part.get("max_pixels")), f"{place}.max_pixels") or most
@@ -165,7 +162,7 @@ def _image(part: Mapping[str, Any], place: str, most: int | None) -> ImageText:
         raise BadField(place, f"{place}: files are not stored here; send the image itself.")
     if not isinstance(data, str):
         raise BadField(place, f"{place} holds no image: give it as a data: URL.")
-    return ImageText.of(place, data, is_url=is_url, max_pixels=most)
+    return ImageText.of(place, data, is_url=is_url, max_pixels=most, is_needed=is_needed)
 
 
 def _max_pixels(given: Any, where: str) -> int | None:
@@ -176,42 +173,81 @@ def _max_pixels(given: Any, where: str) -> int | None:
     return given
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """messages: as chat templates read them, with {"type": "image"} in the place of each image. sources: the images in order. notices: of
+    images that were left out."""
+
+    messages: Sequence[Mapping[str, Any]]
+    sources: Sequence[ImageSource] = ()
+    notices: tuple[str, ...] = ()
+
+
 def placed(
-    messages: Sequence[Mapping[str, Any]], limits: ServerLimits
-) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
-    """Messages as chat templates read them, with {"type": "image"} in the place of each image, and the images in order. Raises
-    ImageError."""
+    messages: Sequence[Mapping[str, Any]],
+    limits: ServerLimits,
+    *,
+    why: str = "",
+    bad: Mapping[str, str] | None = None,
+) -> Placed:
+    """Images that were taken out of a body, in their places. why: the model reads no images, for this reason; empty where it does. bad:
+    places of images that cannot be decoded, with the reason. An image that cannot be used, and the oldest of too many, is left out where
+    it is not needed. Raises ImageError."""
     if not holds_images(messages):
-        return messages, []
-    found: list[ImageSource] = []
+        return Placed(messages=messages)
+    contents = [m["content"] for m in messages if isinstance(m.get("content"), str)]
+    found = [i for c in contents for m in _MARK.finditer(c) if (i := _made.get(m.group())) is not None]
+    sources: dict[str, ImageSource] = {}
+    notices: list[str] = []
+    for image in found:
+        try:
+            told = why or (bad or {}).get(image.where)
+            if told:
+                raise ImageError(told)
+            sources[image.where] = image.source(limits)
+        except ImageError as error:
+            if image.is_needed:
+                raise
+            notices.append(_told(image.where, error))
+    for image in [i for i in found if i.where in sources and not i.is_needed]:
+        if len(sources) > limits.max_images:
+            del sources[image.where]
+            notices.append(_told(image.where, f"a request may hold {limits.max_images} images at most"))
+    if len(sources) > limits.max_images:
+        raise ImageError(f"A request may hold {limits.max_images} images at most, not {len(sources)}.")
     out: list[Mapping[str, Any]] = []
     for message in messages:
         content = message.get("content")
-        parts = _parts(content, limits, found) if isinstance(content, str) and _BEGIN in content else None
-        out.append(message if parts is None else {**message, "content": parts})
-    if len(found) > limits.max_images:
-        raise ImageError(f"A request may hold {limits.max_images} images at most, not {len(found)}.")
-    return out, found
+        parts = _parts(content, sources) if isinstance(content, str) and _BEGIN in content else content
+        out.append(message if parts is content else {**message, "content": parts})
+    return Placed(messages=out, sources=tuple(sources.values()), notices=tuple(notices))
 
 
-def _parts(content: str, limits: ServerLimits, found: list[ImageSource]) -> list[dict[str, Any]] | None:
-    """None where no image is in it."""
+def _told(where: str, why: object) -> str:
+    said = str(why).removeprefix(f"{where}: ").removeprefix(f"{where} ").rstrip(".")
+    return f"{where}: the image was left out: {said[:1].lower()}{said[1:]}"
+
+
+def _parts(content: str, sources: Mapping[str, ImageSource]) -> str | list[dict[str, Any]]:
+    """Text, or parts where an image is in it."""
     parts: list[dict[str, Any]] = []
-    num, at = len(found), 0
+    text, at = "", 0
     for match in _MARK.finditer(content):
         image = _made.get(match.group())
         if image is None:
             continue
-        if match.start() > at:
-            parts.append({"type": "text", "text": content[at : match.start()]})
-        parts.append({"type": "image"})
-        found.append(image.source(limits))
+        text += content[at : match.start()]
         at = match.end()
-    if len(found) == num:
-        return None
-    if at < len(content):
-        parts.append({"type": "text", "text": content[at:]})
-    return parts
+        if image.where not in sources:
+            text += _LEFT_OUT
+            continue
+        parts += [{"type": "text", "text": text}] if text else []
+        parts.append({"type": "image"})
+        text = ""
+    text += content[at:]
+    if not parts:
+        return text
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def lines(texts: Iterable[str]) -> str:

@@ -17,6 +17,8 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
 
 _MARK = ("\ue000thought-", "\ue001")  # private-use characters: no message holds them by chance
+_ROLES = {"developer": "system", "function": "tool"}
+_THOUGHTS = ("thinking", "reasoning")  # types of parts
 _TOOL_ROLE = re.compile(
     r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]{0,200}['"]tool['"]"""
 )  # compared with a role
@@ -226,26 +228,23 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
-    role = "system" if message["role"] == "developer" else message["role"]
+    role = _ROLES.get(message["role"], message["role"])
     out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
-    calls = message.get("tool_calls")
+    calls = message.get("tool_calls") or [
+        {"function": call} for call in (message.get("function_call"),) if call is not None
+    ]
     if role == "assistant":
-        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        reasoning = (
+            message.get("reasoning_content") or message.get("reasoning") or _thought(message.get("content"))
+        )
         if reasoning:
             out["reasoning_content"] = reasoning
         if calls:
-            out["tool_calls"] = [_call(c) for c in calls]
+            out["tool_calls"] = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls)]
     elif calls:
         raise BadField(f"{path}.tool_calls", f"Only an assistant calls tools, not the role {role}.")
     elif message.get("content") is None and role != "tool":  # a tool may have nothing to say
         raise BadField(f"{path}.content", f"{path}.content is missing.")
-    if (
-        role == "assistant"
-        and message.get("content") is None
-        and not calls
-        and "reasoning_content" not in out
-    ):
-        raise BadField(f"{path}.content", f"{path} says nothing: content and tool_calls are both missing.")
     for name in ("name", "tool_call_id"):
         if message.get(name) is not None:
             out[name] = message[name]
@@ -256,10 +255,30 @@ def text_of(content: Any) -> str:
     """A message's content: a text, or the joined text of its parts."""
     if content is None:
         return ""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    said = (
+        part.get("text") or part.get("refusal") or "" for part in content if part["type"] not in _THOUGHTS
+    )
+    return "".join(said)
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _thought(content: Any) -> str:
+    """The reasoning in an answer's parts."""
+    parts = [
+        p for p in (() if content is None or isinstance(content, str) else content) if p["type"] in _THOUGHTS
+    ]
+    said = (p.get("thinking") or p.get("reasoning") or p.get("text") or "" for p in parts)
+    return "".join(s if isinstance(s, str) else text_of(s) for s in said)
+
+
+def _call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Raises BadField for a call of nothing."""
+    if call.get("custom") is not None:
+        custom = call["custom"]
+        call = {**call, "function": {"name": custom["name"], "arguments": {"input": custom["input"]}}}
+    if call.get("function") is None:
+        raise BadField(f"{path}.function", f"{path}.function is missing.")
     function = call["function"]
     return {
         "id": call.get("id", ""),

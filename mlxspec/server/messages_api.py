@@ -31,7 +31,8 @@ from mlxspec.server.forms import shared
 from mlxspec.server.forms.shared import Count
 from mlxspec.server.job_run import End, Progress, Update
 from mlxspec.server.request_parsing import Job
-from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
+from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.usable import left_out, types_of
 from mlxspec.server.usage import progress
 
 # --- the form
@@ -98,19 +99,15 @@ class ToolReference(MessageBlock):
     tool_name: t.Name
 
 
+ResultBlock = Annotated[
+    shared.TextBlock | ImageBlock | Document | SearchResult | ToolReference, Field(discriminator="type")
+]
+
+
 class ToolResult(MessageBlock):
     type: Literal["tool_result"]
     tool_use_id: t.Id
-    content: (
-        t.Text
-        | t.Many[
-            Annotated[
-                shared.TextBlock | ImageBlock | Document | SearchResult | ToolReference,
-                Field(discriminator="type"),
-            ]
-        ]
-        | None
-    ) = None
+    content: t.Text | t.Many[ResultBlock] | None = None
     is_error: t.Flag = None
 
 
@@ -160,8 +157,7 @@ AnyBlock = Annotated[
 
 class Message(t.Fields):
     role: Literal["user", "assistant", "system"]
-    content: t.Text | t.Many[AnyBlock]
-    refused = ChatMessage.refused
+    content: t.Text | t.Many[AnyBlock] | None
     harmless = ChatMessage.harmless
 
 
@@ -172,7 +168,7 @@ class ClientTool(t.Fields):
     type: t.Id | None = t.optional(
         "`custom`; tools of other types, which the provider runs or describes, are left out"
     )
-    name: t.ToolName
+    name: t.ToolName = t.optional()
     description: t.Text | None = None
     input_schema: t.Object = t.optional()
     strict: t.Flag = None
@@ -229,6 +225,8 @@ _NO_LOGPROBS = "has no place for log-probabilities; /v1/chat/completions has"
 
 
 class CountTokensRequest(shared.Body, shared.ThinkingFields):
+    parts: ClassVar = types_of(AnyBlock)
+    result_parts: ClassVar = types_of(ResultBlock)
     messages: Annotated[t.Turns[Message], Field(min_length=1)]
     system: t.Text | t.Many[shared.TextBlock] | None = None
     tools: t.Tools[ClientTool] | None = None
@@ -338,7 +336,7 @@ def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str,
         path = f"messages[{i}]"
         if message["role"] == "system":
             notices.append(f"{path} of the role system was given to the model as the user's")
-        content = message["content"]
+        content = "" if message["content"] is None else message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         add = _add_assistant if message["role"] == "assistant" else _add_user
         known = [b for b in blocks if b["type"] in _KNOWN]
@@ -419,8 +417,9 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
                 f"tools[{i}] of the type {tool['type'][:60]} was left out: only tools with an input_schema of their own can be used"
             )
             continue
-        if "input_schema" not in tool:
-            raise BadField(f"tools[{i}].input_schema", f"tools[{i}].input_schema is missing.")
+        for name in ("name", "input_schema"):
+            if name not in tool:
+                raise BadField(f"tools[{i}].{name}", f"tools[{i}].{name} is missing.")
         found = function_tool(
             tool["name"], parameters=tool["input_schema"], description=tool.get("description")
         )

@@ -26,7 +26,7 @@ from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.http.limits import ServerLimits
-from mlxspec.server.images import decode_limits, holds_images, placed
+from mlxspec.server.images import decode_limits, placed
 from mlxspec.server.messages import call_lead, render_conversation, without_unseen_answers
 
 if TYPE_CHECKING:
@@ -166,8 +166,6 @@ def _render(
     """The prompt, and the request without what the model is not told. Raises ConfigError, ImageError, ContextOverflowError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")
-    if engine.vision is None and holds_images(request.messages):
-        raise ImageError(engine.no_images)
     if tools and format_of(engine).is_unknown:
         said = "the notation of this model's tool calls is not known: they come as text"
         request = replace(request, notices=(*request.notices, said))
@@ -178,16 +176,28 @@ def _render(
     if request.goes_on is not None:
         options["continue_final_message"] = True
     check_wanted()
-    placed_messages, sources = placed(request.messages, limits)
-    text, notices = render_conversation(engine.tokenizer.template, placed_messages, options)
-    most = engine.max_context
-    if not sources or engine.vision is None:
-        tokens = engine.tokenizer.encode(text, special=False, most=most)
-        return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
-    prompt = prepared_prompt(
-        text, sources, engine.vision, engine.tokenizer, limits=decode_limits(limits), most=most
-    )
-    return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
+    most, bad = engine.max_context, dict[str, str]()
+    while True:
+        found = placed(
+            request.messages, limits, why="" if engine.vision is not None else engine.no_images, bad=bad
+        )
+        text, notices = render_conversation(engine.tokenizer.template, found.messages, options)
+        notices = (*found.notices, *notices)
+        if not found.sources or engine.vision is None:
+            tokens = engine.tokenizer.encode(text, special=False, most=most)
+            return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
+        try:
+            prompt = prepared_prompt(
+                text, found.sources, engine.vision, engine.tokenizer, limits=decode_limits(limits), most=most
+            )
+            return request, _Prompt(text=unmarked(text), tokens=prompt, notices=(*notices, *prompt.notices))
+        except (
+            ImageError
+        ) as error:  # of one image: where it is not needed, the conversation goes on without it
+            where = str(error).partition(": ")[0]
+            if where in bad or where not in (s.where for s in found.sources):
+                raise
+            bad[where] = str(error)
 
 
 def _given(body: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import binascii
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
 from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
-from mlxspec.server.chat_api import JsonSchema
+from mlxspec.server.chat_api import JsonSchema, RefusalPart
 from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.forms import base as t
@@ -32,7 +32,8 @@ from mlxspec.server.forms.shared import Count
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of
 from mlxspec.server.request_parsing import Job
-from mlxspec.server.template_messages import TemplateMessages, function_tool, joined, left_out
+from mlxspec.server.template_messages import TemplateMessages, custom_tool, function_tool, joined, other_tool
+from mlxspec.server.usable import left_out, types_of
 from mlxspec.server.usage import progress
 
 # --- the form
@@ -51,17 +52,13 @@ class TextPart(Part):
     text: t.Text
 
 
-class RefusalPart(Part):
-    type: Literal["refusal"]
-    refusal: t.Text
-
-
 class ImagePart(Part, shared.Detailed):
     type: Literal["input_image"]
     image_url: shared.DataUrl
 
 
-Content = t.Text | t.Many[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]]
+AnyPart = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+Content = t.Text | t.Many[AnyPart]
 
 
 class Item(t.Fields):
@@ -117,16 +114,13 @@ class ItemReference(t.Fields):
     type: Literal["item_reference"] | None = None
 
 
-ItemLeftOut = Literal[
-    "compaction", "compaction_trigger", "web_search_call", "file_search_call", "computer_call", "computer_call_output",
-    "code_interpreter_call", "image_generation_call", "tool_search_call", "tool_search_output", "additional_tools", "local_shell_call",
-    "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_list_tools",
-    "mcp_call", "mcp_approval_request", "mcp_approval_response", "program", "program_output",
-]  # fmt: skip
-
-
 class OtherItem(t.LeftOut):
-    type: ItemLeftOut
+    """An item of any other type: it is left out, with a notice."""
+
+    type: t.Text
+
+
+_ITEMS = types_of(MessageItem | FunctionCall | CallOutput | ReasoningItem | CustomToolCall | ItemReference)
 
 
 def _kind_of_item(value: Any) -> Any:
@@ -134,7 +128,7 @@ def _kind_of_item(value: Any) -> Any:
     if not isinstance(value, dict):
         return None
     kind = value.get("type", "message" if {*value} != {"id"} else "item_reference")
-    return "other" if isinstance(kind, str) and kind in get_args(ItemLeftOut) else kind
+    return "other" if isinstance(kind, str) and kind not in _ITEMS else kind
 
 
 AnyItem = Annotated[
@@ -216,6 +210,7 @@ class TextConfig(t.Fields):
 
 
 class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
+    parts: ClassVar = types_of(AnyPart)
     input: t.Text | t.Turns[AnyItem]
     instructions: t.Text | None = None
     stream: t.Flag = None
@@ -239,7 +234,6 @@ class ResponsesRequest(shared.Body, shared.ThinkingFields, shared.Generation):
         **t.refuse("previous_response_id conversation", "nothing is stored here; send the whole conversation as input"),
         **t.refuse("truncation", "a prompt is read whole or refused; send a shorter history", "disabled"),
         **t.refuse("prompt", "prompts are not stored here"),
-        **t.refuse("context_management", "a prompt is read whole or refused", *t.OFF),
         **t.refuse("messages", "use input"),
         **t.refuse("max_tokens max_completion_tokens n_predict", "use max_output_tokens"),
         **t.refuse("response_format", "use text.format"),
@@ -404,26 +398,18 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
     for path, tool in _flat(tools):
         kind = tool["type"]
         if kind not in ("function", "custom"):
-            notices.append(
-                f"{path} of the type {kind[:60]} was left out: only function and custom tools can be used"
-            )
+            notices.append(other_tool(path, kind))
             continue
         if "name" not in tool:
             raise BadField(f"{path}.name", f"{path}.name is missing.")
-        about, parameters = tool.get("description") or "", tool.get("parameters")
-        if kind == "custom":
-            form = tool.get("format") or {}
-            if form.get("definition"):
-                about += f"\nThe input follows this {form.get('syntax') or ''} grammar:\n{form['definition']}"
-                notices.append(f"{path}.format is told to the model and not enforced")
-            parameters = {
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            }
+        named = {**tool, "name": _flat_name(tool)}
         if _flat_name(tool) in (t["function"]["name"] for t in out if "namespace" in tool):
             raise BadField(f"{path}.name", f"{path}: there is another tool {_flat_name(tool)}.")
-        out.append(function_tool(_flat_name(tool), parameters=parameters, description=about.strip() or None))
+        if kind == "custom":
+            out.append(custom_tool(named, tool.get("format") or {}, path, notices))
+        else:
+            about = (tool.get("description") or "").strip() or None
+            out.append(function_tool(named["name"], parameters=tool.get("parameters"), description=about))
     return out
 
 
@@ -584,7 +570,7 @@ class ResponsesWriter(SingleWriter):
             return {**item, **seal}
         head |= {"call_id": block.call_id, "name": block.name, **self._called.get(block.name, {})}
         if self._is_custom(block):
-            return {**head, "type": "custom_tool_call", "input": "" if is_new else _custom_input(block)}
+            return {**head, "type": "custom_tool_call", "input": "" if is_new else block.custom_input()}
         return {**head, "type": "function_call", "arguments": "" if is_new else block.text}
 
     def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -606,7 +592,7 @@ class ResponsesWriter(SingleWriter):
                 yield self._event(f"response.{name}.delta", **where, delta=event.text, **more, **beside)
         else:
             if self._is_custom(block):
-                given = _custom_input(block)
+                given = block.custom_input()
                 yield self._event("response.custom_tool_call_input.delta", **place, delta=given)
                 yield self._event("response.custom_tool_call_input.done", **place, input=given)
             elif block.kind == "call":
@@ -630,9 +616,3 @@ def _output_text(text: str) -> dict[str, Any]:
 
 def _part(block: Block, text: str) -> dict[str, Any]:
     return _output_text(text) if block.kind == "text" else {"type": "reasoning_text", "text": text}
-
-
-def _custom_input(block: Block) -> str:
-    """The text that a custom tool is called with."""
-    found = block.arguments().get("input")
-    return found if isinstance(found, str) else block.text

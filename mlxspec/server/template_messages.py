@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,14 +67,6 @@ class TemplateMessages:
         return bool(self.messages) and self.messages[-1]["role"] == role
 
 
-def left_out(kinds: Sequence[str], what: str) -> list[str]:
-    """Notices about parts of a conversation, by their types. what: what the API calls such a part."""
-    return [
-        f"{num} {what}{'s' if num > 1 else ''} of the type {kind} {'were' if num > 1 else 'was'} left out: this server cannot use them"
-        for kind, num in Counter(kinds).items()
-    ]
-
-
 def function_tool(
     name: str, *, parameters: Mapping[str, Any] | None = None, description: str | None = None
 ) -> dict[str, Any]:
@@ -86,6 +77,23 @@ def function_tool(
     if parameters is not None:
         function["parameters"] = parameters
     return {"type": "function", "function": function}
+
+
+def other_tool(path: str, kind: str) -> str:
+    """The notice about a tool that the provider would run."""
+    return f"{path} of the type {kind[:60]} was left out: only function and custom tools can be used"
+
+
+def custom_tool(
+    tool: Mapping[str, Any], grammar: Mapping[str, Any], path: str, notices: list[str]
+) -> dict[str, Any]:
+    """A custom tool, whose input is a text, as a function with one text. grammar: its syntax and definition, if it has one."""
+    about = tool.get("description") or ""
+    if grammar.get("definition"):
+        about += f"\nThe input follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}"
+        notices.append(f"{path}.format is told to the model and not enforced")
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return function_tool(tool["name"], parameters=text, description=about.strip() or None)
 
 
 def joined(content: str | Sequence[Mapping[str, Any]]) -> str:

@@ -116,7 +116,6 @@ def test_refused_fields_name_themselves(demo: Served) -> None:
         assert (status, answer["error"]["param"]) == (400, name), answer
         assert answer["error"]["message"].startswith(f"{name} cannot be honoured: ")
     for more, path in (
-        ({"messages": [USER, {"role": "assistant", "content": "x", "function_call": {}}, USER]}, "messages[1].function_call"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ):  # fmt: skip
         status, answer = demo.post("/v1/chat/completions", {**BODY, **more})

@@ -291,3 +291,34 @@ def test_an_image_that_takes_long_to_decode_delays_nobody_else(folder: Path, tmp
         for thread in threads:
             thread.join(LONG)
     assert ended == ["text"] * 3 + ["image"] * 2
+
+
+def test_images_of_a_history_that_cannot_be_used_are_left_out(sighted: Served, demo: Served) -> None:
+    """Broken ones, the oldest of too many, and all of them on a model without a vision tower."""
+    good, broken = url(_png(40, 40)), "data:image/png;base64,iVBORw0KGgoAAAA"
+
+    def turns(*images: str) -> list[dict[str, Any]]:
+        parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        return [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": parts},
+            {"role": "assistant", "content": "seen"},
+            {"role": "user", "content": "What is this?"},
+        ]
+
+    for served, images, num_left in (
+        (sighted, (good, broken), 1),
+        (sighted, ("data:image/png;base64,!", "http://x.example/a.png", good), 2),
+        (sighted, (good,) * 18, 2),
+        (demo, (good, broken), 2),
+    ):
+        status, answer = served.post("/v1/chat/completions", {"messages": turns(*images), "max_tokens": 1})
+        assert status == 200, answer
+        told = [n for n in answer["mlxspec"]["notices"] if "the image was left out: " in n]
+        assert len(told) == num_left, answer["mlxspec"]["notices"]
+        asked_for = turns(*images)[:-1]
+        asked_for[-1] = {"role": "user", "content": asked_for[2]["content"]}
+        status, answer = served.post("/v1/chat/completions", {"messages": asked_for, "max_tokens": 1})
+        assert (status, "\n" in answer["error"]["message"]) == (400, False)

@@ -66,6 +66,10 @@ class Fields(BaseModel):
     refused: ClassVar[Mapping[str, Refused]] = {}
     harmless: ClassVar[Mapping[str, str]] = {}
     is_list: ClassVar[bool] = False  # a body that is a list, checked as the field `body`
+    parts: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # types of parts of a conversation that are read (usable.py)
+    result_parts: ClassVar[frozenset[str]] = frozenset()  # the same of results of tools within a message
     under: ClassVar[str] = (
         ""  # of an object whose members are fields of the body behind this, like `speculative.`
     )
@@ -198,7 +202,9 @@ Text = Annotated[str, Field(max_length=1 << 24)]
 Tokenized = Annotated[str, Field(max_length=1 << 22)]  # what is tokenized whole, however short the context
 Id = Annotated[str, Field(max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-ToolName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+ToolName = Annotated[
+    str, Field(pattern=r"^[^\s<>{}\"'\\\x00-\x1f]{1,200}$")
+]  # as notations of calls can write it
 Flag = bool | None
 Many = Annotated[list[Annotated[T, BeforeValidator(_pause)]], Field(fail_fast=True)]
 Turns = Annotated[Many[T], Field(max_length=20_000)]

@@ -18,6 +18,7 @@ from mlxspec.server.http.fairness import LARGE
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import too_large
 from mlxspec.server.images import take_images
+from mlxspec.server.usable import leave_out
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -30,8 +31,8 @@ _COMPILED = (  # fields that are, and those that begin with guided_
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A body that has passed its form. fields: under the form's own names. notices: about fields that do nothing. is_slow: what is made of
-    it may take long, because it is large, holds images, or has a grammar that is not plainly small."""
+    """A body that has passed its form. fields: under the form's own names. notices: about what was left out, and fields that do nothing.
+    is_slow: what is made of it may take long, because it is large, holds images, or has a grammar that is not plainly small."""
 
     fields: dict[str, Any]
     notices: tuple[str, ...] = ()
@@ -50,13 +51,14 @@ async def read(request: Request, limits: ServerLimits, take: Callable[[int], Non
 def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
     """The body that the bytes spell. Large bodies take long, and need not be checked in the event loop. Raises ApiError, BadField."""
     body = parse(raw, limits, is_list=form.is_list)
-    has_images = take_images(body)
+    notices = leave_out(body, form.parts, form.result_parts)
+    has_images = take_images(body, notices)
     ignored = review(form, body)
     fields = canonical(form, body)
     compiled = (v for name, v in fields.items() if name in _COMPILED or name.startswith("guided_"))
     return Checked(
         fields=fields,
-        notices=tuple(f"{path} is no field of this request and was ignored" for path in ignored),
+        notices=(*notices, *(f"{path} is no field of this request and was ignored" for path in ignored)),
         is_slow=len(raw) > LARGE or has_images or any(len(str(value)) > _QUICK for value in compiled),
     )
 
