@@ -11,29 +11,9 @@
 // x (M, K) and y (M, N) in T; w (N, K * BITS / 32) uint, the first code in the lowest bits. M up to 8.
 // Threads: grid (32, ceil(N / 4), 1): a simdgroup takes 4 outputs for all rows. No threadgroup memory, no barriers.
 
+#include "quantized_formats.h"
+
 #define UNROLL _Pragma("clang loop unroll(full)")
-
-// Two e4m3 codes, in bits 0 to 7 and 16 to 23, each as the half that is 2^-8 of it: the exponent's bias is 15 instead of 7. 0x7f and 0xff
-// are not numbers.
-inline half2 halves_of_e4m3(uint codes) {
-  const uint low = codes & 0x007f007fu;
-  return as_type<half2>(((codes & 0x00800080u) << 8) | (((low + 0x00010001u) & 0x00800080u) << 7) | (low << 7));
-}
-
-// Two e2m1 codes, in bits 0 to 3 and 16 to 19, each as the half that is 2^-14 of it: the exponent's bias is 15 instead of 1.
-inline half2 halves_of_e2m1(uint codes) {
-  return as_type<half2>(((codes & 0x00080008u) << 12) | ((codes & 0x00070007u) << 9));
-}
-
-// A group's scale from what is stored of it. The e8m0 code 0 is 2^-127, which has no exponent of its own in a float.
-template <int GROUP, int AFFINE, typename S>
-inline float scale_of(S stored) {
-  if (AFFINE) {
-    return static_cast<float>(stored);
-  }
-  const uint code = static_cast<uint>(stored);
-  return GROUP == 16 ? 256.0f * static_cast<float>(halves_of_e4m3(code).x) : as_type<float>(code == 0 ? 0x00400000u : code << 23);
-}
 
 // The lane's codes of one output as floats: integers of an affine format, else numbers in units of 2^-14 (e2m1) or 2^-8 (e4m3).
 template <int BITS, int AFFINE, int VALUES>

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -32,11 +33,12 @@ from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: s
 import mlx.core as mx
 from write_checkpoint import SIZES
 
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, products
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Replay, RowLayout, Tape
 from mlxspec.kernels.quantized_kv import KV_BITS, QuantizedTokens
+from mlxspec.kernels.quantized_weight import MICROSCALING, QuantizedWeight
 
 STANDARDS = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")  # of macOS 14, 15, 26 and 27
 INCLUDE = Path(mx.__file__).parent / "include"
@@ -157,12 +159,11 @@ def _tokens(shape: GdnShape, dtype: mx.Dtype, count: int) -> GdnInputs:
 
 
 def _products(dtype: mx.Dtype) -> None:
-    """Quantized products of every format that the kernel takes, for every number of rows."""
-    for weight in _weights(dtype):
-        for num_rows in range(1, qmv_rows.MAX_ROWS + 1):
-            x = mx.zeros((num_rows, weight.shape[1]), dtype)
-            if qmv_rows.supports(x, weight):
-                qmv_rows.qmv_rows_metal(x, weight)
+    """Quantized products of every format that kernels take, for every number of rows."""
+    for weight, kernel in itertools.product(_weights(dtype), products.KERNELS):
+        for num_rows in kernel.rows:
+            if kernel.supports(num_rows, weight, dtype):
+                kernel.run(mx.zeros((num_rows, weight.shape[1]), dtype), weight)
 
 
 def _attention(dtype: mx.Dtype) -> None:
@@ -175,13 +176,13 @@ def _attention(dtype: mx.Dtype) -> None:
                 kv_attend.kv_attend_metal(queries, tokens, tokens, 1.0)
 
 
-def _weights(dtype: mx.Dtype) -> Iterator[qmv_rows.QuantizedWeight]:
+def _weights(dtype: mx.Dtype) -> Iterator[QuantizedWeight]:
     for bits in (2, 3, 4, 5, 6, 8):
         for group in (16, 32, 64, 128):
             with suppress(ValueError):  # not a format of MLX's
-                yield qmv_rows.QuantizedWeight.of(mx.zeros((64, 512), dtype), group, bits)
-    for mode, form in qmv_rows.MICROSCALING.items():
-        yield qmv_rows.QuantizedWeight.of(mx.zeros((64, 512), dtype), *form, mode)
+                yield QuantizedWeight.of(mx.zeros((64, 512), dtype), group, bits)
+    for mode, form in MICROSCALING.items():
+        yield QuantizedWeight.of(mx.zeros((64, 512), dtype), *form, mode)
 
 
 # ---- files and the compiler

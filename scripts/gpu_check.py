@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""gdn_round and qmv_rows, compiled from metal/*.metal for an NVIDIA GPU: right against float64, and what fraction of the copy bandwidth.
+"""gdn_round, qmv_rows and qmm_few, compiled for an NVIDIA GPU: right against float64, and what fraction of the copy bandwidth.
 
     scripts/gpu_check [--quick] [--json FILE] [--arch sm_90] [--compile-only]
 
@@ -31,6 +31,7 @@ from gpu import build, cases, device
 from gpu.cases import Launch, Product, Round
 
 WIDTHS = tuple(range(1, 9))
+FEW = (5, 8, 16, 24, 32)  # rows of qmm_few
 ROWS = (1, 16)  # of a batch, in timed rounds: one layer of one row is too little work to fill a large GPU
 LIMITS = {"float": 2e-6, "half": 1e-3, "bfloat": 8e-3}  # outputs in T are rounded; gdn_round's are float32
 MICROSCALING = (4, 16, "nvfp4"), (8, 32, "mxfp8"), (4, 32, "mxfp4")  # bits, group, mode
@@ -119,11 +120,11 @@ def kernel_table(
 
 
 def make(case: Case) -> Launch:
-    return cases.gdn_round(case) if isinstance(case, Round) else cases.qmv_rows(case)
+    return cases.gdn_round(case) if isinstance(case, Round) else cases.product(case)
 
 
 def checked_cases() -> list[Case]:
-    """Every width alone with everything kept, ragged rows with parts kept, every mode and dtype; products of 1 to 8 rows."""
+    """Every width alone with everything kept, ragged rows with parts kept, every mode and dtype; products of 1 to 32 rows."""
     rounds = [Round((w,), (w,)) for w in WIDTHS]
     ragged = Round((3, 1, 0, 6), (2, 0, 0, 6), key_heads=2, value_heads=6, value_dim=64)
     rounds += [replace(ragged, mode=mode, dtype=dtype) for mode in ("tape", "certain") for dtype in LIMITS]
@@ -139,7 +140,13 @@ def checked_cases() -> list[Case]:
         for bits, group, mode in MICROSCALING
         for m in (1, 8)
     ]
-    return [*rounds, *products]
+    few = [replace(CHECKED_PRODUCT, kernel="qmm_few", num_rows=m, in_features=640) for m in FEW]
+    few += [
+        replace(few[0], num_rows=11, out_features=62, bits=bits, group=group, dtype=dtype, mode=mode)
+        for bits, group, mode in FORMATS
+        for dtype in LIMITS
+    ]
+    return [*rounds, *products, *few]
 
 
 def correctness(run: Run, checked: Sequence[Case]) -> tuple[bool, dict[str, float]]:
@@ -148,7 +155,7 @@ def correctness(run: Run, checked: Sequence[Case]) -> tuple[bool, dict[str, floa
     right = True
     for case in checked:
         launch, is_round = make(case), isinstance(case, Round)
-        wanted = cases.gdn_round_wanted(launch, case) if is_round else cases.qmv_rows_wanted(launch, case)
+        wanted = cases.gdn_round_wanted(launch, case) if is_round else cases.product_wanted(launch, case)
         got = run(launch)
         error = max(cases.error(got[name], wanted[name]) for name in wanted)
         name = f"{launch.kernel}, {case.dtype}"
@@ -179,8 +186,8 @@ def replay_is_forward(run: Run) -> bool:
 
 
 def rows_are_alone(run: Run) -> bool:
-    whole = cases.qmv_rows(replace(CHECKED_PRODUCT, num_rows=8))
-    alone = cases.qmv_rows(CHECKED_PRODUCT)
+    whole = cases.product(replace(CHECKED_PRODUCT, num_rows=8))
+    alone = cases.product(CHECKED_PRODUCT)
     together = run(whole)["y"]
     for m in range(8):
         one = replace(alone, inputs={**alone.inputs, "x": whole.inputs["x"][m : m + 1]})
@@ -202,6 +209,8 @@ def timed_cases() -> Iterator[tuple[dict[str, Any], Launch]]:
             )
     for m in WIDTHS:
         yield {"kernel": "qmv_rows", "rows": m, "width": 1}, make(Product(m))
+    for m in FEW:
+        yield {"kernel": "qmm_few", "rows": m, "width": 1}, make(Product(m, kernel="qmm_few"))
 
 
 def speed(gpu: device.Gpu, places: dict[tuple[Any, ...], int], *, rounds: int) -> dict[str, Any]:
@@ -226,7 +235,7 @@ def speed(gpu: device.Gpu, places: dict[tuple[Any, ...], int], *, rounds: int) -
         print(
             "| {} | {} | {} | {:.1f} | {:.1f} | {:.2f} |".format(*shown, 1e6 * seconds, 1e6 * same, fraction)
         )
-    shapes = {"gdn_round": asdict(Round((1,), (1,))), "qmv_rows": asdict(Product(1))}
+    shapes = {"gdn_round": asdict(Round((1,), (1,))), "products": asdict(Product(1))}
     return {"copy_bytes_per_second": peak, "times": rows, "shapes": shapes}
 
 

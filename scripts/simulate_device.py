@@ -2,7 +2,7 @@
 """How busy a GPU would be: real rounds of the engine, replayed against a device that takes published times. Estimates, not measurements.
 
     scripts/simulate_device [--models 0.8B,4B] [--machines "M1 Max,M5 Max"] [--drafts plain,mtp,dflash,dflash2] [--sampling greedy,qwen]
-                            [--depth 3] [--policy auto] [--accepted 0.8] [--rows 1,4] [--kv-bits 16,8]
+                            [--depth 3] [--policy auto] [--accepted 0.8] [--rows 1,4] [--kv-bits 16,8] [--products mlx,best]
 
 Recorded: what an engine builds, hands over and waits for in its steady rounds, in order. The model has all layers and the vocabulary of the
 real one and is 64 wide; nothing is evaluated, every kernel is one node of MLX's graph (tests/models/metal_graph.py), and all drafts are
@@ -10,20 +10,24 @@ accepted, so the rounds are those of a row that drafts all the time. A row of th
 
 Replayed: the host takes a time for each node that it builds and for each kernel that it hands over; the device takes kernels one by one,
 as soon as it has them; a wait ends some time after its last kernel. A kernel takes what its launch takes, and what its weights, in 4 bits,
-take to be read; of the head, where a drafter may, the rows that it proposes from (models/proposal_rows.py). Left out: arithmetic (wide
-verifies of M1 and M2 are dearer), keys and values, copies. Bandwidths are Apple's, and 0.82 of them is what was measured where 27B models
-decode plainly; the microseconds of `Machine` are guesses that fit what was published.
+take to be read; of the head, where a drafter may, the rows that it proposes from (models/proposal_rows.py). Bandwidths are Apple's, and
+0.82 of them is what was measured where 27B models decode plainly; the microseconds of `Machine` are guesses that fit what was published.
+
+A product of several rows takes longer than one of one row, by what multiplies them (`row_cost`): MLX's own kernels by published timings;
+ours by the longer of two times, of their bytes and of their instructions; `best`: the fastest, as races choose. Experts are taken to be
+bound by their bytes. Left out: keys and values, copies, the arithmetic of attention and of prompts.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -85,34 +89,80 @@ PROMPT, WARM, ROUNDS = 40, 4, 8  # tokens; rounds before those that are recorded
 CURVE = {1: 1.0, 2: 1.02, 4: 1.05, 8: 1.2, 17: 1.6}  # seconds by width, on which drafting always pays
 
 
+# Instructions a weight of a product's loop, by rows: counted by nvcc for 4 bits in groups of 64 (scripts/gpu/instructions.py). Of qmm_few a
+# product of 8 x 8 matrices counts as its multiplications, 8 a weight and 8 rows, as an Apple GPU before M5 takes as long for it.
+INSTRUCTIONS = {
+    "qmv_rows": {1: 5.7, 2: 7.8, 4: 12.1, 5: 14.2, 8: 20.7},
+    "qmm_few": {8: 13.1, 16: 21.7, 24: 31.7, 32: 40.9},
+}
+TAKES = {"qmv_rows": range(2, 9), "qmm_few": range(5, 33)}  # rows
+WEIGHT_BYTES = 4.5 / 8
+PRODUCTS = ("mlx", *INSTRUCTIONS, "best", "bytes")
+
+
 class Machine(NamedTuple):
-    """bandwidth: GB/s of memory, as Apple publishes it; share: of it that weights are read at. Microseconds: launch: of a kernel whose data
-    take no time, with its barrier; node: the host's for a node of the graph; encode: for a kernel that it hands over; wake: from the last
-    kernel's end until the host goes on; round: the host's own work in a round, policy and text."""
+    """bandwidth: GB/s of memory, as Apple publishes it; share: of it that weights are read at; lanes: of the GPU, 128 a core; clock: GHz.
+    rows: published costs of MLX's own 4-bit products by rows, over one row; behind the last one it is taken to be flat. Microseconds:
+    launch: of a kernel whose data take no time, with its barrier; node: the host's for a node of the graph; encode: for a kernel that it
+    hands over; wake: from the last kernel's end until the host goes on; round: the host's own work in a round, policy and text."""
 
     bandwidth: float
     share: float = 0.82
+    lanes: int = 40 * 128
+    clock: float = 1.4
+    rows: Mapping[int, float] = MappingProxyType({1: 1.0})
     launch: float = 2.0
     node: float = 0.8
     encode: float = 0.7
     wake: float = 120.0
     round: float = 100.0
 
+    def row_cost(self, products: str, num_rows: int) -> float:
+        """What a product of so many rows takes, over one of one row."""
+        if products == "bytes" or num_rows == 1:
+            return 1.0
+        if products == "best":
+            return min(self.row_cost(one, num_rows) for one in ("mlx", *TAKES))
+        if products == "mlx" or num_rows not in TAKES[products]:
+            return _between(self.rows, num_rows)
+        counted = INSTRUCTIONS[products]
+        rows = -(-num_rows // 8) * 8 if products == "qmm_few" else num_rows
+        at_work = _between(counted, rows) / (self.lanes * self.clock)
+        return max(1.0, at_work * self.bandwidth * self.share / WEIGHT_BYTES)
 
+
+def _between(known: Mapping[int, float], num_rows: int) -> float:
+    return float(np.interp(num_rows, sorted(known), [known[n] for n in sorted(known)]))
+
+
+# rows: M1 mlxcel's measurements of an M1 Ultra; M3 Max mlx #3863; M4 Pro mlx #3839; M5 Max mlx #3791 (whole models)
 MACHINES = {
-    "M1 Max": Machine(400.0, launch=3.0, node=1.1, encode=1.0, wake=150.0),
-    "M3 Max": Machine(400.0, launch=2.5),
-    "M4 Pro": Machine(273.0, launch=2.0),
-    "M5 Max": Machine(614.0, launch=1.8, node=0.7, encode=0.6),
+    "M1 Max": Machine(
+        400.0,
+        lanes=32 * 128,
+        clock=1.3,
+        rows={1: 1.0, 2: 1.74, 3: 2.44, 4: 3.1, 8: 5.6},
+        launch=3.0,
+        node=1.1,
+        encode=1.0,
+        wake=150.0,
+    ),
+    "M3 Max": Machine(400.0, rows={1: 1.0, 2: 1.0, 4: 1.28, 6: 2.04, 8: 2.5, 10: 3.95}, launch=2.5),
+    "M4 Pro": Machine(
+        273.0, lanes=20 * 128, clock=1.58, rows={1: 1.0, 2: 1.03, 3: 1.22, 4: 1.47, 8: 2.69}, launch=2.0
+    ),
+    "M5 Max": Machine(
+        614.0, clock=1.6, rows={1: 1.0, 3: 1.12, 5: 1.45, 8: 2.2, 12: 3.2}, launch=1.8, node=0.7, encode=0.6
+    ),
 }
 
 
 class Build(NamedTuple):
-    """The host has built and hands over: nodes of the graph, kernels, bytes of weights that these read."""
+    """The host has built and hands over: nodes of the graph, kernels, and by rows of the products bytes of weights that these read."""
 
     num_nodes: int
     num_kernels: int
-    num_bytes: float
+    reads: Mapping[int, float] = MappingProxyType({})
 
 
 class Wait(NamedTuple):
@@ -218,9 +268,8 @@ class Recorder:
         self._holder: dict[int, int] = {}  # by id of a given array: number of builds that hold it
         self._num_builds = 0
         self._inside: list[int] | None = None  # places of builds within the forward that is being built
-        self._unread: list[
-            tuple[list[int], float]
-        ] = []  # forwards whose last build is to come, and their bytes
+        # forwards whose last build is to come, and what they read
+        self._unread: list[tuple[list[int], Mapping[int, float]]] = []
 
     def give(self, *arrays: Any) -> None:
         """In place of mx.async_eval."""
@@ -231,12 +280,12 @@ class Recorder:
         num_nodes, num_kernels = counted[0] - self._counted[0], counted[1] - self._counted[1]
         if num_kernels:
             self._counted, self._num_builds = counted, self._num_builds + 1
-            self.events.append(Build(num_nodes, num_kernels, 0.0))
+            self.events.append(Build(num_nodes, num_kernels))
             if self._inside is not None:
                 self._inside.append(len(self.events) - 1)
             unread, self._unread = self._unread, []
-            for places, num_bytes in unread:
-                self._spread([*places, len(self.events) - 1], num_bytes)
+            for places, read in unread:
+                self._spread([*places, len(self.events) - 1], read)
         for array in own:
             self._holder.setdefault(id(array), self._num_builds)
 
@@ -251,20 +300,21 @@ class Recorder:
             self.events.append(Wait(max(known) if is_all_given else self._num_builds))
 
     @contextmanager
-    def forward(self, num_bytes: float) -> Iterator[None]:
-        """Around the building of a forward that reads so many bytes."""
+    def forward(self, read: Mapping[int, float]) -> Iterator[None]:
+        """Around the building of a forward. read: bytes by rows of the products."""
         self._inside = []
         yield
-        self._unread.append((self._inside, num_bytes))
+        self._unread.append((self._inside, read))
         self._inside = None
 
-    def _spread(self, places: Sequence[int], num_bytes: float) -> None:
+    def _spread(self, places: Sequence[int], read: Mapping[int, float]) -> None:
         """Among the builds of a forward, by their kernels."""
         builds = [e for i in places if isinstance(e := self.events[i], Build)]
         total = sum(b.num_kernels for b in builds)
         for place, build in zip(places, builds, strict=True):
-            more = num_bytes * build.num_kernels / total
-            self.events[place] = build._replace(num_bytes=build.num_bytes + more)
+            share = build.num_kernels / total
+            more = {rows: build.reads.get(rows, 0.0) + num * share for rows, num in read.items()}
+            self.events[place] = build._replace(reads={**build.reads, **more})
 
 
 def _flat(values: Any) -> Iterator[mx.array]:
@@ -333,12 +383,15 @@ def record(
 def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: Shape, drafts: str) -> None:
     """Forwards say what they read, and rounds that they have been read."""
 
-    def reading(where: Any, name: str, of: Reads, width: Callable[..., int]) -> None:
+    def reading(where: Any, name: str, of: Reads) -> None:
         real = getattr(where, name)
 
-        def built(*args: Any, **options: Any) -> Any:
-            with recorder.forward(of.bytes(width(*args))):
-                return real(*args, **options)
+        def built(tokens: mx.array, *args: Any, **options: Any) -> Any:
+            num = tokens.shape[0]
+            dense = float(of.dense + of.head)
+            experts = of.bytes(num) - dense
+            with recorder.forward({1: experts, num: dense} if num > 1 else {1: experts + dense}):
+                return real(tokens, *args, **options)
 
         put(where, name, built)
 
@@ -349,13 +402,12 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
 
     real_read = pipeline.read
     put(pipeline, "read", read)
-    reading(engine.model, "forward", shape.target, lambda tokens, rows, *_: rows.num_tokens)
+    reading(engine.model, "forward", shape.target)
     for drafter in engine.chain.drafters.values():
         if isinstance(drafter, Mtp):
-            # drafts of a token each: the head reads what it reads for one
-            reading(drafter.model, "forward", shape.mtp, lambda *_: 1)
+            reading(drafter.model, "forward", shape.mtp)
         if isinstance(drafter, DFlashDrafter):
-            reading(drafter.model, "block", shape.blocks[drafts], lambda *_: 1)
+            reading(drafter.model, "block", shape.blocks[drafts])
 
 
 # --- replaying
@@ -373,8 +425,8 @@ class Estimate(NamedTuple):
     read: float
 
 
-def replay(events: Sequence[Event], machine: Machine) -> Estimate:
-    """The recorded rounds behind the first WARM."""
+def replay(events: Sequence[Event], machine: Machine, products: str = "bytes") -> Estimate:
+    """The recorded rounds behind the first WARM. products: what multiplies several rows, of PRODUCTS."""
     now = free = busy = 0.0
     ends = [0.0]
     began, busy_before, num_waits, drafted, num_rounds, num_kernels, read = 0.0, 0.0, 0, 0, 0, 0, 0.0
@@ -382,7 +434,9 @@ def replay(events: Sequence[Event], machine: Machine) -> Estimate:
         if isinstance(event, Build):
             now += 1e-6 * machine.node * event.num_nodes
             seconds = 1e-6 * machine.launch * event.num_kernels
-            seconds += event.num_bytes / (1e9 * machine.bandwidth * machine.share)
+            num_bytes = sum(event.reads.values())
+            at_work = sum(num * machine.row_cost(products, rows) for rows, num in event.reads.items())
+            seconds += at_work / (1e9 * machine.bandwidth * machine.share)
             for done in range(0, event.num_kernels, 40):  # MLX closes a command buffer about that often
                 part = min(40, event.num_kernels - done)
                 now += 1e-6 * machine.encode * part
@@ -390,7 +444,7 @@ def replay(events: Sequence[Event], machine: Machine) -> Estimate:
                 free = max(free, now) + took
                 busy += took
             ends.append(free)
-            num_kernels, read = num_kernels + event.num_kernels, read + event.num_bytes
+            num_kernels, read = num_kernels + event.num_kernels, read + num_bytes
         elif isinstance(event, Wait):
             num_waits += ends[event.given] >= free
             now = max(now, ends[event.given] + 1e-6 * machine.wake)
@@ -423,6 +477,7 @@ def main() -> int:
     parser.add_argument("--policy", choices=("auto", "fixed"), default="auto")
     parser.add_argument("--accepted", type=float, default=0.8, help="probability of a drafted token")
     parser.add_argument("--rows", default="1", help="texts that are decoded together")
+    parser.add_argument("--products", default="mlx,best", help=f"what multiplies rows: {', '.join(PRODUCTS)}")
     parser.add_argument("--kv-bits", default=str(PLAIN), help="of the keys and values of model and drafter")
     options = parser.parse_args()
     for name, known in (
@@ -431,6 +486,7 @@ def main() -> int:
         ("drafts", DRAFTS),
         ("sampling", SAMPLING),
         ("rows", {str(num): None for num in range(1, 9)}),
+        ("products", dict.fromkeys(PRODUCTS)),
         ("kv_bits", {str(bits): None for bits in (PLAIN, 8, 4, 3)}),
     ):
         wrong = [n for n in getattr(options, name).split(",") if n not in known]
@@ -442,9 +498,9 @@ def main() -> int:
         f"Estimates, not measurements. Policy {options.policy}; a drafted token is accepted with probability {options.accepted}."
     )
     print(
-        "| model | drafts | sampling | rows | keys | machine | kernels | MB | waits | ms a round | idle | tokens/s |"
+        "| model | drafts | sampling | rows | keys | machine | products | kernels | MB | waits | ms a round | idle | tokens/s |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for model in options.models.split(","):
         shape = Shape(MODELS[model])
         for drafts, sampling, rows, bits in product(
@@ -460,12 +516,12 @@ def main() -> int:
                 rows=int(rows),
                 kv_bits=int(bits),
             )
-            for machine in options.machines.split(","):
-                found = replay(events, MACHINES[machine])
+            for machine, kind in product(options.machines.split(","), options.products.split(",")):
+                found = replay(events, MACHINES[machine], kind)
                 drafted = found.drafted / int(rows)
                 tokens = int(rows) * sum(options.accepted**i for i in range(round(drafted) + 1))
                 print(
-                    f"| {model} | {drafts} {drafted:g} | {sampling} | {rows} | {bits} | {machine} | {found.kernels:.0f} "
+                    f"| {model} | {drafts} {drafted:g} | {sampling} | {rows} | {bits} | {machine} | {kind} | {found.kernels:.0f} "
                     f"| {found.read / 1e6:.0f} | {found.waits:.2g} | {1e3 * found.seconds:.2f} | {100 * found.idle:.0f} % "
                     f"| {tokens / found.seconds:.1f} |",
                     flush=True,

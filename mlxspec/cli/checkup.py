@@ -167,7 +167,7 @@ def _sysctl(name: str) -> str:
 
 def _kernels() -> Iterator[Finding]:
     from mlxspec import kernels as _all  # noqa: F401
-    from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, qmv_rows  # noqa: F401
+    from mlxspec.kernels import attention, conv_qkv, gdn_prefill, gdn_round, launch, products  # noqa: F401
 
     for heads in attention.COMMON:
         attention.has_kernel(heads)  # what is wrong is in the reports

@@ -23,8 +23,9 @@ from mlxspec.drafters.plan import RoundPlan
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.errors import RankError
-from mlxspec.kernels import qmv_rows, races
+from mlxspec.kernels import products, races
 from mlxspec.kernels.flat import LADDER
+from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device
@@ -39,7 +40,6 @@ _PROMPT = [1, 2]
 _WIDEST = 16  # tokens of a round
 _DEPTH = 3  # tokens of models' drafts
 _TURNS = 2  # the first run of a shape compiles, and so does the first that undoes one
-_READS_ROW_BY_ROW = (13, 14)  # generations of GPUs: M1, M2
 _MEASURED = 8  # turns of each round where costs are measured
 
 
@@ -182,22 +182,22 @@ def _race(engine: Engine) -> Iterator[None]:
     try:
         for weight, dtype, num_rows in races_left:
             with device.private_kernels():
-                qmv_rows.race(num_rows, weight, dtype)
+                products.race(num_rows, weight, dtype)
             yield
     finally:
         races.save()
         retrace()
 
 
-def unraced(engine: Engine) -> list[tuple[qmv_rows.QuantizedWeight, mx.Dtype, int]]:
-    """Products of a weight with so many rows that our kernel is likely to win, and of which no race is on record. On an M1 or M2 MLX reads
-    the weights once for each row, our kernel once for all of them."""
-    if device.gpu_generation() not in _READS_ROW_BY_ROW or engine.ranks is not None:
+def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
+    """Products of a weight with so many rows that a kernel of ours may win, and of which no race is on record. On an M1 or M2 MLX reads the
+    weights once for each row; on later GPUs it reads them twice from 6 rows on."""
+    if device.gpu_generation() is None or engine.ranks is not None:
         return []  # ranks must choose the same kernels
     found = []
     for weight in tune.raced_weights(*modules_of(engine)):
-        dtype = qmv_rows.dtype_of_rows(weight, engine.model.dtype)
-        found += [(weight, dtype, num_rows) for num_rows in qmv_rows.unraced(weight, dtype)]
+        dtype = dtype_of_rows(weight, engine.model.dtype)
+        found += [(weight, dtype, num_rows) for num_rows in products.unraced(weight, dtype)]
     return found
 
 

@@ -282,6 +282,11 @@ def wins(name: str, width: str) -> bool:
     return _speedups.get(name, {}).get(width, unmeasured) >= _RACE_MARGIN
 
 
+def speedup(name: str, width: str) -> float:
+    """MLX's time over kernel `name`'s at `width`; 0 where that was not raced."""
+    return _speedups.get(name, {}).get(width, 0.0)
+
+
 def _wins_anything(name: str) -> bool:
     return _has_won(_speedups.get(name, {}))
 

@@ -15,7 +15,8 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.kernels import exactness
-from mlxspec.kernels.qmv_rows import QuantizedWeight, qmv_rows
+from mlxspec.kernels.products import product
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 
@@ -37,8 +38,8 @@ class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 
     Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in). Quantized ones are fused when
-    bits, group size and mode agree, else stay side by side. They go through `qmv_rows`, which for few rows takes our kernel where it won
-    its race on this device, else MLX's own operation.
+    bits, group size and mode agree, else stay side by side. They go through `product`, which for few rows takes one of our kernels where it
+    won its race on this device, else MLX's own operation.
     """
 
     def __init__(self, parts: Sequence[nn.Module], sizes: Sequence[int] | None = None) -> None:
@@ -154,13 +155,13 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
     weight = quantized_weight(part)
     if weight is not None:
-        out = qmv_rows(x, weight, exact=exactness.is_demanded)
+        out = product(x, weight, exact=exactness.is_demanded)
         return out + part.bias if "bias" in part else out
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
-    """What `qmv_rows` multiplies with where `project` is given this module: the weight of a quantized one."""
+    """What `product` multiplies with where `project` is given this module: the weight of a quantized one."""
     if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
         return None
     return QuantizedWeight(

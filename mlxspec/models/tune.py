@@ -12,10 +12,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, products, races
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.quantized_kv import KV_BITS
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 from mlxspec.models.layers import multiplied_weights
 from mlxspec.models.qwen3_5_layers import GatedDeltaNet
 
@@ -23,14 +24,15 @@ PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
 
 
 def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
-    """Race every distinct quantized projection for 1 to 8 rows, prefill of the recurrence, and attention to quantized keys and values.
+    """Race every distinct quantized projection for 1 to 32 rows, prefill of the recurrence, and attention to quantized keys and values.
 
     Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down.
     """
     found: dict[str, dict[str, float]] = {}
     dtype = getattr(model, "dtype", None)  # a head has none of its own
     for weight in raced_weights(model):
-        found.setdefault(weight.kernel, {}).update(qmv_rows.tune(weight, dtype))
+        for name, ratios in products.tune(weight, dtype).items():
+            found.setdefault(name, {}).update(ratios)
     for shape, dtype in _distinct_recurrences(model):
         for num_tokens in PREFILL_TOKENS:
             inputs, state, rows = _prefill_data(shape, num_tokens, dtype)
@@ -53,9 +55,9 @@ def check_kernels(modules: Iterable[nn.Module]) -> None:
                 launch.check_for(shape, dtype)
 
 
-def raced_weights(*modules: nn.Module) -> list[qmv_rows.QuantizedWeight]:
+def raced_weights(*modules: nn.Module) -> list[QuantizedWeight]:
     """The quantized weights that forwards of these modules multiply few rows with, one of each shape and format."""
-    found: dict[tuple[object, ...], qmv_rows.QuantizedWeight] = {}
+    found: dict[tuple[object, ...], QuantizedWeight] = {}
     for module in modules:
         for weight in multiplied_weights(module):
             found.setdefault((weight.shape, weight.format, str(weight.scales.dtype)), weight)

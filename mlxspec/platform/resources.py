@@ -26,8 +26,18 @@ def demo_folder(member: str) -> Path:
 
 
 def metal_source(name: str) -> str:
-    """The text of `NAME.metal`. Raises ConfigError if there is no such kernel."""
+    """The text of `NAME.metal` with the `.h` files that it includes. Raises ConfigError if there is no such kernel."""
     path = metal_folder() / f"{name}.metal"
     if not re.fullmatch(r"[a-z0-9_]+", name) or not path.is_file():
         raise ConfigError(f"There is no Metal kernel {name!r} in {metal_folder()}.")
-    return path.read_text(encoding="utf-8")
+    return with_includes(path.read_text(encoding="utf-8"), metal_folder())
+
+
+def with_includes(text: str, folder: Path) -> str:
+    """Metal text with the file in place of each line `#include "FILE.h"`: MLX compiles one text and knows no folder."""
+    return re.sub(
+        r'^#include "(\w+\.h)"$',
+        lambda line: (folder / line[1]).read_text(encoding="utf-8"),
+        text,
+        flags=re.M,
+    )

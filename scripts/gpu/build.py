@@ -122,7 +122,13 @@ def resources(said: str) -> dict[int, tuple[int, int]]:
 
 def _text(kernel: str) -> tuple[str, str]:
     """Helper functions and body."""
-    helpers, mark, body = (METAL / f"{kernel}.metal").read_text().partition(_BODY)
+    text = re.sub(
+        r'^#include "(\w+\.h)"$',
+        lambda line: (METAL / line[1]).read_text(),
+        (METAL / f"{kernel}.metal").read_text(),
+        flags=re.M,
+    )
+    helpers, mark, body = text.partition(_BODY)
     if not mark:
         raise BuildError(f"{kernel}.metal has no line {_BODY.strip()!r}.")
     return for_cuda(helpers), for_cuda(body)

@@ -1,4 +1,4 @@
-"""Launches of gdn_round and qmv_rows with data, and what they must give in float64.
+"""Launches of gdn_round, qmv_rows and qmm_few with data, and what they must give in float64.
 
 A launch is what the launchers in mlxspec/kernels hand to Metal (a test holds both together), written without MLX. bfloat16 is kept as
 uint16. Knows no GPU and no compiler.
@@ -160,12 +160,13 @@ def gdn_round_wanted(launch: Launch, r: Round) -> dict[str, Array]:
     return {"y": y, "state_out": states, "delta": np.zeros(1) if certain else delta}
 
 
-# ---- qmv_rows
+# ---- qmv_rows and qmm_few
 
 
 @dataclass(frozen=True)
 class Product:
-    """y = x W^T for num_rows rows, in one of MLX's formats: "affine", "mxfp4" (4 bits, groups of 32), "nvfp4" (4, 16), "mxfp8" (8, 32)."""
+    """y = x W^T for num_rows rows, in one of MLX's formats: "affine", "mxfp4" (4 bits, groups of 32), "nvfp4" (4, 16), "mxfp8" (8, 32); by
+    "qmv_rows" (1 to 8 rows) or "qmm_few" (to 32)."""
 
     num_rows: int
     out_features: int = 17408
@@ -174,9 +175,10 @@ class Product:
     group: int = 64
     dtype: str = "bfloat"
     mode: str = "affine"
+    kernel: str = "qmv_rows"
 
 
-def qmv_rows(p: Product, seed: int = 0) -> Launch:
+def product(p: Product, seed: int = 0) -> Launch:
     """Every code is drawn, so no value of a code is left untried, but those that are not numbers. Products of the same weight share it,
     whatever num_rows is."""
     rng, n, size = np.random.default_rng(seed), p.out_features, p.in_features
@@ -190,21 +192,23 @@ def qmv_rows(p: Product, seed: int = 0) -> Launch:
             as_bytes[(as_bytes & 0x7F) == 0x7F] = 0x7E
         about_one_half = 0x30 if p.mode == "nvfp4" else 126
         scales = biases = rng.integers(about_one_half - 8, about_one_half, (n, size // p.group), np.uint8)
-    x = rng.standard_normal((8, size))[: p.num_rows]
+    x = rng.standard_normal((32, size))[: p.num_rows]
     inputs = {"w": codes, "scales": scales, "biases": biases}
+    format_ = {"T": p.dtype, "GROUP": p.group, "BITS": p.bits, "AFFINE": int(p.mode == "affine")}
+    tiles = -(-p.num_rows // 8)
+    blocks = 4 if tiles <= 2 else 2
+    template: dict[str, int | str]
+    if p.kernel == "qmv_rows":
+        template, grid, simdgroups = {"M": p.num_rows}, (32, -(-n // 4), 1), 2 if p.num_rows == 1 else 4
+    else:
+        template, grid, simdgroups = {"TILES": tiles, "BLOCKS": blocks}, (32, 8 * -(-n // (8 * blocks)), 1), 8
     return Launch(
-        kernel="qmv_rows",
+        kernel=p.kernel,
         inputs={**inputs, "x": rounded(x, p.dtype)},
         outputs={"y": ((p.num_rows, n), DTYPES[p.dtype])},
-        template={
-            "T": p.dtype,
-            "M": p.num_rows,
-            "GROUP": p.group,
-            "BITS": p.bits,
-            "AFFINE": int(p.mode == "affine"),
-        },
-        grid=(32, -(-n // 4), 1),
-        threadgroup=(32, 2 if p.num_rows == 1 else 4, 1),
+        template={**template, **format_},
+        grid=grid,
+        threadgroup=(32, simdgroups, 1),
         unread=frozenset() if p.mode == "affine" else frozenset({"biases"}),
     )
 
@@ -223,7 +227,7 @@ def _e8m0(codes: Array) -> Array:
     return 2.0 ** (codes.astype(np.float64) - 127)
 
 
-def qmv_rows_wanted(launch: Launch, p: Product) -> dict[str, Array]:
+def product_wanted(launch: Launch, p: Product) -> dict[str, Array]:
     """In float64, some outputs at a time: the whole weight would take a gigabyte."""
     x = exact(launch.inputs["x"])
     y = np.zeros((p.num_rows, p.out_features))

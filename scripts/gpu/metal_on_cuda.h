@@ -99,11 +99,17 @@ enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 __device__ __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
 
-// An 8 x 8 matrix of which a lane holds two numbers side by side: row lane / 4, columns 2 (lane % 4) and the next.
+// An 8 x 8 matrix of which a lane holds two neighbours of a row, those that a lane of an Apple GPU holds.
 struct simdgroup_float8x8 {
   float held[2];
   __device__ float* thread_elements() { return held; }
 };
+
+__device__ __forceinline__ int matrix_row() { return ((threadIdx.x % 32 / 4) & 4) + threadIdx.x / 2 % 4; }
+__device__ __forceinline__ int matrix_column() { return ((threadIdx.x % 32 / 4) & 2) * 2 + threadIdx.x % 2 * 2; }
+__device__ __forceinline__ int matrix_lane(int row, int column) {
+  return (row & 4) * 4 + (column & 4) * 2 + row % 4 * 2 + column % 4 / 2;
+}
 
 template <typename T, int N>
 __device__ __forceinline__ simdgroup_float8x8 make_filled_simdgroup_matrix(T value) {
@@ -111,7 +117,7 @@ __device__ __forceinline__ simdgroup_float8x8 make_filled_simdgroup_matrix(T val
 }
 
 __device__ __forceinline__ void simdgroup_load(simdgroup_float8x8& to, const float* from, ulong row_length, ulong2, bool turned) {
-  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+  const int row = matrix_row(), column = matrix_column();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     to.held[i] = turned ? from[(column + i) * row_length + row] : from[row * row_length + column + i];
@@ -119,26 +125,35 @@ __device__ __forceinline__ void simdgroup_load(simdgroup_float8x8& to, const flo
 }
 
 __device__ __forceinline__ void simdgroup_store(const simdgroup_float8x8& from, float* to, ulong row_length) {
-  const int row = threadIdx.x % 32 / 4, column = 2 * (threadIdx.x % 4);
+  const int row = matrix_row(), column = matrix_column();
   to[row * row_length + column] = from.held[0];
   to[row * row_length + column + 1] = from.held[1];
 }
 
-// to = a b + c
+// to = a b + c. An Apple GPU has one instruction for it. METAL_COUNTS_INSTRUCTIONS puts another single instruction on the same registers in
+// its place: what is compiled so is for counting, and gives wrong results.
 __device__ __forceinline__ void simdgroup_multiply_accumulate(
     simdgroup_float8x8& to, const simdgroup_float8x8& a, const simdgroup_float8x8& b, const simdgroup_float8x8& c) {
-  const int row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+#ifdef METAL_COUNTS_INSTRUCTIONS
+  const auto pair = [](const float* held) { return __hiloint2double(__float_as_int(held[1]), __float_as_int(held[0])); };
+  double sum = pair(c.held);
+  asm volatile("fma.rn.f64 %0, %1, %2, %0;" : "+d"(sum) : "d"(pair(a.held)), "d"(pair(b.held)));
+  to.held[0] = __int_as_float(__double2loint(sum));
+  to.held[1] = __int_as_float(__double2hiint(sum));
+#else
+  const int row = matrix_row(), column = matrix_column();
   float sums[2] = {c.held[0], c.held[1]};
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    const float left = __shfl_sync(0xffffffffu, a.held[k % 2], row * 4 + k / 2);
+    const float left = __shfl_sync(0xffffffffu, a.held[k % 2], matrix_lane(row, k));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sums[i] = fma(left, __shfl_sync(0xffffffffu, b.held[i], k * 4 + pair), sums[i]);
+      sums[i] = fma(left, __shfl_sync(0xffffffffu, b.held[i], matrix_lane(k, column)), sums[i]);
     }
   }
   to.held[0] = sums[0];
   to.held[1] = sums[1];
+#endif
 }
 
 }  // namespace metal

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 from alternating import alternate, ratio
 
-from mlxspec.kernels import qmv_rows
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -122,8 +122,8 @@ def normal(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
 
 
-def quantized(out: int, size: int, bits: int) -> qmv_rows.QuantizedWeight:
-    return qmv_rows.QuantizedWeight.of(normal(out, size), 64, bits)
+def quantized(out: int, size: int, bits: int) -> QuantizedWeight:
+    return QuantizedWeight.of(normal(out, size), 64, bits)
 
 
 def same_bits(a: mx.array, b: mx.array) -> bool:

@@ -15,11 +15,12 @@ import mlx.core as mx
 import numpy as np
 from alternating import median
 
-from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows, races
+from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, products, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Replay, RowLayout
 from mlxspec.kernels.quantized_kv import KV_BITS
+from mlxspec.kernels.quantized_weight import MICROSCALING, QuantizedWeight, product_ops, race_key
 from mlxspec.platform import device
 
 from .base import ROOT, Here, Skipped, normal, quantized, relative, same_bits, table
@@ -59,24 +60,28 @@ def self_checks(here: Here) -> None:
 
 
 def qmv_race(here: Here) -> None:
-    """Our quantized product beside MLX's own, at every number of rows."""
+    """Our quantized products beside MLX's own, at all raced numbers of rows."""
     here.needs_metal()
-    if not any(map(launch.in_use, ("qmv_rows", "qmv_rows_fp"))):
-        raise Skipped("qmv_rows is not in use")
+    if not any(launch.in_use(name) for k in products.KERNELS for name in (k.name, k.fp_name)):
+        raise Skipped("no kernel for quantized products is in use")
     weights = [(f"{bits} bits", quantized(*shape, bits)) for shape in here.sizes.matmuls for bits in (4, 8)]
-    for mode, form in qmv_rows.MICROSCALING.items():
-        weights.append((mode, qmv_rows.QuantizedWeight.of(normal(*here.sizes.matmuls[0]), *form, mode)))
+    for mode, form in MICROSCALING.items():
+        weights.append((mode, QuantizedWeight.of(normal(*here.sizes.matmuls[0]), *form, mode)))
     rows, won = [], []
     for name, weight in weights:
         out, size = weight.shape
-        found = qmv_rows.tune(weight)
-        rows.append([f"{size} -> {out}", name, *(f"{ratio:.2f}" for ratio in found.values())])
-        wins = [str(n) for n, ratio in enumerate(found.values(), 1) if ratio >= 1.02]
-        won.append(f"{size} -> {out} at {name}: {' '.join(wins) or 'none'}")
+        found = products.tune(weight)
+        for kernel in products.KERNELS:
+            raced = found.get(kernel.name_of(weight), {})
+            keys = {n: race_key(n, weight, mx.bfloat16) for n in products.RACED_ROWS}
+            cells = (f"{raced[key]:.2f}" if key in raced else "" for key in keys.values())
+            rows.append([f"{size} -> {out}", name, kernel.name, *cells])
+            wins = [str(n) for n, key in keys.items() if raced.get(key, 0.0) >= 1.02]
+            won.append(f"{kernel.name} {size} -> {out} at {name}: {' '.join(wins) or 'none'}")
     races.save()
     print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
-    table(["shape", "format", *(f"{n} rows" for n in range(1, qmv_rows.MAX_ROWS + 1))], rows)
-    here.tell("rows at which qmv_rows won: " + "; ".join(won))
+    table(["shape", "format", "kernel", *(f"{n} rows" for n in products.RACED_ROWS)], rows)
+    here.tell("rows at which races were won: " + "; ".join(won))
 
 
 def kv_race(here: Here) -> None:
@@ -154,8 +159,8 @@ def exactness(here: Here) -> None:
     for out, size in here.sizes.matmuls:
         for bits in (4, 8):
             weight, x = quantized(out, size, bits), normal(16, size)
-            alone = qmv_rows.qmv_rows_ops(x[:1], weight)
-            same = [w for w in range(2, 17) if same_bits(qmv_rows.qmv_rows_ops(x[:w], weight)[:1], alone)]
+            alone = product_ops(x[:1], weight)
+            same = [w for w in range(2, 17) if same_bits(product_ops(x[:w], weight)[:1], alone)]
             ours = "-"
             if launch.in_use("qmv_rows"):
                 ours = str(

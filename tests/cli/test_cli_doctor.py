@@ -24,6 +24,8 @@ NAMES |= {
     "kernel gdn_prefill",
     "kernel qmv_rows",
     "kernel qmv_rows_fp",
+    "kernel qmm_few",
+    "kernel qmm_few_fp",
 }
 
 

@@ -1,4 +1,4 @@
-"""Data for qmv_rows and the comparison that must hold; used by its tests and by the planted faults."""
+"""Data for qmv_rows and qmm_few and the comparison that must hold; used by their tests and by the planted faults."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 from checks_gdn import assert_close, numpy_of, same_bits
 
-from mlxspec.kernels import qmv_rows as kernel
-from mlxspec.kernels.qmv_rows import MICROSCALING, QuantizedWeight
+from mlxspec.kernels.qmv_rows import KERNEL
+from mlxspec.kernels.quantized_weight import MICROSCALING, ProductKernel, QuantizedWeight
 
 ROUNDING = {mx.float32: 2e-6, mx.float16: 6e-4, mx.bfloat16: 5e-3}
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -63,13 +63,13 @@ def unpacked(weight: QuantizedWeight) -> np.ndarray:
     return plain.reshape(weight.shape)
 
 
-def check_rows(x: mx.array, weight: QuantizedWeight) -> mx.array:
+def check_rows(x: mx.array, weight: QuantizedWeight, kernel: ProductKernel = KERNEL) -> mx.array:
     """Against float64, and each row bit for bit that row alone."""
-    got = kernel.qmv_rows_metal(x, weight)
+    got = kernel.run(x, weight)
     wanted = numpy_of(x).astype(np.float64) @ unpacked(weight).T
     assert_close(got, wanted, "y", ROUNDING[x.dtype])
     for i in range(x.shape[0]):
-        assert same_bits(kernel.qmv_rows_metal(x[i : i + 1], weight), got[i : i + 1]), (
+        assert same_bits(kernel.run(x[i : i + 1], weight), got[i : i + 1]), (
             f"row {i} is not bitwise what it is alone"
         )
     return got
@@ -78,19 +78,21 @@ def check_rows(x: mx.array, weight: QuantizedWeight) -> mx.array:
 # ---- microscaling formats, number by number
 
 
-def check_codes(mode: str, place: int) -> None:
+def check_codes(mode: str, place: int, kernel: ProductKernel = KERNEL) -> None:
     """All 16 or 256 codes, those included that are not numbers, are what the table and MLX's own unpacking have."""
     table = E2M1 if MICROSCALING[mode][1] == 4 else E4M3
-    check_lone(mode, np.arange(len(table)), np.full(len(table), ONE[mode][1]), place, table)
+    check_lone(mode, np.arange(len(table)), np.full(len(table), ONE[mode][1]), place, table, kernel)
 
 
-def check_scales(mode: str) -> None:
+def check_scales(mode: str, kernel: ProductKernel = KERNEL) -> None:
     """All scales, likewise."""
     table = E4M3 if mode == "nvfp4" else E8M0
-    check_lone(mode, np.full(len(table), ONE[mode][0]), np.arange(len(table)), 7, table)
+    check_lone(mode, np.full(len(table), ONE[mode][0]), np.arange(len(table)), 7, table, kernel)
 
 
-def check_lone(mode: str, codes: np.ndarray, scales: np.ndarray, place: int, wanted: np.ndarray) -> None:
+def check_lone(
+    mode: str, codes: np.ndarray, scales: np.ndarray, place: int, wanted: np.ndarray, kernel: ProductKernel
+) -> None:
     """Of 512 weights of an output all are zero but the one at `place`; output n has codes[n] there, and scales[n] in its group."""
     group, bits = MICROSCALING[mode]
     packed = np.zeros((len(codes), 512 * bits // 32), np.uint32)
@@ -100,10 +102,7 @@ def check_lone(mode: str, codes: np.ndarray, scales: np.ndarray, place: int, wan
     weight = QuantizedWeight(mx.array(packed), mx.array(stored), None, group, bits, mode)
     x = np.zeros((1, 512), np.float32)
     x[0, place] = 1
-    got = numpy_of(kernel.qmv_rows_metal(mx.array(x), weight))[0]
-    plain = mx.dequantize(
-        weight.codes, weight.scales, group_size=group, bits=bits, mode=mode, dtype=mx.float32
-    )
-    for other in (wanted.astype(np.float32), np.array(plain)[:, place]):
+    got = numpy_of(kernel.run(mx.array(x), weight))[0]
+    for other in (wanted.astype(np.float32), np.array(weight.values(mx.float32))[:, place]):
         wrong = np.flatnonzero((got != other) & ~(np.isnan(got) & np.isnan(other)))
         assert not wrong.size, f"{mode} differs at {wrong[:8]}: {got[wrong[:8]]}, not {other[wrong[:8]]}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxspec.kernels import launch
-from mlxspec.kernels.qmv_rows import QuantizedWeight
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 
 _FOLDER = Path(mx.__file__).parent / "include" / "mlx" / "backend" / "metal" / "kernels"
 _PLACE = "threadgroup_position_in_grid, simdgroup_index_in_threadgroup, thread_index_in_simdgroup"

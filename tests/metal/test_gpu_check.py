@@ -19,8 +19,9 @@ import pytest
 from checks_gdn import ints, layout
 from gpu import mlx_cuda
 
-from mlxspec.kernels import gdn_round, launch, qmv_rows
+from mlxspec.kernels import gdn_round, launch, qmm_few, qmv_rows
 from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check.py"
 DTYPES = {"float": mx.float32, "half": mx.float16, "bfloat": mx.bfloat16}
@@ -115,16 +116,20 @@ def test_rounds_are_launched_as_the_launcher_does(script, seen, widths, mode):
     same_launch(made, told)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("kernel", "num_rows"),
+    [(qmv_rows.KERNEL, n) for n in (1, 2, 8)] + [(qmm_few.KERNEL, n) for n in (5, 16, 17)],
+)
 @pytest.mark.parametrize(
     ("bits", "group", "mode"),
     [(4, 64, "affine"), (8, 32, "affine"), (4, 16, "nvfp4"), (4, 32, "mxfp4"), (8, 32, "mxfp8")],
 )
-def test_products_are_launched_as_the_launcher_does(script, seen, num_rows, bits, group, mode):
-    made = script.make(replace(script.CHECKED_PRODUCT, num_rows=num_rows, bits=bits, group=group, mode=mode))
+def test_products_are_launched_as_the_launcher_does(script, seen, kernel, num_rows, bits, group, mode):
+    how = {"kernel": kernel.name, "num_rows": num_rows, "bits": bits, "group": group, "mode": mode}
+    made = script.make(replace(script.CHECKED_PRODUCT, **how))
     codes, scales, biases, x = (to_mx(a) for a in made.inputs.values())
-    weight = qmv_rows.QuantizedWeight(codes, scales, biases if mode == "affine" else None, group, bits, mode)
-    qmv_rows.qmv_rows_metal(x, weight)
+    weight = QuantizedWeight(codes, scales, biases if mode == "affine" else None, group, bits, mode)
+    kernel.run(x, weight)
     (told,) = seen
     same_launch(made, told)
 
@@ -407,7 +412,7 @@ def test_mlx_is_handed_text_that_cuda_reads_and_threadgroups_that_divide(monkeyp
         kernel([mx.zeros(1)], outputs=[], template={}, grid=(32, 10, 2), threadgroup=(32, 4, 1))
     told, given = seen
     assert not re.search(r"\b(device|threadgroup|constant) |simdgroup_matrix>|clang loop", told["source"])
-    assert ("__shared__ float" in told["source"]) == (name in {"gdn_prefill", "kv_attend"})
+    assert ("__shared__ float" in told["source"]) == (name in {"gdn_prefill", "kv_attend", "qmm_few"})
     assert (given["grid"], given["threadgroup"]) == ((32, 10, 2), (32, 2, 1))
     # of a sum of two products nvcc fuses this one or that, from one kernel to the next
     assert (name == "qmv_rows") == ("fma(scale, product, sum[m] * bias)" in told["source"])

@@ -57,7 +57,7 @@ def here(script, tmp_path, *, has_metal=True, **changes):
 
 @pytest.mark.slow
 def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_path):
-    monkeypatch.setattr(script.kernels.qmv_rows, "MAX_ROWS", 2)
+    monkeypatch.setattr(script.kernels.products, "RACED_ROWS", (1, 5))
     run = here(script, tmp_path)
     with emulated():
         for name, (_, section) in script.sections(run, long=True).items():
@@ -68,10 +68,10 @@ def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_pat
                 assert "skipped" not in text
     assert all(report.in_use for report in launch.reports())
     raced = launch.speedups()
-    assert set(raced) == {"gdn_prefill", "qmv_rows", "qmv_rows_fp"}
+    assert set(raced) == {"gdn_prefill", "qmv_rows", "qmv_rows_fp", "qmm_few", "qmm_few_fp"}
     said = "\n".join(run.summary)
     assert "gdn_round ok" in said
-    assert "rows at which qmv_rows won: 512 -> 16 at 4 bits: " in said
+    assert "rows at which races were won: qmv_rows 512 -> 16 at 4 bits: " in said
     launch.forget()
     races.restore()
     assert launch.speedups() == raced

@@ -14,14 +14,16 @@ from checks_gdn import Shape, check_prefill, check_replay_bits, check_two_rounds
 from checks_kv import check_attention, check_far
 from checks_qmv import check_codes, check_rows, check_scales, draw
 
-from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmv_rows
+from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmm_few, qmv_rows
+from mlxspec.kernels.quantized_weight import MICROSCALING
 from mlxspec.platform.resources import metal_source
 
 KERNELS = {
     "gdn_round": gdn_round._kernel,
     "gdn_prefill": gdn_prefill._kernel,
     "conv_qkv": conv_qkv._kernel,
-    "qmv_rows": qmv_rows._kernel,
+    "qmv_rows": qmv_rows._metal,
+    "qmm_few": qmm_few._metal,
     "kv_attend": kv_attend._attend,
     "kv_join": kv_attend._join,
 }
@@ -50,11 +52,22 @@ def check_qmv_rows() -> None:
 
 
 def check_qmv_rows_fp() -> None:
-    for mode in qmv_rows.MICROSCALING:
+    for mode in MICROSCALING:
         check_rows(*draw(2, 9, 1024, mode=mode))
-    for mode in qmv_rows.MICROSCALING:
+    for mode in MICROSCALING:
         check_codes(mode, place=5)
         check_scales(mode)
+
+
+def check_qmm_few() -> None:
+    check_rows(*draw(11, 41, 704, bits=4), qmm_few.KERNEL)
+    check_rows(*draw(6, 9, 640, bits=8, group=32), qmm_few.KERNEL)
+
+
+def check_qmm_few_fp() -> None:
+    for mode in MICROSCALING:
+        check_rows(*draw(6, 9, 640, mode=mode), qmm_few.KERNEL)
+        check_codes(mode, place=5, kernel=qmm_few.KERNEL)
 
 
 def check_kv_attend() -> None:
@@ -76,6 +89,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "conv_qkv": check_conv_qkv,
     "qmv_rows": check_qmv_rows,
     "qmv_rows_fp": check_qmv_rows_fp,  # of the same text
+    "qmm_few": check_qmm_few,
+    "qmm_few_fp": check_qmm_few_fp,  # of the same text
     "kv_attend": check_kv_attend,
     "kv_join": check_kv_join,
 }
@@ -280,6 +295,43 @@ FAULTS = [
     ("qmv_rows", "no sum over lanes", "simd_sum(result[r][m])", "result[r][m]"),
     ("qmv_rows", "the last block left out", "at < K; at", "at < K - 32 * VALUES; at"),
     ("qmv_rows", "rows of y exchanged", "y[m * N + first + r]", "y[(M - 1 - m) * N + first + r]"),
+    (
+        "qmm_few",
+        "codes taken for the next ones",
+        "(BITS == 4 ? 6 : 2) - BITS * p;",
+        "(BITS == 4 ? 6 : 2) - BITS * p - BITS;",
+    ),
+    ("qmm_few", "the offset of codes left in", "- OFFSET * scale[r]", ""),
+    ("qmm_few", "a group's scale for another", "(at + 8 * column) / GROUP;", "(at + 8 * row) / GROUP;"),
+    ("qmm_few", "words of another column", "(at + 8 * column) * BITS / 32;", "(at + 8 * row) * BITS / 32;"),
+    ("qmm_few", "rows past the end read", "min(8 * t + column + i, M - 1) * K", "(8 * t + column + i) * K"),
+    ("qmm_few", "outputs past the end read", "min(first + 8 * r + row, N - 1)", "(first + 8 * r + row)"),
+    ("qmm_few", "outputs past the end stored", "if (first + output < N) {", "{"),
+    ("qmm_few", "no barrier before the sums", "threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
+    ("qmm_few", "the last simdgroup left out", "g < SIMDGROUPS; ++g", "g < SIMDGROUPS - 1; ++g"),
+    ("qmm_few", "the first 64 twice", "at += 64 * SIMDGROUPS", "at += 64 * (SIMDGROUPS - 1)"),
+    (
+        "qmm_few",
+        "one block of outputs for all",
+        "(group * OUTPUTS + 8 * r) * ROWS",
+        "(group * OUTPUTS) * ROWS",
+    ),
+    ("qmm_few", "rows of a tile exchanged", "mine[t][1][j + HALF * k]", "mine[t][0][j + HALF * k]"),
+    ("qmm_few", "the second half of a word as the first", "mine[t][0][j + HALF * k]", "mine[t][0][j]"),
+    (
+        "qmm_few",
+        "halves of a pair exchanged",
+        "low = static_cast<float>(codes.x)",
+        "low = static_cast<float>(codes.y)",
+    ),
+    ("qmm_few", "half-precision sums", "total += sums_of", "total = float(half(total)) + sums_of"),
+    (
+        "qmm_few_fp",
+        "units of e2m1 forgotten",
+        "AFFINE ? 1.0f : BITS == 4 ? 16384.0f",
+        "AFFINE || BITS == 4 ? 1.0f",
+    ),
+    ("qmm_few_fp", "codes of the next half", "word >> (BITS * p);", "word >> (BITS * (16 / BITS - 1 - p));"),
     ("qmv_rows_fp", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),
     (
         "qmv_rows_fp",

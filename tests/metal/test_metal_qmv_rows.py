@@ -10,9 +10,10 @@ import pytest
 from checks_gdn import numpy_of, same_bits
 from checks_qmv import PLACES, ROUNDING, check_codes, check_rows, check_scales, draw, unpacked
 
-from mlxspec.kernels import launch
+from mlxspec.kernels import launch, products, quantized_weight
 from mlxspec.kernels import qmv_rows as kernel
-from mlxspec.kernels.qmv_rows import MICROSCALING
+from mlxspec.kernels.qmv_rows import KERNEL
+from mlxspec.kernels.quantized_weight import MICROSCALING, product_ops, race_key
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 MODES = tuple(MICROSCALING)
@@ -78,7 +79,7 @@ def test_the_twin_means_the_same(how, num_rows):
     """MLX's own product, which is what runs without Metal, against the tables in float64."""
     x, weight = draw(num_rows, 33, 512, **how)
     wanted = numpy_of(x).astype(np.float64) @ unpacked(weight).T
-    got = numpy_of(kernel.qmv_rows_ops(x, weight))
+    got = numpy_of(product_ops(x, weight))
     assert np.abs(got - wanted).max() <= ROUNDING[mx.float32] * np.abs(wanted).max()
 
 
@@ -110,7 +111,7 @@ def test_each_row_is_bitwise_mlx_one_row_kernel(emulated, dtype, how):
 @every_format
 def test_each_row_is_bitwise_mlx_one_row_result_on_this_gpu(how):
     x, weight = draw(4, 64, 2048, dtype=mx.bfloat16, **how)
-    alone = mx.concatenate([kernel.qmv_rows_ops(x[i : i + 1], weight) for i in range(4)])
+    alone = mx.concatenate([product_ops(x[i : i + 1], weight) for i in range(4)])
     assert same_bits(kernel.qmv_rows_metal(x, weight), alone)
 
 
@@ -128,77 +129,12 @@ def test_weights_are_read_once(emulated, num_rows, how):
     assert read == {"w": weight.codes.nbytes, "scales": weight.scales.nbytes, "biases": biases}
 
 
-@pytest.mark.parametrize("check", [kernel._self_check, kernel._self_check_fp])
+@pytest.mark.parametrize("check", [KERNEL.check_affine, KERNEL.check_microscaling])
 def test_self_check(metal, check):
     with metal():
         found = check()
     assert found.error <= found.limit
     assert "bit for bit" in found.note
-
-
-def test_what_the_kernel_does_not_take_goes_to_mlx(metal):
-    """Nine rows, a width MLX adds in another order, another dtype, other bits: the launcher answers, with MLX's own operation."""
-    cases = [draw(9, 8, 512), draw(2, 8, 576), draw(2, 8, 512, bits=2)]
-    cases += [draw(9, 8, 512, mode="mxfp4"), draw(2, 8, 576, mode="nvfp4")]
-    x, weight = draw(2, 8, 512)
-    cases.append((x.astype(mx.float16), weight))
-    for x, weight in cases:
-        assert not kernel.supports(x, weight)
-        assert kernel.qmv_rows(x, weight, exact=True).shape == (x.shape[0], 8)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_rows_of_any_dtype_are_taken_by_microscaling_formats(dtype, mode):
-    """Their scales are bytes, so rows of any dtype fit."""
-    assert kernel.supports(*draw(2, 8, 512, dtype=dtype, mode=mode))
-
-
-@every_format
-def test_unmeasured_means_mlx(monkeypatch, how):
-    """Without `exact` the kernel runs only where it has won its race."""
-    x, weight = draw(2, 8, 512, **how)
-    used = []
-    monkeypatch.setattr(launch, "in_use", lambda name: True)
-    monkeypatch.setattr(kernel, "qmv_rows_metal", lambda *a: used.append(a) or mx.zeros(1))
-    launch.forget()
-    kernel.qmv_rows(x, weight)
-    assert not used
-    kernel.qmv_rows(x, weight, exact=True)
-    assert len(used) == 1
-    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 1.3)
-    kernel.qmv_rows(x, weight)
-    assert len(used) == 2
-    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 0.9)
-    kernel.qmv_rows(x, weight)
-    assert len(used) == 2
-    launch.forget()
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"), [("affine", "float32, 4 bit, group 64"), ("mxfp4", "bfloat16, mxfp4")]
-)
-def test_tune_races_every_width(monkeypatch, mode, said):
-    _, weight = draw(1, 8, 512, mode=mode)
-    monkeypatch.setattr(launch, "in_use", lambda name: True)
-    monkeypatch.setattr(kernel, "qmv_rows_metal", kernel.qmv_rows_ops)
-    found = kernel.tune(weight)
-    assert list(found) == [f"512 to 8, {said}, {n} rows" for n in range(1, 9)]
-    assert launch.speedups() == {weight.kernel: found}
-    launch.forget()
-
-
-@pytest.mark.parametrize(("mixes", "lost"), [(True, True), (False, False)])
-def test_a_race_is_lost_where_bits_differ_at_the_weights_own_shape(monkeypatch, mixes, lost):
-    """By a last bit of one number. Where the self-check has seen that already, a race only says which is faster."""
-    _, weight = draw(1, 8, 512)
-    right = kernel.qmv_rows_ops
-    monkeypatch.setattr(launch, "in_use", lambda name: True)
-    monkeypatch.setattr(launch, "may_mix", lambda name: mixes)
-    monkeypatch.setattr(kernel, "qmv_rows_metal", lambda *given: right(*given).at[0, 3].multiply(1 + 2**-22))
-    ratio = kernel.race(3, weight, mx.float32)
-    launch.forget()
-    assert (ratio == launch.LOST) == lost
 
 
 @pytest.mark.parametrize(
@@ -215,7 +151,7 @@ def test_a_fault_of_one_kind_of_format_leaves_the_other_in_use(emulated, monkeyp
     text = launch.metal_source("qmv_rows")
     assert text.count(fault[0]) == 1
     monkeypatch.setattr(launch, "metal_source", lambda _: text.replace(*fault))
-    monkeypatch.setattr(kernel._kernel, "_built", {})
+    monkeypatch.setattr(kernel._metal, "_built", {})
     launch.forget()
     with emulated():
         used = {name: launch.in_use(name) for name in ("qmv_rows", "qmv_rows_fp")}
@@ -240,22 +176,24 @@ def test_a_won_race_counts_only_where_rows_have_the_bits_of_mlx(emulated, monkey
     text = launch.metal_source("qmv_rows")
     assert text.count(BACKWARDS[0]) == 1
     monkeypatch.setattr(launch, "metal_source", lambda _: text if matches else text.replace(*BACKWARDS))
-    monkeypatch.setattr(kernel._kernel, "_built", {})
-    monkeypatch.setattr(kernel, "MICROSCALING", {"mxfp4": (32, 4)})
-    plain = kernel.qmv_rows_ops
+    monkeypatch.setattr(kernel._metal, "_built", {})
+    monkeypatch.setattr(quantized_weight, "MICROSCALING", {"mxfp4": (32, 4)})
+    plain = product_ops
     monkeypatch.setattr(
-        kernel, "qmv_rows_ops", lambda x, w: mlx_kernels.one_row(x, w) if len(x) == 1 else plain(x, w)
+        quantized_weight,
+        "product_ops",
+        lambda x, w: mlx_kernels.one_row(x, w) if len(x) == 1 else plain(x, w),
     )
     x, weight = draw(3, 8, 512, mode="mxfp4")
     launch.forget()
-    launch.set_speedup(weight.kernel, kernel.race_key(x.shape[0], weight, x.dtype), 1.5)
+    launch.set_speedup(KERNEL.name_of(weight), race_key(x.shape[0], weight, x.dtype), 1.5)
     with emulated():
-        assert launch.in_use(weight.kernel)
-        (report,) = (r for r in launch._all_reports() if r.name == weight.kernel)
+        assert launch.in_use(KERNEL.name_of(weight))
+        (report,) = (r for r in launch._all_reports() if r.name == KERNEL.name_of(weight))
         assert report.matches_mlx == matches
         assert (report.notice is None) == matches
         for exact, launches in ((False, int(matches)), (True, 1)):
             emulator.runs.clear()
-            kernel.qmv_rows(x, weight, exact=exact)
+            products.product(x, weight, exact=exact)
             assert sum(run.kernel == "mlxspec_qmv_rows" for run in emulator.runs) == launches
     launch.forget()

@@ -24,7 +24,7 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
-from mlxspec.kernels import launch, qmv_rows
+from mlxspec.kernels import launch, products, quantized_weight
 from mlxspec.models import tune
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.platform import device
@@ -111,7 +111,8 @@ def on_metal(like_metal: Metal, monkeypatch: pytest.MonkeyPatch) -> Metal:
 def kernels_of(form: str) -> set[str]:
     """Names of the kernels that a hybrid model in this form runs, as they are checked."""
     bits, mode = tiny_models.FORMS[form].bits, tiny_models.FORMS[form].mode
-    projections = {"qmv_rows" if mode == "affine" else "qmv_rows_fp"} if bits else set()
+    ends = "" if mode == "affine" else "_fp"
+    projections = {f"qmv_rows{ends}", f"qmm_few{ends}"} if bits else set()
     return {"conv_qkv", "gdn_round", "gdn_prefill"} | projections
 
 
@@ -239,7 +240,7 @@ FORMS = [
 def test_the_engine_says_what_the_twins_say(on_metal, monkeypatch, form, script):
     ran = check(on_metal, monkeypatch, form, script, {"order": "random"})
     names = {launched for launched, _ in ran}
-    assert names == {"qmv_rows" if name == "qmv_rows_fp" else name for name in kernels_of(form)}
+    assert names == {name.removesuffix("_fp") for name in kernels_of(form)}
     # certain and tokens that may be rejected, with and without tokens of the last forward to replay
     every = {(replay, certain) for replay in (0, 1) for certain in (0, 1)}
     for kernel, certain in (("conv_qkv", "FACTS"), ("gdn_round", "ADVANCES")):
@@ -248,7 +249,8 @@ def test_the_engine_says_what_the_twins_say(on_metal, monkeypatch, form, script)
     if "qmv_rows" in names:
         assert modes(ran, "qmv_rows", "AFFINE") == {(int("qmv_rows" in kernels_of(form)),)}
         assert len(modes(ran, "qmv_rows", "M")) >= 3
-        assert max(modes(ran, "qmv_rows", "M")) <= (8,)
+        assert max(modes(ran, "qmv_rows", "M")) <= (4,)
+        assert modes(ran, "qmm_few", "AFFINE") == modes(ran, "qmv_rows", "AFFINE")
 
 
 # ---- from a folder on
@@ -257,7 +259,7 @@ def test_the_engine_says_what_the_twins_say(on_metal, monkeypatch, form, script)
 def written(folder: Path, mode: str) -> Path:
     """A quantized model as mlx-lm writes it, wide enough for `qmv_rows`, with a tokenizer."""
     shape = tiny.Shape(name="wide", hidden=512, num_layers=2, interval=2, num_v_heads=2)
-    group, bits = qmv_rows.MICROSCALING.get(mode, (64, 4))
+    group, bits = quantized_weight.MICROSCALING.get(mode, (64, 4))
     tiny.convert(
         tiny.write_hub(folder / "raw", shape),
         folder,
@@ -297,7 +299,8 @@ def test_loading_takes_the_kernel_where_it_won_its_race(like_metal, monkeypatch,
         launch, "race", lambda name, key, *_, **__: launch.set_speedup(name, key, 1.5) or 1.5
     )  # times of an emulator say nothing
     folder, name = written(tmp_path / "model", mode), "qmv_rows" if mode == "affine" else "qmv_rows_fp"
-    monkeypatch.setattr(qmv_rows, "_matches", lambda *_: matches)
+    monkeypatch.setattr(quantized_weight, "has_bits_of_single_rows", lambda *_: matches)
+    monkeypatch.setattr(products, "has_bits_of_single_rows", lambda *_: matches)
     loads = functools.partial(
         load, str(folder), draft=["ngram-simple"], spec=SpecConfig(policy="fixed", n_max=3)
     )
@@ -360,6 +363,13 @@ LAUNCH_FAULTS: list[tuple[str, str, Callable[[dict[str, Any]], Any]]] = [
     ("qmv_rows", "rows in float32", lambda c: c["inputs"].update(x=c["inputs"]["x"].astype(mx.float32))),
     ("qmv_rows", "a row too few", lambda c: c["template"].update(M=max(1, c["template"]["M"] - 1))),
     ("qmv_rows", "outputs too few", lambda c: c.update(grid=(32, c["grid"][1] - 1, 1))),
+    ("qmm_few", "another group size", lambda c: c["template"].update(GROUP=32)),
+    ("qmm_few", "outputs too few", lambda c: c.update(grid=(32, c["grid"][1] - 8, 1))),
+    (
+        "qmm_few",
+        "fewer simdgroups",
+        lambda c: c.update(grid=(32, c["grid"][1] // 2, 1), threadgroup=(32, 4, 1)),
+    ),
 ]
 
 

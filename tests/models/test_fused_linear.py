@@ -1,6 +1,8 @@
-"""Quantized projections: one path through `qmv_rows`, which takes our kernel only where it won, in every format that it knows."""
+"""Quantized projections: one path through `product`, which takes a kernel of ours only where it won, in every format that it knows."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mlxspec.platform import device  # noqa: F401  (before mlx)
 
@@ -10,7 +12,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxspec.kernels import launch, qmv_rows
+from mlxspec.kernels import launch, products, qmv_rows
+from mlxspec.kernels.quantized_weight import MICROSCALING, product_ops, race_key
 from mlxspec.models import layers, tune
 from mlxspec.models.layers import FusedLinear
 
@@ -22,7 +25,7 @@ SIZE = 512
 def linear(out: int, *, seed: int = 0, bias: bool = False, mode: str = "affine", bits: int = 4) -> nn.Module:
     module = nn.Linear(SIZE, out, bias=bias)
     module.weight = mx.random.normal((out, SIZE), key=mx.random.key(seed)) * SIZE**-0.5
-    group, bits = qmv_rows.MICROSCALING.get(mode, (64, bits))
+    group, bits = MICROSCALING.get(mode, (64, bits))
     return nn.QuantizedLinear.from_linear(module, group_size=group, bits=bits, mode=mode)
 
 
@@ -33,10 +36,10 @@ def kernel_calls(monkeypatch):
 
     def metal(x, weight):
         calls.append(x.shape[0])
-        return qmv_rows.qmv_rows_ops(x, weight)
+        return product_ops(x, weight)
 
     monkeypatch.setattr(launch, "in_use", lambda name: True)
-    monkeypatch.setattr(qmv_rows, "qmv_rows_metal", metal)
+    monkeypatch.setattr(products, "KERNELS", (replace(qmv_rows.KERNEL, run=metal),))
     launch.forget()
     yield calls
     launch.forget()
@@ -46,7 +49,7 @@ def inputs(num_rows: int) -> mx.array:
     return mx.random.normal((num_rows, SIZE), key=mx.random.key(7))
 
 
-@pytest.mark.parametrize("mode", ["affine", *qmv_rows.MICROSCALING])
+@pytest.mark.parametrize("mode", ["affine", *MICROSCALING])
 def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
     parts = [linear(24, mode=mode), linear(8, seed=1, mode=mode)]
     plain = mx.concatenate([part(inputs(3)) for part in parts], axis=-1)
@@ -55,8 +58,8 @@ def test_the_kernel_runs_only_where_it_won(kernel_calls, mode):
     assert kernel_calls == []
     (weight,) = layers.multiplied_weights(fused)
     assert (weight.shape, weight.mode) == ((32, SIZE), mode)
-    launch.set_speedup(weight.kernel, qmv_rows.race_key(3, weight, inputs(3).dtype), 1.2)
-    launch.set_speedup(weight.kernel, qmv_rows.race_key(4, weight, inputs(4).dtype), 0.9)
+    launch.set_speedup(qmv_rows.KERNEL.name_of(weight), race_key(3, weight, inputs(3).dtype), 1.2)
+    launch.set_speedup(qmv_rows.KERNEL.name_of(weight), race_key(4, weight, inputs(4).dtype), 0.9)
     for num_rows in (1, 3, 4, 9):
         fused(inputs(num_rows))
     assert kernel_calls == [3]
@@ -68,7 +71,7 @@ def test_formats_side_by_side_each_have_their_own_way(kernel_calls):
     formats = {w.format for w in layers.multiplied_weights(fused)}
     assert formats == {"4 bit, group 64", "mxfp4", "8 bit, group 64"}
     for weight in layers.multiplied_weights(fused):
-        launch.set_speedup(weight.kernel, qmv_rows.race_key(2, weight, inputs(2).dtype), 1.2)
+        launch.set_speedup(qmv_rows.KERNEL.name_of(weight), race_key(2, weight, inputs(2).dtype), 1.2)
     outs = [p(inputs(2)) for p in parts]
     assert mx.allclose(fused(inputs(2)), mx.concatenate(outs, axis=-1))
     assert kernel_calls == [2, 2, 2, 2]  # a bias is added to what the kernel gives

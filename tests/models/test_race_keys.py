@@ -1,4 +1,4 @@
-"""Every quantized product of few rows in a round, the target's and its drafters', goes through `qmv_rows` with a weight that is raced: on
+"""Every quantized product of few rows in a round, the target's and its drafters', goes through `product` with a weight that is raced: on
 the built-in models as rounds go, and on drafters of published shapes, whose weights are never made."""
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.rehearsal import modules_of
-from mlxspec.kernels import qmv_rows
+from mlxspec.kernels import products
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.quantized_weight import QuantizedWeight
 from mlxspec.models import tune
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import DFlashConfig
@@ -57,18 +58,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Key, bool]:
-    """Quantized products of few rows from here on, and whether all of a weight's came through `qmv_rows`."""
-    multiply, through = mx.quantized_matmul, qmv_rows.qmv_rows_ops
+    """Quantized products of few rows from here on, and whether all of a weight's came through `product`."""
+    multiply, through = mx.quantized_matmul, products.product_ops
     seen: dict[Key, bool] = {}
     inside: list[bool] = []
 
     def noted(x: mx.array, codes: mx.array, *rest: Any, **form: Any) -> mx.array:
-        if x.ndim == 2 and x.shape[0] <= qmv_rows.MAX_ROWS:
+        if x.ndim == 2 and x.shape[0] <= products.RACED_ROWS[-1]:
             key = codes.shape, form["group_size"], form["bits"], form.get("mode", "affine")
             seen[key] = seen.get(key, True) and bool(inside)
         return multiply(x, codes, *rest, **form)
 
-    def passed(x: mx.array, weight: qmv_rows.QuantizedWeight) -> mx.array:
+    def passed(x: mx.array, weight: QuantizedWeight) -> mx.array:
         inside.append(True)
         try:
             return through(x, weight)
@@ -76,7 +77,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Key, bool]:
             inside.pop()
 
     monkeypatch.setattr(mx, "quantized_matmul", noted)
-    monkeypatch.setattr(qmv_rows, "qmv_rows_ops", passed)
+    monkeypatch.setattr(products, "product_ops", passed)
     return seen
 
 

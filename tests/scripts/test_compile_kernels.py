@@ -15,6 +15,7 @@ import write_checkpoint
 
 from mlxspec.kernels import launch, qmv_rows
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.quantized_weight import MICROSCALING
 from mlxspec.models.registry import architecture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def test_every_kernel_is_written_in_every_dtype_and_size(written, named):
         assert heads <= values(named, kernel, "Hv")
     assert values(named, "qmv_rows", "M") == {str(n) for n in range(1, qmv_rows.MAX_ROWS + 1)}
     formats = {("1", str(group), str(bits)) for group in (32, 64, 128) for bits in (4, 8)}
-    formats |= {("0", str(group), str(bits)) for group, bits in qmv_rows.MICROSCALING.values()}
+    formats |= {("0", str(group), str(bits)) for group, bits in MICROSCALING.values()}
     templates = [dict(v["template"]) for v in named.values() if v["kernel"] == "qmv_rows"]
     rows = {(*form, str(n)) for form in formats for n in range(1, qmv_rows.MAX_ROWS + 1)}
     assert {tuple(t[key] for key in ("AFFINE", "GROUP", "BITS", "M")) for t in templates} == rows
@@ -117,7 +118,7 @@ def test_every_variant_is_cpp_that_the_emulator_takes(written, named):
         template = dict(variant["template"])
         kind = (
             variant["kernel"],
-            *(template.get(key) for key in ("T", "REPLAY", "FLUSH", "FACTS", "BITS", "GROUP")),
+            *(template.get(key) for key in ("T", "REPLAY", "FLUSH", "FACTS", "BITS", "GROUP", "TILES")),
         )
         if kind not in seen:
             seen.add(kind)

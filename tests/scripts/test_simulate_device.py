@@ -25,18 +25,36 @@ def rounds(*of_a_round) -> list:
 
 
 def test_a_device_is_idle_while_the_host_builds_what_it_waits_for() -> None:
-    found = replay(rounds(Build(3, 1, 0.0), 0, End(2)), SECONDS)
+    found = replay(rounds(Build(3, 1), 0, End(2)), SECONDS)
     assert (found.seconds, found.idle, found.waits, found.drafted) == (4.0, 0.75, 1.0, 2.0)
 
 
 def test_a_device_is_busy_while_the_host_reads_the_round_before() -> None:
-    found = replay(rounds(Build(1, 3, 0.0), -1, End(0)), SECONDS)
+    found = replay(rounds(Build(1, 3), -1, End(0)), SECONDS)
     assert (found.seconds, found.idle, found.waits) == (3.0, 0.0, 0.0)
 
 
 def test_weights_take_their_bytes() -> None:
     slow = SECONDS._replace(bandwidth=1.0, share=0.5)
-    assert replay(rounds(Build(1, 1, 1e9), 0, End(0)), slow).seconds == 1.0 + 1.0 + 2.0
+    assert replay(rounds(Build(1, 1, {1: 1e9}), 0, End(0)), slow).seconds == 1.0 + 1.0 + 2.0
+
+
+def test_rows_take_what_was_published_or_what_their_instructions_take() -> None:
+    machine = Machine(8.0, share=0.5, lanes=1000, clock=0.001, rows={1: 1.0, 4: 2.0, 8: 3.0})
+    assert [machine.row_cost("mlx", n) for n in (1, 2, 6, 40)] == [1.0, pytest.approx(4 / 3), 2.5, 3.0]
+    assert machine.row_cost("bytes", 8) == 1.0
+    # 4 GB/s of 4.5 bits a weight, and 1 G instructions a second
+    for kind, rows, instructions in (("qmv_rows", 8, 20.7), ("qmm_few", 5, 13.1), ("qmm_few", 9, 21.7)):
+        assert machine.row_cost(kind, rows) == pytest.approx(instructions * 4 / (4.5 / 8))
+        assert machine._replace(clock=100.0).row_cost(kind, rows) == 1.0
+    # rows that a kernel does not take go to MLX's
+    assert machine.row_cost("qmv_rows", 9) == machine.row_cost("qmm_few", 40) == 3.0
+    assert machine.row_cost("best", 5) == 2.25
+    assert machine._replace(clock=100.0).row_cost("best", 12) == 1.0
+    found = replay(
+        rounds(Build(1, 1, {1: 1e9, 8: 1e9}), 0, End(0)), SECONDS._replace(rows={1: 1.0, 8: 3.0}), "mlx"
+    )
+    assert found.seconds == pytest.approx(1.0 + 1.0 + 4.0 / 0.82)
 
 
 @catches(
@@ -55,7 +73,14 @@ def test_rounds_of_models_never_wait(policy: str, drafts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--models", "1B"), ("--machines", "M9"), ("--sampling", "hot"), ("--depth", "9")]
+    "words",
+    [
+        ("--models", "1B"),
+        ("--machines", "M9"),
+        ("--sampling", "hot"),
+        ("--depth", "9"),
+        ("--products", "all"),
+    ],
 )
 def test_bad_options(
     words: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,99 @@
+"""Products of few rows with a quantized weight: chooses among MLX's own operation and our kernels by races on this device.
+
+`qmv_rows` gives every row the bits that it has alone. A race is won by some numbers of rows and lost by others, so a plain step may run
+MLX's kernel and a verify `qmv_rows`. That is allowed only where the self-check found that both give a row the same bits. Where it did not,
+a won race is ignored and the report says so; `exact` still uses the kernel, as it then does every product of 1 to 8 rows. `qmm_few` gives
+rows other bits, as MLX's own kernels for so many rows do; where those have the bits of single rows it does not compete.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import mlx.core as mx
+
+from mlxspec.kernels import launch, qmm_few, qmv_rows
+from mlxspec.kernels.quantized_weight import (
+    ProductKernel,
+    QuantizedWeight,
+    dtype_of_rows,
+    has_bits_of_single_rows,
+    product_ops,
+    race_key,
+    random_rows,
+)
+
+KERNELS = (qmv_rows.KERNEL, qmm_few.KERNEL)
+RACED_ROWS = (*range(1, 9), 12, 16, 24, 32)  # other numbers of rows go by the next larger one
+
+
+def product(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.array:
+    """x (M, K) -> (M, N) in x's dtype. `exact`: every row bit for bit what it would be alone, wherever `qmv_rows` runs."""
+    kernel = chosen(x.shape[0], weight, x.dtype, exact=exact) if x.ndim == 2 else None
+    return product_ops(x, weight) if kernel is None else kernel.run(x, weight)
+
+
+def chosen(
+    num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False
+) -> ProductKernel | None:
+    """The kernel that multiplies so many rows of `dtype`; None where MLX's own operation does."""
+    if exact:
+        kernel = next(k for k in KERNELS if k.keeps_bits)
+        is_fit = kernel.supports(num_rows, weight, dtype) and launch.in_use(kernel.name_of(weight))
+        return kernel if is_fit else None
+    raced = next((num for num in RACED_ROWS if num >= num_rows), None)
+    if raced is None:
+        return None
+    key, won = race_key(raced, weight, dtype), dict[float, ProductKernel]()
+    for kernel in KERNELS:
+        name = kernel.name_of(weight)
+        if launch.wins(name, key) and kernel.supports(num_rows, weight, dtype) and kernel.may_run(weight):
+            won[launch.speedup(name, key)] = kernel
+    return won[max(won)] if won else None
+
+
+def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, dict[str, float]]:
+    """All races of this weight: MLX's time over ours, by kernel and `race_key`. dtype: what rows are in, None as `dtype_of_rows`."""
+    dtype = dtype_of_rows(weight, dtype)
+    found: dict[str, dict[str, float]] = {}
+    for num_rows in RACED_ROWS:
+        for name, ratio in race(num_rows, weight, dtype).items():
+            found.setdefault(name, {})[race_key(num_rows, weight, dtype)] = ratio
+    return found
+
+
+def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, float]:
+    """Race the kernels that run against MLX's own operation on this weight for so many rows of `dtype`. Returns MLX's time over theirs, by
+    their names. A race whose winner could not be used for its bits is lost at once."""
+    found = {}
+    for kernel in KERNELS:
+        name, key = kernel.name_of(weight), race_key(num_rows, weight, dtype)
+        if not kernel.supports(num_rows, weight, dtype) or not launch.in_use(name):
+            continue
+        x = random_rows(num_rows, weight, dtype)
+        if _loses_by_bits(kernel, x, weight):
+            found[name] = launch.LOST
+            launch.set_speedup(name, key, launch.LOST)
+        else:
+            ours, theirs = partial(kernel.run, x, weight), partial(product_ops, x, weight)
+            found[name] = launch.race(name, key, ours, theirs, num_bytes=weight.nbytes)
+    return found
+
+
+def _loses_by_bits(kernel: ProductKernel, x: mx.array, weight: QuantizedWeight) -> bool:
+    """Looks at the weight's own shape, which the self-check has not seen. A kernel that the self-check found to differ in its bits may race
+    all the same: that tells whether exact rounds are faster."""
+    if not kernel.keeps_bits:
+        return has_bits_of_single_rows(product_ops(x, weight), x, weight)
+    return kernel.may_run(weight) and not has_bits_of_single_rows(kernel.run(x, weight), x, weight)
+
+
+def unraced(weight: QuantizedWeight, dtype: mx.Dtype) -> list[int]:
+    """Numbers of rows of which a race is not on record whose result could be used."""
+    known = launch.speedups()
+
+    def is_open(kernel: ProductKernel, num_rows: int) -> bool:
+        is_known = race_key(num_rows, weight, dtype) in known.get(kernel.name_of(weight), {})
+        return not is_known and kernel.supports(num_rows, weight, dtype) and kernel.may_run(weight)
+
+    return [num for num in RACED_ROWS if any(is_open(kernel, num) for kernel in KERNELS)]

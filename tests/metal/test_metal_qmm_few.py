@@ -1,0 +1,118 @@
+"""qmm_few.metal against float64 and against itself row by row, in every format; what it reads, and what it costs by nvcc's count."""
+
+from __future__ import annotations
+
+import emulator
+import mlx.core as mx
+import pytest
+from checks_qmv import PLACES, check_codes, check_rows, check_scales, draw
+from gpu import cases, instructions
+
+from mlxspec.kernels.qmm_few import KERNEL
+from mlxspec.kernels.quantized_weight import MICROSCALING
+
+FLOATS = [mx.float32, mx.float16, mx.bfloat16]
+MODES = tuple(MICROSCALING)
+# arguments of `draw`
+FORMATS = {"4bit": {"bits": 4}, "8bit": {"bits": 8}, **{mode: {"mode": mode} for mode in MODES}}
+every_format = pytest.mark.parametrize("how", FORMATS.values(), ids=FORMATS)
+SIZE = 704  # in_features: a multiple of 64 that no power of two divides far
+
+
+@every_format
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dtypes(metal, dtype, how):
+    with metal(order="random"):
+        check_rows(*draw(5, 40, SIZE, dtype=dtype, **how), KERNEL)
+
+
+@pytest.mark.parametrize("contract", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_formats(metal, group, bits, contract):
+    with metal(order="reverse", contract=contract):
+        check_rows(*draw(6, 12, 640, group=group, bits=bits, dtype=mx.bfloat16), KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "mode"),
+    [
+        pytest.param(n, mode, marks=[] if mode == "affine" and n in (8, 19, 32) else pytest.mark.slow)
+        for mode in ("affine", *MODES)
+        for n in (5, 7, 8, 9, 16, 17, 19, 24, 25, 31, 32)
+    ],
+)
+def test_numbers_of_rows(metal, num_rows, mode):
+    """Each row has the bits that it has alone, whatever the number of rows."""
+    with metal():
+        check_rows(*draw(num_rows, 20, SIZE, mode=mode, dtype=mx.bfloat16), KERNEL)
+
+
+@pytest.mark.parametrize("size", [64, 128, 512, 576])
+@pytest.mark.parametrize("out", [1, 7, 8, 33, 70])
+def test_any_number_of_outputs_and_steps(metal, out, size):
+    """Also where some simdgroups have nothing to add."""
+    with metal(order="random"):
+        check_rows(*draw(6, out, size), KERNEL)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place):
+    with emulated():
+        check_codes(mode, place, KERNEL)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode):
+    with emulated():
+        check_scales(mode, KERNEL)
+
+
+@every_format
+@pytest.mark.parametrize("num_rows", [5, 8, 32])
+def test_weights_are_read_once(emulated, num_rows, how):
+    """Codes, scales and, where there are any, biases: each byte once for all rows of x."""
+    x, weight = draw(num_rows, 64, 1024, dtype=mx.bfloat16, **how)
+    emulator.runs.clear()
+    with emulated():
+        KERNEL.run(x, weight)
+    (run,) = emulator.runs
+    biases = 0 if weight.biases is None else weight.biases.nbytes
+    read = {name: run.bytes_read[name] for name in ("w", "scales", "biases")}
+    assert read == {"w": weight.codes.nbytes, "scales": weight.scales.nbytes, "biases": biases}
+
+
+@pytest.mark.parametrize("check", [KERNEL.check_affine, KERNEL.check_microscaling])
+def test_self_check(metal, check):
+    with metal():
+        found = check()
+    assert found.error <= found.limit
+
+
+# instructions a weight of the loop, 8 rows, and registers of a thread: an Apple thread has 128
+COUNTED = [
+    ({}, 8, 6.0),
+    ({"bits": 8}, 8, 6.0),
+    ({"mode": "mxfp4", "group": 32}, 8, 6.0),
+    ({"mode": "nvfp4", "group": 16}, 8, 7.0),
+    ({"mode": "mxfp8", "bits": 8, "group": 32}, 8, 7.0),
+    ({}, 16, 7.0),
+    ({}, 32, 12.0),
+]
+
+
+def test_instructions_and_registers():
+    if reason := instructions.missing_tool():
+        pytest.skip(reason)
+    launches = [
+        cases.product(
+            cases.Product(num_rows=rows, out_features=64, in_features=1024, kernel="qmm_few", **how)
+        )
+        for how, rows, _ in COUNTED
+    ]
+    found = instructions.of_loops(launches)
+    for (how, rows, most), launch, (num, registers) in zip(COUNTED, launches, found, strict=True):
+        weights = 16 * int(launch.template["BLOCKS"])  # of a lane in one turn of the loop
+        assert num / weights <= most, (how, rows, num / weights)
+        assert registers <= 128, (how, rows, registers)
