@@ -102,15 +102,19 @@ PRODUCTS = ("mlx", *INSTRUCTIONS, "best", "bytes")
 
 class Machine(NamedTuple):
     """bandwidth: GB/s of memory, as Apple publishes it; share: of it that weights are read at; lanes: of the GPU, 128 a core; clock: GHz.
-    rows: published costs of MLX's own 4-bit products by rows, over one row; behind the last one it is taken to be flat. Microseconds:
-    launch: of a kernel whose data take no time, with its barrier; node: the host's for a node of the graph; encode: for a kernel that it
-    hands over; wake: from the last kernel's end until the host goes on; round: the host's own work in a round, policy and text."""
+    rows: published costs of MLX's own 4-bit products by rows, over one row; behind the last one it is taken to be flat. alike: rows up to
+    which those have the bits of single rows, so that qmm_few does not compete.
+
+    Microseconds: launch: of a kernel whose data take no time, with its barrier; node: the host's for a node of the graph; encode: for a
+    kernel that it hands over; wake: from the last kernel's end until the host goes on; round: the host's own work in a round, policy and
+    text."""
 
     bandwidth: float
     share: float = 0.82
     lanes: int = 40 * 128
     clock: float = 1.4
     rows: Mapping[int, float] = MappingProxyType({1: 1.0})
+    alike: int = 1
     launch: float = 2.0
     node: float = 0.8
     encode: float = 0.7
@@ -122,7 +126,8 @@ class Machine(NamedTuple):
         if products == "bytes" or num_rows == 1:
             return 1.0
         if products == "best":
-            return min(self.row_cost(one, num_rows) for one in ("mlx", *TAKES))
+            ours = [one for one in TAKES if one != "qmm_few" or num_rows > self.alike]
+            return min(self.row_cost(one, num_rows) for one in ("mlx", *ours))
         if products == "mlx" or num_rows not in TAKES[products]:
             return _between(self.rows, num_rows)
         counted = INSTRUCTIONS[products]
@@ -142,6 +147,7 @@ MACHINES = {
         lanes=32 * 128,
         clock=1.3,
         rows={1: 1.0, 2: 1.74, 3: 2.44, 4: 3.1, 8: 5.6},
+        alike=8,
         launch=3.0,
         node=1.1,
         encode=1.0,

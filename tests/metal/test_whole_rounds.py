@@ -394,7 +394,7 @@ def test_a_fault_of_a_launcher_is_caught(on_metal, monkeypatch, kernel, change):
 
     monkeypatch.setattr(launch.MetalKernel, "__call__", call)
     monkeypatch.setattr(launch, "in_use", lambda name: os.environ.get(launch.VARIABLE) != "off")
-    form = "nvfp4" if kernel == "qmv_rows" else "bfloat16"
+    form = "nvfp4" if kernel in ("qmv_rows", "qmm_few") else "bfloat16"
     with pytest.raises((AssertionError, emulator.EmulationError)) as caught:
         check(on_metal, monkeypatch, form, MANY if kernel == "gdn_round" else FEW)
     print(f"{kernel}: {str(caught.value).splitlines()[0]}")

@@ -51,6 +51,7 @@ def test_rows_take_what_was_published_or_what_their_instructions_take() -> None:
     assert machine.row_cost("qmv_rows", 9) == machine.row_cost("qmm_few", 40) == 3.0
     assert machine.row_cost("best", 5) == 2.25
     assert machine._replace(clock=100.0).row_cost("best", 12) == 1.0
+    assert machine._replace(clock=100.0, alike=12).row_cost("best", 12) == 3.0
     found = replay(
         rounds(Build(1, 1, {1: 1e9, 8: 1e9}), 0, End(0)), SECONDS._replace(rows={1: 1.0, 8: 3.0}), "mlx"
     )
