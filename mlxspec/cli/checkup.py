@@ -127,6 +127,15 @@ def _backend() -> Iterator[Finding]:
             if slow
             else "",
         )
+    if report.backend == "metal":
+        relaxed = os.environ.get("AGX_RELAX_CDM_CTXSTORE_TIMEOUT") == "1"
+        yield Finding(
+            name="GPU watchdog",
+            found="relaxed by AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
+            if relaxed
+            else "macOS ends a process whose GPU work holds up the display for seconds (ImpactingInteractivity); "
+            "prompts are read in shorter pieces where they take long",
+        )
     yield Finding(
         name="compiling",
         found=("on: " if report.compile_enabled else "off: ") + report.compile_reason,

@@ -27,7 +27,7 @@ from mlxspec.events import Event, PrefillEvent
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Model
 from mlxspec.models.image_rows import RowPiece, image_input
-from mlxspec.platform import device
+from mlxspec.platform import device, watchdog
 from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.logprobs import logprobs
 
@@ -81,6 +81,7 @@ class Prefill:
         self.carry = mx.zeros((1, (1 + len(self._layers)) * self._model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
+            watchdog.evaluate_in_parts(self.cache.arrays)
             self.carry, self.num_done = hit.hidden, hit.length
             self._turn()
             if self.is_done:

@@ -21,6 +21,7 @@ from mlxspec.errors import GrammarError, MlxspecError
 from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
+from mlxspec.platform import watchdog
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker, ends_of
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.loops import DELAY, EVERY
@@ -343,4 +344,4 @@ def described(error: BaseException) -> str:
     if isinstance(error, MlxspecError):
         return str(error)
     said = str(error).strip().rstrip(".")
-    return f"{type(error).__name__}{': ' + said if said else ''}."
+    return watchdog.explained(f"{type(error).__name__}{': ' + said if said else ''}.")
