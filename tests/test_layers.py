@@ -31,7 +31,7 @@ LAYERS = (
         "platform.compile_folder",
     ),
     ("platform.device", "platform.host"),
-    ("platform.memory",),
+    ("platform.memory", "platform.watchdog"),
     ("parsers",),
     ("images",),
     ("loading",),
