@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
             terminal.note(notice)
         return engine, found
 
-    engine, found = load(args.model)
+    with no_echo(sys.stdin):
+        engine, found = load(args.model)
     talk = Conversation(
         engine=engine,
         params=options.sampling_params(args, max_tokens=MAX_CONTEXT, **found),

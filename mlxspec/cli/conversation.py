@@ -156,7 +156,7 @@ class Conversation:
         spec = replace(self.spec, drafters=chosen)
         missing = [n for n in spec.drafters if n not in (*there, *ALWAYS_THERE)]
         if missing:
-            loaded = ", ".join(there) or "none"
+            loaded = ", ".join(("suffix", *there))
             raise ConfigError(
                 f"{missing[0]} was not loaded; loaded are: {loaded} (--draft at the start chooses others)."
             )

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 CONTINUED = "… "
+_PASTES_ARE_MARKED = (
+    "\x1b[?2004h"  # by the terminal: what is pasted during an answer comes into the editor, and is not sent
+)
 _MOST_HISTORY = 4 << 20  # bytes; a longer file begins anew, the old one kept beside it
 
 # A command's argument: the words it may be, or "path"
@@ -78,6 +81,7 @@ class LineEditor:
         """Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         self._pasted_slash = False
         text = self._session.prompt([("bold ansicyan", PROMPT)])
+        terminal.say(_PASTES_ARE_MARKED, raw=True)  # the session has ended that
         return Typed(text, may_command=not self._pasted_slash and "\n" not in text)
 
     @property

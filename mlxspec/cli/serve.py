@@ -80,7 +80,13 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         beside = _beside(args, makers)
-        table = Models(makers, idle_seconds=config.idle_unload, sampling=sampling, beside=beside)
+        table = Models(
+            makers,
+            idle_seconds=config.idle_unload,
+            sampling=sampling,
+            beside=beside,
+            strict=config.strict_models,
+        )
         has_ended = serve(table, config, tell, watch)
     except RankError as error:
         terminal.complain(str(error))

@@ -180,7 +180,7 @@ class RequestFactory:
     def _check_drafters(self, spec: SpecConfig) -> None:
         for name in spec.drafters:
             if name not in ALWAYS_THERE and name not in self._drafters:
-                there = ", ".join(self._drafters) or "none"
+                there = ", ".join(("suffix", *self._drafters))
                 raise ConfigError(f"The drafter {name} was not loaded with this model; loaded are: {there}.")
         for name in READ_AT_LOAD:
             asked, loaded = getattr(spec, name), getattr(self._spec, name)

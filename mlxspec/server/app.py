@@ -73,7 +73,7 @@ class Server:
             exception_handlers={HTTPException: _http_error},
         )
         starlette.router.redirect_slashes = False
-        self.app: App = Guard(starlette, config)
+        self.app: App = Guard(with_usual_paths(starlette), config)
 
     def _endpoint(self, route: RouteForm, path: str) -> Endpoint:
         return Endpoint(
@@ -226,7 +226,10 @@ class Server:
         work.check_number_of_answers(asked.body, self.config.limits)
         job = make(asked.body, loaded.engine, self._defaults_of(loaded, asked))
         spec = replace(job.spec, owner=owner_of(asked.request.headers))
-        notices = (*asked.notices, *job.notices)
+        model = asked.body.get("model")
+        other = model is not None and model not in self.models.names
+        unknown = [f"{str(model)[:100]} is not served here; {loaded.name} answers."] if other else []
+        notices = (*unknown, *asked.notices, *job.notices)
         job = replace(job, spec=spec, notices=notices, fingerprint=loaded.fingerprint)
         return work.compiled(job, loaded.engine, self.config.limits)
 
@@ -433,11 +436,40 @@ _TOLD: dict[str, Callable[[Body, Engine], Body]] = {  # what is told of a body b
 }
 
 
+_ELSEWHERE = {  # routes of Ollama's that change what is on the disk
+    **dict.fromkeys(
+        ("/api/pull", "/api/create", "/api/copy", "/api/push"),
+        "Models are fetched by `mlxspec pull` at a terminal.",
+    ),
+    "/api/delete": "Models are removed by `mlxspec rm` at a terminal.",
+}
+
+
+def with_usual_paths(app: App) -> App:
+    """An application that takes paths as base URLs with a fault make them: /v1 twice, and a slash at the end."""
+
+    async def taken(scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "/")
+        while path.startswith("/v1/v1/"):
+            path = path.removeprefix("/v1")
+        if path.endswith("/"):
+            path = path.rstrip("/") or "/"
+        if path != scope.get("path", "/"):
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await app(scope, receive, send)
+
+    return taken
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     """No such route, or not with this method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
+    base = request.base_url
+    nowhere = (
+        f"There is no such route here; the base URL is {base}v1, and {base}openapi.json lists the routes."
+    )
     message = {
-        404: "There is no such route here; GET / says what there is.",
+        404: _ELSEWHERE.get(request.url.path, nowhere),
         405: "This route takes another method.",
     }
     found = ApiError(message.get(status, "That is not possible."), status=status, kind=INVALID)

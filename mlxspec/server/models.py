@@ -79,7 +79,7 @@ class Known:
         facts = {
             "n_ctx": engine.max_context,
             "n_vocab": engine.model.vocab_size,
-            "drafters": list(engine.chain.drafters),
+            "drafters": ["suffix", *engine.chain.drafters],
             "draft": list(engine.spec.drafters),
             "policy": engine.spec.policy,
             "max_rows": engine.config.max_rows,
@@ -108,12 +108,13 @@ class Models:
         idle_seconds: float | None = None,
         sampling: Callable[[str], SamplingParams] | None = None,
         beside: Mapping[str, Callable[[], Engine]] | None = None,
+        strict: bool = False,
     ) -> None:
-        """beside: name -> what makes an engine that answers nothing and is held beside the others, for embeddings and ranks; made in the
-        engines' thread before the first of them."""
+        """strict: a name that is not served is refused also where there is one model. beside: name -> what makes an engine that answers
+        nothing and is held beside the others, for embeddings and ranks; made in the engines' thread before the first of them."""
         self._makers = dict(makers)
         self._beside_makers, self._beside = dict(beside or {}), dict[str, "Engine"]()
-        self._sampling = sampling
+        self._sampling, self._strict = sampling, strict
         self._params: dict[str, SamplingParams] = {}
         self._idle = idle_seconds
         self._turn = asyncio.Condition()
@@ -166,10 +167,10 @@ class Models:
         return "unloaded" if self._worker is None else self._worker.state
 
     def resolve(self, asked: str | None) -> str:
-        """The model a request means. With one model any name means that one. Raises ApiError."""
+        """The model a request means. With one model any name means that one, unless names are strict. Raises ApiError."""
         if asked in self._beside_makers:
             raise ApiError(f"{asked} is there for embeddings and ranks alone.", param="model")
-        if len(self._makers) == 1 or asked is None:
+        if asked is None or (len(self._makers) == 1 and not self._strict):
             return self.names[0]
         if asked in self._makers:
             return asked

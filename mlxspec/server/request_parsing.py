@@ -246,7 +246,7 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
     there = tuple(engine.chain.drafters)
     for name in drafter_names(names):
         if name not in (*there, *ALWAYS_THERE):
-            loaded = ", ".join(there) or "none"
+            loaded = ", ".join(("suffix", *there))
             raise BadField("draft", f"The drafter {name[:60]!r} is not loaded; loaded are: {loaded}.")
     return names
 

@@ -59,6 +59,21 @@ def start(tmp_path: Path) -> Iterator[Start]:
         each.__exit__(None, None, None)
 
 
+def test_what_is_pasted_while_a_model_loads_or_answers_is_not_sent(start: Start) -> None:
+    chat = start("--max-tokens", "8")
+    while b"\x1b[?2004h" not in chat.received:
+        chat.settle(0.05)
+    chat.paste("one\n\n/clear\nthree\n")  # nothing is loaded yet
+    text = chat.wait_for("> one\n…\n… /clear\n… three")
+    assert "tok/s" not in text
+    assert "forgotten" not in text
+    chat.type("\r")
+    before = len(chat.wait_for("tok/s"))
+    assert chat.received.rindex(b"\x1b[?2004h") > chat.received.rindex(b"\x1b[?2004l")
+    chat.paste("four\nfive\n")
+    assert "tok/s" not in chat.wait_for("five", after=before)
+
+
 def test_a_conversation(start: Start, tmp_path: Path) -> None:
     """Header, typing, an answer with its statistics, commands with completion, several lines, paste, history, leaving."""
     chat = start("--max-tokens", "60")
