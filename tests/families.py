@@ -57,7 +57,7 @@ def gemma_config(*layers: LayerShape, **more) -> GemmaConfig:
     return GemmaConfig(layers=layers, scale=0.25, embed_scale=1.0, rms_eps=1e-6, tied=False, **sizes, **more)
 
 
-_GEMMA4 = {"norms_values": True, "scales_layers": True, "softcap": 30.0}
+_GEMMA4 = {"generation": 4, "softcap": 30.0}
 GEMMA: dict[str, GemmaConfig] = {
     "gemma3": gemma_config(gemma_layer(11), gemma_layer(7), gemma_layer(None), gemma_layer(11)),
     "gemma4-dense": gemma_config(gemma_layer(11), gemma_layer(None, keys_are_values=True), **_GEMMA4),
@@ -138,9 +138,7 @@ def make_gemma(name: str, *, drift: float = 0.0, form: str = "float32") -> Gemma
 def make_assistant(target: Gemma, clusters: int = 0, form: str = "float32") -> Gemma4Assistant:
     """Mostly passes its token's embedding on to the target's own head, so that it is right often, but not always."""
     own = [shape for shape in target.config.layers if shape.source is None]
-    text = gemma_config(
-        *(gemma_layer(shape.window, source=i) for i, shape in enumerate(own)), scales_layers=True
-    )
+    text = gemma_config(*(gemma_layer(shape.window, source=i) for i, shape in enumerate(own)), generation=4)
     chosen = AssistantConfig(
         text=text, target_size=64, num_centroids=clusters, num_chosen=max(1, clusters // 4)
     )

@@ -305,7 +305,7 @@ def _advice(kind: Architecture, made: Assembled) -> str:
         if made.unsupported_head is not None:
             return made.unsupported_head
         return HOW_TO_GET_A_HEAD if made.lacks_head else "this model was made without one"
-    if isinstance(made.config, GemmaConfig) and made.config.norms_values:
+    if isinstance(made.config, GemmaConfig) and made.config.generation == 4:
         return "drafters of Gemma 4 are models of their own: name google/gemma-4-...-it-assistant with --draft-model"
     return "models of this family have none"
 

@@ -14,11 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlxspec.platform.host import numbers
+
 
 class Forms:
     """Forms of these layers, as they are at the first question: after loading and fusing, that is. A form is named by its first layer.
 
-    Arrays that are no parameters (their names begin with an underscore) have to be the same in layers of a form.
+    Arrays that are no parameters (their names begin with an underscore) have the same values in layers of a form.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -58,11 +60,20 @@ class Forms:
 
 
 def _form(layer: nn.Module) -> Hashable:
-    """Equal for layers in which only numbers differ."""
+    """Equal for layers in which only parameters differ."""
     return tuple(
-        (name, type(module), tuple(sorted((k, _mark(v)) for k, v in (vars(module) | dict(module)).items())))
+        (
+            name,
+            type(module),
+            tuple(sorted((k, _marked(k, v)) for k, v in (vars(module) | dict(module)).items())),
+        )
         for name, module in layer.named_modules()
     )
+
+
+def _marked(name: str, value: object) -> str:
+    is_constant = name.startswith("_") and isinstance(value, mx.array)
+    return f"{_mark(value)} {numbers(value).tobytes().hex()}" if is_constant else _mark(value)
 
 
 def _mark(value: object) -> str:

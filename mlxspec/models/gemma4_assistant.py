@@ -24,13 +24,13 @@ from mlxspec.kernels.quantized_kv import unpacked
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
+from mlxspec.models.cut_layers import CutLayers
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
-from mlxspec.models.gemma_layers import GemmaDecoderLayer, GemmaRotary
 from mlxspec.models.layers import FusedLinear, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
-from mlxspec.models.runners import Runners
+from mlxspec.models.seams import attending_by_row
 from mlxspec.platform.host import numbers
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
@@ -92,9 +92,11 @@ class AssistantConfig:
 
 class _Stack(nn.Module):
     def __init__(self, c: GemmaConfig) -> None:
+        from mlxspec.models.gemma_layers import decoder_layer  # slow to import
+
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [GemmaDecoderLayer(c, shape) for shape in c.layers]
+        self.layers = [decoder_layer(c, shape) for shape in c.layers]
         self.norm = nn.RMSNorm(c.hidden_size)
 
 
@@ -120,8 +122,9 @@ class Gemma4Assistant(nn.Module):
         self.model = _Stack(c)
         if config.num_centroids:
             self.masked_embedding = _Centroids(config)
-        self._rotaries = {shape.rotary: GemmaRotary(shape.rotary) for shape in c.layers}
-        self._runners = Runners()
+        from mlxspec.models.gemma_layers import call_layer  # slow to import
+
+        self._cut = CutLayers(self.model.layers, [call_layer] * len(c.layers), {})
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -130,8 +133,10 @@ class Gemma4Assistant(nn.Module):
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
-        for layer in self.model.layers:
-            layer.fuse()
+        from mlxspec.models.gemma_layers import fuse_layer  # slow to import
+
+        for layer, shape in zip(self.model.layers, self._config.text.layers, strict=True):
+            fuse_layer(layer, self._config.text, shape, self.dtype)
         for name in ("pre_projection", "post_projection"):
             self[name] = FusedLinear([self[name]])
         if "masked_embedding" in self:
@@ -166,36 +171,20 @@ class Gemma4Assistant(nn.Module):
     ) -> Output:
         """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
         hidden (B, target's H). head: (B, H) to the logits that are wanted, in place of the assistant's own head."""
-        c, rows, num_cold = self._config.text, FlatRows((1,) * tokens.shape[0]), self._runners.num_cold
+        c, rows = self._config.text, FlatRows((1,) * tokens.shape[0])
         where = mx.array(np.asarray(positions, np.int32))
-        angles = {shape: rotary.table(where) for shape, rotary in self._rotaries.items()}
-        x = mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1)
-        attended = None
-        for i, shape in enumerate(c.layers):
-            x, (queries,) = self._runner(i, rows)(x, attended, *angles[shape.rotary])
-            seen = views[shape.window is not None]
-            attended = attend_rows(queries, seen, rows, c.scale, None)
-        x, hidden = self._runner(len(c.layers), rows)(x, attended)
-        return Output(
-            logits=(head or self._head)(x), hidden=hidden, is_warm=self._runners.num_cold == num_cold
-        )
-
-    def _runner(self, i: int, rows: FlatRows) -> Callable[..., Any]:
-        def run(*arrays: Any) -> Any:
-            return self._segment(i, *arrays)
-
-        return self._runners.get(i, run, rows)
-
-    def _segment(
-        self, i: int, x: mx.array, attended: mx.array | None, *angles: mx.array
-    ) -> tuple[mx.array, Any]:
-        """The residual stream behind layer i - 1 and layer i's queries; behind the last, what the head sees and the next step's hidden."""
-        layers = self.model.layers
-        x = self.pre_projection(x) if attended is None else layers[i - 1].leave(x, attended, None)
-        if i < len(layers):
-            return x, layers[i].self_attn.project(layers[i].enter(x), *angles)
-        x = rms_norm(x, self.model.norm.weight, self._config.text.rms_eps)
-        return x, self.post_projection(x)
+        num_cold, attended = self._cut.runners.num_cold, None
+        x = self.pre_projection(mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1))[:, None]
+        with attending_by_row():
+            for i, shape in enumerate((*c.layers, None)):
+                x, asked = self._cut.between(i, rows, x, attended, where)
+                if shape is None or asked is None:
+                    break
+                out = attend_rows(asked.queries[:, :, 0], views[shape.window is not None], rows, c.scale)
+                attended = out.reshape(*asked.queries.shape[:3], -1)
+        x = rms_norm(x[:, 0], self.model.norm.weight, c.rms_eps)
+        is_warm = self._cut.runners.num_cold == num_cold
+        return Output(logits=(head or self._head)(x), hidden=self.post_projection(x), is_warm=is_warm)
 
     @property
     def scored(self) -> float:

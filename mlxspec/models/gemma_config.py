@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlxspec.errors import ModelError
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
@@ -98,8 +98,8 @@ class LayerShape:
 class GemmaConfig:
     """Sizes in elements. What only one generation has is off by default.
 
-    scale: of attention scores. embed_scale: of embeddings. norms_values: values go through a norm without weight. scales_layers: each
-    layer's output is multiplied by a number of its own. softcap: logits are bent to stay below it, None for straight ones.
+    generation: 3 or 4, whose layers they are. scale: of attention scores. embed_scale: of embeddings. softcap: logits are bent to stay
+    below it, None for straight ones.
     reads_both_ways: every token of a forward sees those behind it too, in windowed layers as many as before it.
     per_layer_size: width of the inputs that every layer gets from an embedding of its own, 0 for none; per_layer_vocab: that embedding's.
     """
@@ -114,8 +114,7 @@ class GemmaConfig:
     max_context: int
     tied: bool
     reads_both_ways: bool = False
-    norms_values: bool = False
-    scales_layers: bool = False
+    generation: Literal[3, 4] = 3
     softcap: float | None = None
     per_layer_size: int = 0
     per_layer_vocab: int = 0

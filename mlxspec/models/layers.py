@@ -152,17 +152,19 @@ class AdaptedLinear(nn.Module):
 
 
 def project(part: nn.Module, x: mx.array) -> mx.array:
-    """(N, in) -> (N, out) by a linear module, or by an embedding that is the head as well."""
+    """(N, ..., in) -> (N, ..., out) by a linear module, or by an embedding that is the head as well."""
     weight = quantized_weight(part)
     if weight is not None:
-        out = product(x, weight, exact=exactness.is_demanded)
+        flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        out = product(flat, weight, exact=exactness.is_demanded)
+        out = out if x.ndim == 2 else out.reshape(*x.shape[:-1], out.shape[-1])
         return out + part.bias if "bias" in part else out
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
     """What `product` multiplies with where `project` is given this module: the weight of a quantized one."""
-    if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
+    if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "global_scale" in part:
         return None
     return QuantizedWeight(
         part.weight, part.scales, part.get("biases"), part.group_size, part.bits, part.mode

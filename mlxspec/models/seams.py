@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mlxspec.cache.attention import AttentionLayerCache, View
 from mlxspec.cache.model_cache import ModelCache
@@ -77,13 +77,31 @@ class Held:
         raise SeamError(f"it computes with keys or values itself ({name})")
 
 
+class Sight(NamedTuple):
+    """What tokens of a forward see beside those before them. windowed, full: by row, ranges of its tokens that all see each other, in
+    layers with a window and in those without; none: none do. both_ways: as `attend_rows` has it."""
+
+    windowed: Sequence[tuple[range, ...]] = ()
+    full: Sequence[tuple[range, ...]] = ()
+    both_ways: bool = False
+
+
+BEFORE = Sight()
+
+
 class FlatLayer:
     """A layer's cache as mlx-lm's modules see it in a forward over the flat axis. offset (N,) int32: each token's position."""
 
     def __init__(
-        self, cache: AttentionLayerCache | None, form: KeysForm | None, places: Places, offset: mx.array
+        self,
+        cache: AttentionLayerCache | None,
+        form: KeysForm | None,
+        places: Places,
+        offset: mx.array,
+        sight: Sight,
     ) -> None:
-        self._cache, self._form, self._places, self.offset = cache, form, places, offset
+        self._cache, self._form, self._places, self._sight = cache, form, places, sight
+        self.offset = offset
 
     def __getattr__(self, name: str) -> Any:
         raise SeamError(f"it asks its caches for {name}")
@@ -95,17 +113,19 @@ class FlatLayer:
         """keys, values (N, Hkv, 1, ·) are written behind each row's committed tokens."""
         if self._cache is None or self._form is None:
             raise RuntimeError("a layer without keys was given some")
-        places, window = self._places, self._form.window
         keys, values = (x.reshape(1, x.shape[0], x.shape[1], x.shape[3]) for x in (keys, values))
-        views = self._cache.append(keys, values, places)
-
-        def attend(queries: mx.array, scale: float, _: Any, sinks: mx.array | None) -> mx.array:
-            out = attended(queries, views, places, scale, window, sinks)
-            device.start(out, num_launches=_OF_A_LAYER)
-            return out
-
-        held = Held(attend, keys.dtype)
+        views = self._cache.append(keys, values, self._places)
+        held = Held(partial(self._attend, views), keys.dtype)
         return held, held
+
+    def _attend(
+        self, views: Sequence[View], queries: mx.array, scale: float, _: Any, sinks: mx.array | None
+    ) -> mx.array:
+        """queries (N, Hq, 1, D) -> (N, Hq, 1, Dv)"""
+        window = None if self._form is None else self._form.window
+        out = attended(queries, views, self._places, scale, window, sinks, self._sight)
+        device.start(out, num_launches=_OF_A_LAYER)
+        return out
 
 
 def attended(
@@ -115,14 +135,21 @@ def attended(
     scale: float,
     window: int | None,
     sinks: mx.array | None,
+    sight: Sight,
 ) -> mx.array:
     """queries (N, Hq, 1, D) -> (N, Hq, 1, Dv)"""
-    num, heads = queries.shape[:2]
-    # lengths are exact where there is a window
     out = attend_rows(
-        queries[:, :, 0], views, places.rows, scale, window, places=None if window else places, sinks=sinks
+        queries[:, :, 0],
+        views,
+        places.rows,
+        scale,
+        window,
+        sight.full if window is None else sight.windowed,
+        both_ways=sight.both_ways,
+        places=None if window else places,  # lengths are exact where there is a window
+        sinks=sinks,
     )
-    return out.reshape(num, heads, 1, -1)
+    return out.reshape(*queries.shape[:3], -1)
 
 
 class _Probe:
@@ -190,13 +217,15 @@ class Seams:
                 layers.append(WindowedLayerCache(*sizes, form.window, form.dtype, num_rows, form.value_dim))
         return ModelCache(layers, num_rows)
 
-    def layers(self, cache: ModelCache, places: Places) -> list[FlatLayer]:
+    def layers(self, cache: ModelCache, places: Places, sight: Sight = BEFORE) -> list[FlatLayer]:
         """The caches to call the module with, in the forward that `places` was begun with."""
         offset = places.positions
         if places.shifts is not None:
             offset = places.turns.reshape(-1).astype(mx.int32)
         own: Iterator[Any] = iter(cache.layers)
-        return [FlatLayer(None if form is None else next(own), form, places, offset) for form in self.forms]
+        return [
+            FlatLayer(None if form is None else next(own), form, places, offset, sight) for form in self.forms
+        ]
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
@@ -232,6 +261,8 @@ def find_seams(caches: Sequence[Any], run: Callable[[mx.array, list[Any]], Any])
 
 
 def _most(cache: Any) -> int | None:
+    from mlx_lm.models.cache import KVCache, RotatingKVCache  # slow to import
+
     if type(cache) is KVCache:
         return None
     if type(cache) is RotatingKVCache and not cache.keep:

@@ -197,7 +197,8 @@ def join(model: Any, group: mx.distributed.Group) -> None:
     inner = model.language_model
     for layer in inner.model.layers:
         mixer = layer["linear_attn"] if "linear_attn" in layer else layer["self_attn"]
-        mixer.out = Summed(mixer.out, group)
+        last = "out" if "out" in mixer else "o_proj"
+        mixer[last] = Summed(mixer[last], group)
         layer.mlp = Summed(layer.mlp, group)
         if "experts" in layer:
             layer.experts = Summed(layer.experts, group)

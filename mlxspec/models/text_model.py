@@ -65,6 +65,9 @@ class TextModel(nn.Module):
         """Join projections of the same input, after loading. Call once."""
         for layer in self.language_model.model.layers:
             layer.fuse()
+        self._fuse_head()
+
+    def _fuse_head(self) -> None:
         if "lm_head" in self.language_model:
             self.language_model.lm_head = FusedLinear([self.language_model.lm_head])
 

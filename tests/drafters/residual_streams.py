@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.qwen3_5 import Qwen35, with_mlp
 from mlxspec.models.qwen3_5_segments import _pack_layout, _unpack_layout
-from mlxspec.models.row_attention import attend_rows
 from mlxspec.platform.host import numbers
 
 
@@ -47,17 +47,21 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
 
 
 def _gemma(model: Gemma, tokens: mx.array) -> list[mx.array]:
-    rows, cache, c = FlatRows((len(tokens),)), model.make_cache(1), model.config
-    places = cache.begin(rows, certain=True)
-    x, own_inputs = model._prepare(model.embed(tokens), model._embed_per_layer(tokens))
-    found, views = [], {}
-    for i, (layer, shape) in enumerate(zip(model.language_model.model.layers, c.layers, strict=True)):
-        cos, sin = model._rotaries[shape.rotary].table(places.turns)
-        projected = layer.self_attn.project(layer.enter(x), cos, sin)
-        if shape.source is None:
-            views[i] = cache.attention(len(views)).append(projected[1], projected[2], places)
-        seen = views[i if shape.source is None else shape.source]
-        attended = attend_rows(projected[0], seen, rows, c.scale, shape.window)
-        x = layer.leave(x, attended, None if own_inputs is None else own_inputs[i])
-        found.append(x)
+    """Over mlx-lm's own caches and masks."""
+    embedded = model.embed(tokens)
+    own_inputs = model._inputs_of_layers(tokens, embedded)
+    distance = mx.arange(len(tokens))[:, None] - mx.arange(len(tokens))[None]
+    x, found, kept = embedded[None], [], {}
+    for i, (layer, shape) in enumerate(
+        zip(model.language_model.model.layers, model.config.layers, strict=True)
+    ):
+        mask = (distance >= 0) & (distance < (shape.window or len(tokens)))
+        cache = KVCache() if shape.source is None else None
+        if model.config.generation == 3:
+            x = layer(x, mask, cache)
+        else:
+            more = None if own_inputs[i] is None else own_inputs[i].swapaxes(0, 1)
+            keys, offset = (None, None) if cache is not None else kept[shape.source]
+            x, *kept[i] = layer(x, mask, cache, per_layer_input=more, shared_kv=keys, offset=offset)
+        found.append(x[0])
     return found

@@ -65,14 +65,16 @@ def error(found: mx.array, right: mx.array) -> float:
 def forgetting(right: Any) -> Any:
     """Attention that sees every key, whatever the window is."""
 
-    def attended(queries: Any, views: Any, places: Any, scale: float, _: Any, sinks: Any) -> Any:
-        return right(queries, views, places, scale, None, sinks)
+    def attended(queries: Any, views: Any, places: Any, scale: float, _: Any, *more: Any) -> Any:
+        return right(queries, views, places, scale, None, *more)
 
     return attended
 
 
 def without_sinks(right: Any) -> Any:
-    return lambda queries, views, places, scale, window, _: right(queries, views, places, scale, window, None)
+    return lambda queries, views, places, scale, window, _, sight: right(
+        queries, views, places, scale, window, None, sight
+    )
 
 
 def first_caches(right: Any) -> Any:

@@ -27,7 +27,10 @@ def check_model(model: AdaptedModel) -> str | None:
     """A notice where not all of a forward is shared by rows, or where caches of single rows cannot be trimmed although they say so. Raises
     ModelError where rejected tokens cannot be taken back at all."""
     if model.seams is not None:
-        if _holds(model, _rows_agree) and _holds(model, _far_rows_agree):
+        if _all_agree(model):
+            return None
+        model.cut = None
+        if _all_agree(model):
             return None
         model.stop_sharing("in one forward it gives other logits, or none")
         if model.gate.names:
@@ -50,6 +53,10 @@ def _holds(model: AdaptedModel, tried: Callable[[AdaptedModel, int], bool]) -> b
         return False
 
 
+def _all_agree(model: AdaptedModel) -> bool:
+    return _holds(model, _rows_agree) and _holds(model, _far_rows_agree)
+
+
 def _limit(model: AdaptedModel) -> float:
     return _LIMIT if model.dtype == mx.float32 else _LIMIT_OF_16_BITS
 
@@ -59,6 +66,7 @@ def _flat(
 ) -> list[mx.array]:
     """Logits (w, V) of each row's piece in one forward, of which `kept` tokens stay; None: all."""
     rows = FlatRows(tuple(piece.shape[0] for piece in pieces))
+    rows.repeats = False  # nothing is compiled for a trial
     found = model.forward(mx.concatenate(list(pieces)), rows, cache, certain=kept is None).logits
     cache.commit(kept)
     if found is None:

@@ -15,6 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from mlxspec.models.layers import project
+
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
 _PARTS = ("weight", "scales", "biases", "bias")  # in which rows are outputs
 
@@ -46,7 +48,7 @@ class Joined(nn.Module):
     def share(self, x: mx.array, place: int) -> mx.array:
         """Outputs of the layer at that place."""
         if self._newest is None or self._newest[0] is not x:
-            self._newest = x, mx.split(self.whole(x), self._splits, axis=-1)
+            self._newest = x, mx.split(project(self.whole, x), self._splits, axis=-1)
         out = self._newest[1][place]
         if place == len(self._splits):  # the last of them: nothing is held beyond the layer
             self._newest = None

@@ -23,6 +23,7 @@ from mlxspec.errors import CacheError, ModelError
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
+from mlxspec.models.adapted.calls import find_calls
 from mlxspec.models.adapted.parts import ByRows, RowCaches, split_parts
 from mlxspec.models.adapted.sizes import LeafForm, measured
 from mlxspec.models.adapted.split import (
@@ -34,13 +35,15 @@ from mlxspec.models.adapted.split import (
     first_input,
     run_head,
     run_trunk,
+    standing_in_for,
     tapped,
 )
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.cut_layers import CutLayers
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.reads import Reads
-from mlxspec.models.seams import SeamError, Seams, attending_by_row, blank_layers, find_seams
+from mlxspec.models.seams import FlatLayer, SeamError, Seams, attending_by_row, blank_layers, find_seams
 from mlxspec.models.sizes import bytes_of
 
 
@@ -81,11 +84,22 @@ class AdaptedModel:
         self.seams: Seams | None = None
         self.undo_parts: Callable[[], None] | None = None
         self.by_rows = ""
+        self.cut: CutLayers | None = None
         try:
             self.seams = find_seams(self.new_caches(), self._run)
+            self._find_cut()
         except SeamError as error:
             self.by_rows = str(error)
             self._split_parts()
+
+    def _find_cut(self) -> None:
+        """Whether layers can be cut at their attention, so that what lies between is compiled."""
+        tokens, num, layers = mx.zeros((3, 1), mx.int32), len(self.new_caches()), list(self._layers)
+        try:
+            self._calls = find_calls(self._layers, num, lambda caches: self._run(tokens, caches))
+        except SeamError:
+            return
+        self.cut = CutLayers(layers, self._calls, self.gate.held)
 
     def _split_parts(self) -> None:
         try:
@@ -211,11 +225,16 @@ class AdaptedModel:
             raise ModelError(
                 f"This model shows no layers, since its rows do not share all of a forward: {self.by_rows}."
             )
-        places, found = cache.begin(rows, certain=certain), {}
+        places, found = cache.begin(rows, certain=certain), dict[int, mx.array]()
+        num_cold = 0 if self.cut is None else self.cut.runners.num_cold
         if self.seams is not None:
             self.gate.open(cache.scales, rows)
-            with attending_by_row(), tapped(self._layers, taps) as found:
-                hidden = self._run(tokens[:, None], self.seams.layers(cache, places))[:, 0]
+            caches = self.seams.layers(cache, places)
+            if self.cut is not None:
+                hidden = self._run_cut(self.cut, tokens, rows, caches, taps, found)
+            else:
+                with attending_by_row(), tapped(self._layers, taps) as found:
+                    hidden = self._run(tokens[:, None], caches)[:, 0]
         elif isinstance(cache, AdaptedCache):
             hidden = cache.run(tokens, together=self.undo_parts is not None)
         else:
@@ -223,7 +242,38 @@ class AdaptedModel:
         logits = (
             None if logits_at == "none" else self.head(rows.last(hidden) if logits_at == "last" else hidden)
         )
-        return Output(logits=logits, hidden=hidden, taps={i: x[:, 0] for i, x in found.items()})
+        is_warm = self.cut is None or self.cut.runners.num_cold == num_cold
+        taken = {i: x[:, 0] for i, x in found.items()}
+        return Output(logits=logits, hidden=hidden, taps=taken, is_warm=is_warm)
+
+    def _run_cut(
+        self,
+        cut: CutLayers,
+        tokens: mx.array,
+        rows: FlatRows,
+        caches: Sequence[FlatLayer],
+        taps: Sequence[int],
+        found: dict[int, mx.array],
+    ) -> mx.array:
+        """Hiddens (N, H). The first layer's call runs all of them."""
+
+        def answer(i: int, _: Any, x: mx.array, *__: Any) -> mx.array:
+            return x if i else through(x)
+
+        def through(x: mx.array) -> mx.array:
+            attended = None
+            for i in range(len(self._calls) + 1):
+                x, asked = cut.between(i, rows, x, attended, caches[0].offset)
+                if i - 1 in taps:
+                    found[i - 1] = x
+                if asked is None:
+                    break
+                held, _ = caches[self._calls[i].place].update_and_fetch(asked.keys, asked.values)
+                attended = held.attend(asked.queries, self._calls[i].scale, None, asked.sinks)
+            return x
+
+        with attending_by_row(), standing_in_for(self._layers, answer):
+            return self._run(tokens[:, None], list(caches))[:, 0]
 
     @property
     def embedding(self) -> Any:

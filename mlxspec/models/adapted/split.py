@@ -185,6 +185,23 @@ def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.arra
         layers[:] = own
 
 
+@contextmanager
+def standing_in_for(
+    layers: list[Any], answer: Callable[[int, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+) -> Iterator[None]:
+    """While it is open, calls of these layers are answered by (number, layer, first argument, other arguments)."""
+    own = list(layers)
+
+    def call(i: int) -> Callable[..., Any]:
+        return lambda x=None, *args, **kwargs: answer(i, own[i], x, args, kwargs)
+
+    layers[:] = [_StandIn(layer, call(i)) for i, layer in enumerate(own)]
+    try:
+        yield
+    finally:
+        layers[:] = own
+
+
 class Product(NamedTuple):
     """The product that makes logits of the trunk's output: `owner[name]`, a linear module or an embedding that is the head as well."""
 

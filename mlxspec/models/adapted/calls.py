@@ -1,0 +1,69 @@
+"""Finds how a module of mlx-lm calls its decoder layers, so that they can be cut at their attention (cut_layers.py).
+
+Seen in a lazy forward, not known by name: each layer is called once, in order, with the output of the one before and a cache of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec.models.adapted.split import standing_in_for
+from mlxspec.models.cut_layers import scale_of
+from mlxspec.models.seams import SeamError, Seen, attending_by_row, blank_layers
+
+_CACHE, _MASK = object(), Seen(None)  # in their places in a call
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCall:
+    """A call of one layer, equal to others of the same graph. args, kwargs: what it is given beside its input. place: of its cache among
+    the module's. scale: what scores are multiplied by."""
+
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    place: int = field(compare=False)
+    scale: float = field(compare=False, default=1.0)
+
+    def __call__(self, layer: Any, x: mx.array, cut: Any) -> mx.array:
+        args = (cut if value is _CACHE else value for value in self.args)
+        kwargs = {name: cut if value is _CACHE else value for name, value in self.kwargs}
+        out: mx.array = layer(x, *args, **kwargs)
+        return out
+
+
+def find_calls(layers: list[Any], num_caches: int, run: Callable[[list[Any]], Any]) -> list[LayerCall]:
+    """run: the module over a few tokens and these caches, lazily. Raises SeamError where layers cannot be called one by one."""
+    caches, newest, found = blank_layers(num_caches), list[Any](), list[LayerCall]()
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Seen):
+            return _MASK
+        if isinstance(value, _PLAIN):
+            return value
+        if any(value is cache for cache in caches):
+            return _CACHE
+        raise SeamError("its layers are given more than their input, a mask and a cache")
+
+    def answer(i: int, own: Any, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if i != len(found) or not isinstance(x, mx.array) or (newest and newest[-1] is not x):
+            raise SeamError("its layers are not called one after the other")
+        given = (*args, *kwargs.values())
+        places = [place for place, cache in enumerate(caches) if any(value is cache for value in given)]
+        if len(places) != 1:
+            raise SeamError("not every layer has a cache of its own")
+        named = tuple((name, plain(value)) for name, value in kwargs.items())
+        call = LayerCall(args=tuple(map(plain, args)), kwargs=named, place=places[0])
+        found.append(replace(call, scale=scale_of(call, own, x, caches[0].offset)))
+        newest[:] = [own(x, *args, **kwargs)]
+        return newest[-1]
+
+    with attending_by_row(), standing_in_for(layers, answer):
+        run(caches)
+    if len(found) != len(layers):
+        raise SeamError("not all of its layers are called")
+    return found

@@ -1,0 +1,136 @@
+"""Layers of mlx-lm's code, cut at their attention: what lies between two attention cores is a function of arrays, compiled where its shape
+recurs (runners.py). So a step's graph has few nodes, although the code knows nothing of cuts.
+
+A layer is called twice. `before` ends the call where attention is asked for, and gives what it was asked with; `behind` answers in its
+place. What either call computes beside that is no part of its graph. Knows layers as mlx-lm calls them; knows no rows' lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.runners import Runners
+from mlxspec.models.seams import Held, SeamError
+
+
+class AttentionInputs(NamedTuple):
+    """What a layer asks of attention: queries (N, Hq, 1, D); keys and values (N, Hkv, 1, ·), None where they are another layer's; sinks
+    (Hq,) or None."""
+
+    queries: mx.array
+    keys: mx.array | None = None
+    values: mx.array | None = None
+    sinks: mx.array | None = None
+
+
+class _Reached(Exception):
+    """Ends a layer's call at its attention."""
+
+    def __init__(self, queries: mx.array, scale: float, sinks: mx.array | None) -> None:
+        self.queries, self.scale, self.sinks = queries, scale, sinks
+
+
+class Cut:
+    """A layer's cache to mlx-lm's code. offset (N,) int32: positions. attended (N, Hq, 1, Dv): what attention found; None: the call ends
+    there. held: what stands for keys and values of another layer."""
+
+    def __init__(self, offset: mx.array, attended: mx.array | None, dtype: mx.Dtype) -> None:
+        self.offset, self.held = offset, Held(self._attend, dtype)
+        self.kept: tuple[mx.array, mx.array] | None = None
+        self._attended, self._has_answered = attended, False
+
+    def __getattr__(self, name: str) -> Any:
+        raise SeamError(f"it asks its caches for {name}")
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
+        self.kept = keys, values
+        return self.held, self.held
+
+    def _attend(self, queries: mx.array, scale: float, _: Any, sinks: mx.array | None) -> mx.array:
+        if self._attended is None:
+            raise _Reached(queries, scale, sinks)
+        if self._has_answered:
+            raise SeamError("one of its layers attends twice")
+        self._has_answered = True
+        return self._attended
+
+
+Call = Callable[..., mx.array]  # of (layer, x (N, 1, H), cut, arrays of the layer's own), gives x
+
+
+def before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> AttentionInputs:
+    """Raises SeamError where the layer does not attend to keys of its own or of another layer."""
+    return _before(call, layer, x, offset)[0]
+
+
+def scale_of(call: Call, layer: Any, x: mx.array, offset: mx.array) -> float:
+    """What a layer multiplies scores by, for a layer with keys of its own. Raises SeamError for others."""
+    asked, scale = _before(call, layer, x, offset)
+    if asked.keys is None or asked.values is None:
+        raise SeamError("one of its layers has no keys of its own")
+    attended = mx.zeros((*asked.queries.shape[:3], asked.values.shape[3]), asked.queries.dtype)
+    out: Any = behind(call, layer, x, attended, offset)
+    if not isinstance(out, mx.array) or out.shape != x.shape:
+        raise SeamError("one of its layers gives more than its output")
+    return scale
+
+
+def _before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> tuple[AttentionInputs, float]:
+    cut = Cut(offset, None, x.dtype)
+    try:
+        call(layer, x, cut)
+    except _Reached as reached:
+        keys, values = cut.kept or (None, None)
+        return AttentionInputs(reached.queries, keys, values, reached.sinks), reached.scale
+    raise SeamError("one of its layers does not attend")
+
+
+def behind(
+    call: Call, layer: Any, x: mx.array, attended: mx.array, offset: mx.array, *more: mx.array | None
+) -> mx.array:
+    """The layer's output (N, 1, H)."""
+    return call(layer, x, Cut(offset, attended, x.dtype), *more)
+
+
+class CutLayers:
+    """calls: by layer, how its code is called; equal ones give layers of one form one graph. beside: as `Runners` has it."""
+
+    def __init__(self, layers: Sequence[Any], calls: Sequence[Call], beside: dict[str, mx.array]) -> None:
+        self._layers, self._calls = layers, calls
+        self.runners = Runners(layers, beside)
+
+    def between(
+        self,
+        i: int,
+        rows: FlatRows,
+        x: mx.array,
+        attended: mx.array | None,
+        offset: mx.array,
+        *more: mx.array | None,
+    ) -> tuple[mx.array, AttentionInputs | None]:
+        """What lies before the attention of layer i, or behind the last one: layer i - 1's output, and what layer i asks. more: arrays of
+        layer i - 1's own. Compiled as a whole for plain steps, and for verifies, which come in many shapes, layer by layer."""
+        if rows.max_width == 1:
+            return self.runners.get(i, partial(self._segment, i), rows)(x, attended, offset, *more)  # type: ignore[no-any-return]
+        asked = None
+        if attended is not None:
+            call = self._calls[i - 1]
+            x = self.runners.of_layer(("behind", call), i - 1, partial(behind, call), rows)(
+                x, attended, offset, *more
+            )
+        if i < len(self._layers):
+            call = self._calls[i]
+            asked = self.runners.of_layer(("before", call), i, partial(before, call), rows)(x, offset)
+        return x, asked
+
+    def _segment(
+        self, i: int, x: mx.array, attended: mx.array | None, offset: mx.array, *more: mx.array | None
+    ) -> tuple[mx.array, AttentionInputs | None]:
+        if attended is not None:
+            x = behind(self._calls[i - 1], self._layers[i - 1], x, attended, offset, *more)
+        return x, before(self._calls[i], self._layers[i], x, offset) if i < len(self._layers) else None
