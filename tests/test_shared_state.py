@@ -47,6 +47,7 @@ SHARED = {
         )
     },
     "loading/progress.py:_watchers": LINE,
+    "loading/short_names.py:short_names": PROGRAM,
     "loading/sandbox.py:_compiled": "chat templates of models, in a process of their own; no request brings one",
     "models/adapted/classes.py:OWN": PROGRAM,
     "models/row_attention.py:_mask": SIZES,

@@ -5,13 +5,15 @@ One drafter for all of them, with one kind of row for each place to look:
   ngram-simple     what followed the last n tokens where they last stood in the row's own text
   ngram-map-k      the same where they stood min_hits times or more; a draft that failed shortens the next one behind the same n tokens
   ngram-map-k4v    what the latest of these places agree on by two thirds; the lengths are kept for each first token as well
-  suffix           what followed the longest suffix of the text in earlier texts (text_index.py), or where the answer copies its prompt
+  suffix           what followed the longest suffix of the text in earlier texts, in answers that the owner's other rows are giving
+                   (text_index.py), or where the answer copies its prompt
   predicted        how a text goes on that the request brought along (OpenAI's predicted outputs; alignment.py)
 
 The first three are llama.cpp's, with these differences: the latest places count, not the first ones, and every token is found at once; a
 place near the end of the text goes round, so that a repeating pattern is drafted at full length; min_hits holds for both maps; a length
 falls to one token at least and doubles with every draft that stands whole; all places vote token by token, not four whole values.
-Nothing is shared between rows but an owner's earlier texts. A text is learned when its row closes.
+Nothing is shared between rows but texts of one owner: earlier ones, and answers that its other rows have begun. A whole text is learned
+when its row closes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ import mlx.core as mx
 
 from mlxspec.drafters.alignment import Alignment, SegmentOf
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
-from mlxspec.drafters.text_index import CONTEXT, GrowingText, TextIndex, TextSegment, hash_of, vote
+from mlxspec.drafters.text_index import (
+    CONTEXT,
+    GrowingText,
+    RunningText,
+    TextIndex,
+    TextSegment,
+    hash_of,
+    vote,
+)
 from mlxspec.errors import ConfigError
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -215,13 +225,15 @@ class PredictedRow(LookupRow):
 
 
 class EarlierRow(LookupRow):
-    """Looks up the longest suffix of the text in its owner's earlier texts, and follows an answer that has copied COPIED tokens of its
-    prompt there. What agrees with more of the text's last tokens drafts. num_prompt: tokens of the row before its answer."""
+    """Looks up the longest suffix of the text in its owner's earlier texts and running answers, and follows an answer that has copied
+    COPIED tokens of its prompt there. What agrees with more of the text's last tokens drafts. num_prompt: tokens of the row before its
+    answer."""
 
     def __init__(self, index: TextIndex, owner: str, num_prompt: int) -> None:
         self._index, self._num_prompt = index, num_prompt
         self._owner = hashlib.sha256(owner.encode()).hexdigest()[:32]
         self._tokens: list[int] = []
+        self._said: RunningText | None = None
         self._prompt: TextSegment | None = None
         self._source: Alignment | None = None  # of the prompt's tokens `_begin` to `_end`
         self._begin, self._end = 0, 0
@@ -229,6 +241,11 @@ class EarlierRow(LookupRow):
     def extend(self, tokens: Sequence[int]) -> None:
         unread = max(0, self._num_prompt - len(self._tokens))
         self._tokens += tokens[:unread]
+        if unread < len(tokens):
+            if self._said is None:
+                self._said = self._index.join(self._owner)
+                self._said.extend(self._tokens[-CONTEXT:])
+            self._said.extend(tokens[unread:])
         for token in tokens[unread:]:
             self._tokens.append(token)
             if self._source is not None:
@@ -240,12 +257,14 @@ class EarlierRow(LookupRow):
         copied = (
             NO_DRAFT if self._source is None or not self._source.agreed else _aligned(self._source, limit)
         )
-        found = self._index.find(self._owner, self._tokens, limit)
+        found = self._index.find(self._owner, self._tokens, limit, self._said)
         if found is None or not found.tokens or (copied.backing or 0) >= found.length:
             return copied
         return Draft.of(found.tokens, found.confidences)
 
     def close(self) -> None:
+        if self._said is not None:
+            self._index.leave(self._owner, self._said)
         self._index.add(self._owner, self._tokens)
 
     def _look_for_copies(self) -> None:
@@ -265,8 +284,8 @@ class EarlierRow(LookupRow):
 
     @property
     def nbytes(self) -> int:
-        held = 0 if self._prompt is None else self._prompt.nbytes
-        return 8 * len(self._tokens) + held + (0 if self._source is None else self._source.nbytes)
+        held = sum(x.nbytes for x in (self._prompt, self._source, self._said) if x is not None)
+        return 8 * len(self._tokens) + held
 
 
 def _aligned(alignment: Alignment, limit: int, agreed: int | None = None) -> Draft:

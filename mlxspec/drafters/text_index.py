@@ -4,7 +4,8 @@ For each of its n, an index knows the latest place behind every n-gram, and each
 forms share how places are followed and compared: `GrowingText` is one row's text, to which tokens are added one by one; `TextSegment` is
 finished texts in arrays, filled at once. `TextIndex` keeps segments by owner: the places that share the longest suffix with a text vote on
 what follows, after SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). It has two n: the long one finds what was said long ago among
-many texts that end alike (a chat template's last tokens), the short one goes on behind a change.
+many texts that end alike (a chat template's last tokens), the short one goes on behind a change. Answers of the owner's rows that run are
+among its texts, as far as they have come (`RunningText`), so rows that say the same draft from one another.
 
 Segments are only appended to. A new one takes as many tokens as its owner has, so an owner has few of them. Bounds: a lookup follows STEPS
 links for each segment and n, and compares PLACES places at most; memory is the budget, whose oldest segments of the owner that was served
@@ -75,7 +76,8 @@ class IndexedText:
 
 
 class GrowingText(IndexedText):
-    """The text of one row. Each of its n-grams has a token behind it but for the one that the text ends with, `key` by its hash."""
+    """The text of one row, by one n. Each of its n-grams has a token behind it but for the one that the text ends with, `key` by its
+    hash."""
 
     def __init__(self, n: int) -> None:
         self.ns = (n,)
@@ -115,6 +117,31 @@ class GrowingText(IndexedText):
     def nbytes(self) -> int:
         """About how many bytes this holds."""
         return 8 * len(self.tokens) + 136 * len(self.heads[0])  # of a dict's place, and two numbers
+
+
+class RunningText(IndexedText):
+    """The answer of a row that runs, by the n of an owner's texts, for the owner's other rows."""
+
+    def __init__(self) -> None:
+        self._by_n = [GrowingText(n) for n in ANCHORS]
+        self.ns, self.tokens = ANCHORS, self._by_n[0].tokens
+        self.heads, self.links = [t.heads[0] for t in self._by_n], [t.links[0] for t in self._by_n]
+        self.end = CONTEXT
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The next tokens of the answer; negative ones are borders."""
+        for text in self._by_n:
+            text.extend(tokens)
+        self.end = self._by_n[0].end
+
+    def following(self, place: int, limit: int) -> list[int]:
+        """The tokens that the row has said behind a place; nobody knows yet whether it repeats itself."""
+        return super().following(place, min(limit, self.end - place))
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes this holds."""
+        return sum(text.nbytes for text in self._by_n)
 
 
 class _Slots:
@@ -214,6 +241,7 @@ class TextIndex:
         self._largest = self.room // 4
         self.keep: Callable[[str, Any], None] = lambda owner, piece: None
         self._owners: dict[str, list[TextSegment]] = {}  # oldest segment first, by owner, the latest last
+        self._running: dict[str, list[RunningText]] = {}  # by owner
         self._queue: deque[Iterator[int]] = deque()  # each step indexes a piece and gives its tokens
 
     @property
@@ -222,6 +250,11 @@ class TextIndex:
 
     def num_segments(self, owner: str) -> int:
         return len(self._owners.get(owner, ()))
+
+    @property
+    def num_running(self) -> int:
+        """Answers that have begun and have not ended."""
+        return sum(map(len, self._running.values()))
 
     @property
     def has_work(self) -> bool:
@@ -242,6 +275,18 @@ class TextIndex:
             else:
                 num_done += num
         return num_done
+
+    def join(self, owner: str) -> RunningText:
+        """An answer begins, which the owner's other rows draft from until it has ended."""
+        made = RunningText()
+        self._running.setdefault(owner, []).append(made)
+        return made
+
+    def leave(self, owner: str, running: RunningText) -> None:
+        """The answer has ended."""
+        self._running[owner] = left = [text for text in self._running[owner] if text is not running]
+        if not left:
+            del self._running[owner]
 
     def add(self, owner: str, text: Sequence[int]) -> None:
         """A finished text, of which the beginning that is there already is not stored again. Nothing may change it any more."""
@@ -288,21 +333,22 @@ class TextIndex:
             if not self._owners[oldest]:
                 del self._owners[oldest]
 
-    def find(self, owner: str, text: Sequence[int], limit: int) -> Continuation | None:
-        """Up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts. None where the last
+    def find(
+        self, owner: str, text: Sequence[int], limit: int, own: RunningText | None = None
+    ) -> Continuation | None:
+        """Up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts, `own` left out. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
-        segments = self._owners.get(owner)
-        if not segments or min(text[-min(ANCHORS) :], default=_BORDER) < 0:
+        running = [t for t in self._running.get(owner, ()) if t is not own]
+        texts: list[IndexedText] = [*running, *reversed(self._owners.get(owner, ()))]
+        if not texts or min(text[-min(ANCHORS) :], default=_BORDER) < 0:
             return None
         tail = tail_of(text)
         for which, n in enumerate(ANCHORS):
             if len(text) < n:
                 continue
             key = hash_of(text[-n:])
-            places: list[tuple[int, TextSegment, int]] = []
-            for segment, place in (
-                (s, at) for s in reversed(segments) for at in islice(s.places(which, key), STEPS)
-            ):
+            places: list[tuple[int, IndexedText, int]] = []
+            for segment, place in ((s, at) for s in texts for at in islice(s.places(which, key), STEPS)):
                 agreeing = segment.agreeing(place, tail)
                 if agreeing >= n:
                     places.append((agreeing, segment, place))
