@@ -83,6 +83,9 @@ class Known:
             "draft": list(engine.spec.drafters),
             "policy": engine.spec.policy,
             "max_rows": engine.config.max_rows,
+            "defaults": {}
+            if params is None
+            else {n: getattr(params, n) for n in ("temperature", "top_p", "max_tokens")},
             "capabilities": [word for word, holds in can.items() if holds],
         }
         template = None if tokenizer is None or tokenizer.template is None else tokenizer.template.source

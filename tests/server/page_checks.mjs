@@ -4,6 +4,7 @@ import { ApiError, GoneError, Received, events, units } from "./web/api.js";
 import { fenced, textOf } from "./web/attachments.js";
 import { Conversation, areTurns } from "./web/conversation.js";
 import { asJson, asMarkdown, fileName } from "./web/export.js";
+import { coloured } from "./web/colours.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
 import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, sdk, sizeOf } from "./web/words.js";
@@ -219,6 +220,37 @@ assert.deepEqual(numbersOf({ temperature: " 0.5 ", max_tokens: "", seed: "3" }),
 for (const [field, text] of [["temperature", "-1"], ["temperature", "x"], ["max_tokens", "0"], ["max_tokens", "1.5"], ["seed", "1e99"]])
   assert.equal(numbersOf({ temperature: "", max_tokens: "", seed: "", [field]: text }).field, field);
 
+// ---- mathematics and colours
+
+const math = (text) => parse(text).flatMap((block) => (block.type === "math" ? [block.text] : (block.children ?? []).filter((node) => node.type === "math").map((node) => node.text)));
+for (const [text, found] of [
+  ["inline \\(e^{i\\pi} + 1 = 0\\) here", ["\\(e^{i\\pi} + 1 = 0\\)"]],
+  ["\\[\\int_0^1 x\\,dx\\]", ["\\[\\int_0^1 x\\,dx\\]"]],
+  ["$a_1 * b * c_1$ and $$\\{x\\}$$", ["$a_1 * b * c_1$", "$$\\{x\\}$$"]],
+  ["\\[\n- x\n+ y\n\\]", ["\\[\n- x\n+ y\n\\]"]],
+  ["$$\nx_1 * y_1\n$$", ["$$\nx_1 * y_1\n$$"]],
+  ["$$\nx * y", ["$$\nx * y"]], // it still grows
+  ["it costs $5 or $6, and \\(this is text", []],
+  ["\\$5 and *b*", []],
+  ["`$x$` stays code", []],
+]) {
+  assert.deepEqual(math(text), found, text);
+  assert.equal(plain(parse(text)).includes(found[0] ?? ""), true);
+}
+assert.equal(plain(parse("it costs $5 or $6")), "it costs $5 or $6\n");
+assert.equal(plain(parse("\\$5")), "$5\n");
+const parts = (code, language) => coloured(code, language).map(([from, to, name]) => [code.slice(from, to), name.slice(5)]);
+assert.deepEqual(parts('def f(x):  # "no"\n    return "a\\"b" + 12', "python"), [["def", "word"], ['# "no"', "comment"], ["return", "word"], ['"a\\"b"', "string"], ["12", "number"]]);
+assert.deepEqual(parts("let a = `x`; // end", "JS"), [["let", "word"], ["`x`", "string"], ["// end", "comment"]]);
+assert.deepEqual(parts("select 1 -- one", "sql"), [["select", "word"], ["1", "number"], ["-- one", "comment"]]);
+assert.deepEqual(parts("def f", ""), []);
+assert.deepEqual(parts('"""not closed', "py"), [['"""not closed', "string"]]);
+for (const code of ['"'.repeat(40_000), "'a".repeat(20_000), "/*".repeat(20_000), "#".repeat(40_000), "$a ".repeat(10_000)]) {
+  coloured(code, "python");
+  coloured(code, "c");
+  parse(code);
+}
+
 // ---- sentences
 
 const counts = (speed, more = {}) => ({ tokens: 56, speed, drafted: 45, accepted: 41, prompt: 20, cached: 0, ...more });
@@ -229,7 +261,7 @@ assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
 assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
 const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
 const compare = (drafted, plain, speeds = [[drafted.counts.speed, plain.counts.speed]]) => compared(drafted, plain, speeds);
-assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in one run each." });
+assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in the median of 1 runs each (2.00 to 2.00 in single pairs)." });
 assert.match(compare(one("x", 45), one("x", 90)).sentence, /: 0\.50 times as fast/);
 for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from character 3 on/], [one("abc", 90), one("ab", 45), /character 3 on/], [one("a", 90, "hm"), one("a", 45, "ho"), /thinking differs from character 2 on/]]) {
   const { same, isTimed, sentence } = compare(a, b);

@@ -196,7 +196,8 @@ def schemes() -> dict[str, dict[str, str]]:
 
 TEXT_ON = {
     "text": ("page", "raised", "drafted", "line"), "muted": ("page", "raised"), "link": ("page", "drafted", "raised"),
-    "on-button": ("button",), "error": ("page",),
+    "on-button": ("button",), "error": ("page",), "word": ("raised", "drafted"), "string": ("raised", "drafted"),
+    "number": ("raised", "drafted"),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ export function openSettings({ values }, meta) {
   byId("draft").replaceChildren(...options.map(([value, text]) => element("option", { value }, text)));
   byId("draft").value = options.some(([value]) => value === values.draft) ? values.draft : "";
   for (const name of FIELDS) fieldOf(name).value = values[name] ?? "";
+  for (const name of NUMBERS) fieldOf(name).placeholder = meta?.defaults?.[name] ?? "";
   byId("colour").checked = values.colour;
   wrong(null, "");
   byId("settings").showModal();

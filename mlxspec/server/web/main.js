@@ -359,12 +359,15 @@ function speak(blocks, isWhole = false) {
   for (; spoken < blocks.length - (isWhole ? 0 : 1); spoken += 1) say(blocks[spoken]);
 }
 
-/** Repeat the request of an answer with drafting switched the other way, and say what differs. num: of runs each. */
+/**
+ * Repeat the request of an answer with drafting and without, in turns, and say what differs. num: of runs each. The answer's own run does
+ * not count: it may have been the first of the server. Nothing is drafted from earlier answers, which now hold this very text.
+ */
 async function compare(turn, number, num) {
   if (running) return;
-  const isOff = turn.asked.draft === "off";
   const { draft, ...fields } = turn.asked;
-  const switched = isOff ? fields : { ...fields, draft: "off" };
+  const drafters = draft && draft !== "off" ? draft : server.draftersOf(turn.model).filter((name) => name !== "suffix").join(",");
+  const [drafting, plainly] = [{ ...fields, ...(drafters ? { draft: drafters } : {}) }, { ...fields, draft: "off" }];
   const view = views.get(turn);
   const speeds = turn.comparison?.isTimed ? turn.comparison.speeds : [];
   begin(turn);
@@ -383,12 +386,12 @@ async function compare(turn, number, num) {
   };
   try {
     for (let i = 0; i < num; i += 1) {
-      let own = speeds.length ? await run(turn.asked) : turn; // the answer itself is the first run
-      let other = own.text === turn.text && own.thought === turn.thought ? await run(switched) : own;
-      if (other === own) own = turn;
-      const [drafted, plain] = isOff ? [other, own] : [own, other];
+      const first = await run(i % 2 ? plainly : drafting);
+      const second = await run(i % 2 ? drafting : plainly);
+      const [drafted, plain] = i % 2 ? [second, first] : [first, second];
       speeds.push([drafted.counts.speed, plain.counts.speed]);
-      turn.comparison = { ...compared(drafted, plain, speeds), other: other.text, speeds };
+      const other = [drafted, plain].find(({ text, thought }) => text !== turn.text || thought !== turn.thought);
+      turn.comparison = { ...compared(other ? turn : drafted, other ?? plain, speeds), other: other?.text ?? "", speeds };
       if (!turn.comparison.isTimed) break;
     }
     say(turn.comparison.sentence);

@@ -11,7 +11,8 @@
 //   list                         ordered, start, tight, items: [blocks]
 //   table                        align: [""|"left"|"center"|"right"], head: [children], rows: [[children]]
 //   rule
-// Inlines  text, codespan (text, at) | em, strong, del (children) | link (href, children) | break
+//   math                         text, at: TeX between \[ \] or $$, its marks included
+// Inlines  text, codespan, math (text, at) | em, strong, del (children) | link (href, children) | break
 //
 // `at[i]` is the offset in the source of character i of `text`. Offsets and lengths count UTF-16 units.
 
@@ -25,6 +26,8 @@ const MARKER = /^( *)([-*+]|\d{1,9}[.)])(?=[ \t]|$)/;
 const DELIMITER = /^:?-+:?$/;
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
+const MATH = /^ {0,3}(\\\[|\$\$)/;
+const CLOSES = { "\\[": "\\]", "\\(": "\\)", $$: "$$", $: "$" };
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
 const ANGLE = /<(https?:\/\/[^\s<>]*)>/y;
 
@@ -48,6 +51,8 @@ export function plain(node) {
       return node.text;
     case "code":
       return node.text + "\n";
+    case "math":
+      return node.text + (node.from === undefined ? "" : "\n");
     case "break":
       return "\n";
     case "rule":
@@ -100,6 +105,8 @@ function blockAt(lines, i, depth) {
   const heading = HEADING.exec(text);
   if (heading) return [{ type: "heading", level: heading[1].length, children: inline([title(lines[i], heading[0].length)]) }, i + 1];
   if (RULE.test(text)) return [{ type: "rule" }, i + 1];
+  const formula = math(lines, i);
+  if (formula) return formula;
   if (depth < DEEPEST) {
     if (QUOTE.test(text)) return quote(lines, i, depth);
     if (MARKER.test(text) && indent(text) < 4) return list(lines, i, depth);
@@ -159,6 +166,21 @@ function fence(lines, i) {
     inside.push(stripped(lines[next], columns));
   }
   return [{ type: "code", info: info.trim(), ...joined(inside) }, Math.min(next + 1, lines.length)];
+}
+
+/** Lines from \[ or $$ to what closes it, or to the end of a text that still grows. Null where a blank line comes first. */
+function math(lines, i) {
+  const found = MATH.exec(lines[i].text);
+  if (!found) return null;
+  const close = CLOSES[found[1]];
+  let from = found[0].length;
+  for (let next = i; next < lines.length && !isBlank(lines[next]); next += 1) {
+    const at = lines[next].text.indexOf(close, from);
+    if (at >= 0 && lines[next].text.slice(at + 2).trim()) return null; // text behind it: a formula in a sentence
+    if (at >= 0 || next === lines.length - 1) return [{ type: "math", ...joined(lines.slice(i, next + 1)) }, next + 1];
+    from = 0;
+  }
+  return null;
 }
 
 /** A heading's text, without the marks that may close it. */
@@ -318,7 +340,9 @@ class Inline {
 
   step() {
     const c = this.text[this.place];
+    if ((c === "\\" || c === "$") && this.math()) return;
     if (c === "\\") this.escape();
+    else if (c === "$") this.literal(this.place + 1);
     else if (c === "`") this.codespan();
     else if (c === "*" || c === "_" || c === "~") this.run(c);
     else if (c === "[") this.bracket(false, 1);
@@ -331,7 +355,7 @@ class Inline {
 
   words() {
     let end = this.place + 1;
-    while (end < this.text.length && !"\\`*_~[]!\n<h".includes(this.text[end])) end += 1;
+    while (end < this.text.length && !"\\`*_~[]!\n<h$".includes(this.text[end])) end += 1;
     this.literal(end);
   }
 
@@ -353,6 +377,26 @@ class Inline {
       this.place += 1;
       this.literal(this.place + 1);
     } else this.literal(this.place + 1);
+  }
+
+  /** TeX between \( \), \[ \], $$ or $, kept as it is. A single $ is money unless it hugs a text that ends in one. */
+  math() {
+    const open = ["\\(", "\\[", "$$", "$"].find((mark) => this.text.startsWith(mark, this.place));
+    if (!open) return false;
+    const close = CLOSES[open];
+    const from = this.place + open.length;
+    if (this.unclosed.has(open)) return false;
+    let to = this.text.indexOf(close, from);
+    if (open === "$") {
+      const found = /\$(?![\s$])(?:[^$\n\\]|\\.)*?[^\s\\]\$(?!\d)/y;
+      found.lastIndex = this.place;
+      const formula = found.exec(this.text);
+      to = formula ? found.lastIndex - 1 : -1;
+    } else if (to < 0) this.unclosed.add(open);
+    if (to <= from) return false;
+    const end = to + close.length;
+    this.node(this.part("math", this.place, end), end - this.place);
+    return true;
   }
 
   codespan() {

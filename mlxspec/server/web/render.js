@@ -1,5 +1,6 @@
 // A text with Markdown as elements of the page. Every character of the text becomes part of a text node, never of markup.
 
+import { coloured } from "./colours.js";
 import { parse, plain } from "./markdown.js";
 
 export const byId = (id) => document.getElementById(id);
@@ -83,6 +84,8 @@ function blockElement(block, marks) {
       return table(block, marks);
     case "rule":
       return element("hr");
+    case "math":
+      return element("p", { class: "math" }, ...texts(block.text, block.at, marks));
     default:
       return element("p", {}, ...children(block.children));
   }
@@ -120,9 +123,21 @@ function code(block, marks) {
     element(
       "pre",
       { tabindex: "0", role: "group", "aria-label": label },
-      element("code", {}, ...texts(block.text, block.at, marks)),
+      element("code", {}, ...colouredTexts(block.text, language, block.at, marks)),
     ),
   );
+}
+
+/** Text nodes of code, its parts in spans of their colours. */
+function colouredTexts(text, language, at, marks) {
+  const out = [];
+  let from = 0;
+  const part = (begin, end) => texts(text.slice(begin, end), at.subarray(begin, end), marks);
+  for (const [begin, end, name] of coloured(text, language)) {
+    out.push(...part(from, begin), element("span", { class: name }, ...part(begin, end)));
+    from = end;
+  }
+  return [...out, ...part(from, text.length)];
 }
 
 function inlines(nodes, marks) {
@@ -130,6 +145,8 @@ function inlines(nodes, marks) {
     switch (node.type) {
       case "text":
         return texts(node.text, node.at, marks);
+      case "math":
+        return [element("span", { class: "math" }, ...texts(node.text, node.at, marks))];
       case "codespan":
         return [element("code", {}, ...texts(node.text, node.at, marks))];
       case "break":

@@ -44,6 +44,11 @@ export class Server {
     return this.#models.find((model) => model.id === name)?.meta.n_ctx ?? null;
   }
 
+  /** The drafters that a model's requests have where they say nothing. */
+  draftersOf(name) {
+    return this.#models.find((model) => model.id === name)?.meta.draft ?? [];
+  }
+
   async connect() {
     try {
       this.#models = await this.#api.models();

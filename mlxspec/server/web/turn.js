@@ -4,7 +4,7 @@ import { picture } from "./attachments.js";
 import { Markdown, copyButton, element, texts } from "./render.js";
 import { draftingOf, endOf, sizeOf } from "./words.js";
 
-const MORE_RUNS = 4; // of a comparison, so that there are five
+const RUNS = 3; // of each way: fewer say nothing of their spread
 
 function button(text, onclick, more = {}) {
   return element("button", { type: "button", class: "small", onclick, ...more }, text);
@@ -130,7 +130,7 @@ export class AnswerTurn {
     if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
     if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate, { class: "small idle" }));
     const other = turn.asked.draft === "off" ? "with" : "without";
-    if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(1), { class: "small idle", "aria-label": `Compare ${other} drafting` }));
+    if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(RUNS), { class: "small idle", "aria-label": `Compare ${other} drafting` }));
     return tools;
   }
 }
@@ -142,6 +142,6 @@ function notices(sentences) {
 function comparison({ same, isTimed, sentence, other }, compare) {
   const made = element("div", { class: "comparison" }, element("p", {}, sentence));
   if (!same && other) made.append(element("details", {}, element("summary", {}, "The other answer"), element("div", { class: "other" }, other)));
-  if (isTimed && compare) made.append(button(`${MORE_RUNS} more runs`, () => compare(MORE_RUNS), { class: "small idle" }));
+  if (isTimed && compare) made.append(button(`${RUNS} more runs`, () => compare(RUNS), { class: "small idle" }));
   return made;
 }

@@ -92,7 +92,7 @@ export function compared(drafted, plain, speeds) {
   if (!speeds.flat().every(Boolean)) return untimed("They are too short to compare speeds.");
   const [fast, slow] = [0, 1].map((i) => median(speeds.map((pair) => pair[i])));
   const ratio = (fast / slow).toFixed(2);
-  const runs = speeds.length === 1 ? "in one run each" : `in the median of ${speeds.length} runs each (${rangeOf(speeds.map(([a, b]) => a / b))} in single pairs)`;
+  const runs = `in the median of ${speeds.length} runs each (${rangeOf(speeds.map(([a, b]) => a / b))} in single pairs)`;
   return { same: true, isTimed: true, sentence: `The texts are equal. With drafting ${speed(fast)}, without ${speed(slow)}: ${ratio} times as fast, ${runs}.` };
 }
 
