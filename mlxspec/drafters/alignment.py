@@ -40,6 +40,7 @@ class Alignment:
         self._said: deque[int] = deque(maxlen=_COMPARED)
         self.place: int | None = 0
         self.agreed = 0
+        self.num_met = 0  # tokens of the answer that stood at the place
         self._left, self._since = 0, 0  # the last place that was right, and tokens of the answer since
 
     def start(self, place: int, said: Sequence[int]) -> None:
@@ -64,6 +65,7 @@ class Alignment:
             if self.place is not None and self.place < len(self._text) and self._text[self.place] == token:
                 self.place += 1
                 self.agreed += 1
+                self.num_met += 1
                 if self.agreed >= _SETTLED:
                     self._left, self._since = self.place, 0
             else:
@@ -107,3 +109,10 @@ class Alignment:
                 log2(1 + abs(skipped - self._since)) + log2(1 + max(abs(skipped), self._since))
             )
         return bits - log2(len(self._text)) - 1
+
+
+def num_met(text: Sequence[int], answer: Sequence[int]) -> int:
+    """How many tokens of an answer stand in a text, in its order, as far as they can be followed there."""
+    alignment = Alignment(text)
+    alignment.push(answer)
+    return alignment.num_met

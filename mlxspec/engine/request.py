@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.drafters.alignment import TOKEN_ALIGNED
+from mlxspec.drafters.alignment import TOKEN_ALIGNED, num_met
 from mlxspec.drafters.chain_row import AskedDrafter
 from mlxspec.engine.prefix.hiddens import Hiddens
 from mlxspec.engine.prefix.tree import KeyedText
@@ -325,6 +325,13 @@ class Request:
             work.num_calls, work.seconds = found.calls, found.seconds
             verified = work.by_position[0] if work.by_position else (0, 0)
             work.num_judged, work.num_right = (found.judged, found.right) if found.judged else verified
+
+    def count_foretold(self) -> None:
+        """Count the answer's tokens that stand in the prediction which the request brought along. Behind its end, in any thread."""
+        predicted = self.spec.predicted
+        if not isinstance(predicted, str):
+            self.stats.num_predicted = len(predicted)
+            self.stats.num_foretold = num_met(predicted, self.history[len(self.prompt) :])
 
     def count(self, drafter: str | None, num_drafted: int, num_accepted: int) -> None:
         """Begin a round's tokens, and count the round."""

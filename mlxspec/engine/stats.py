@@ -59,6 +59,8 @@ class RequestStats:
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
     forced. num_loops: how often a text that looped was closed or ended.
+    num_predicted: tokens of the prediction that the request brought along; num_foretold: tokens of the answer that stand in it, whoever
+    drafted them.
     """
 
     num_prompt: int = 0
@@ -70,6 +72,8 @@ class RequestStats:
     num_thinking: int = 0
     num_thinking_forced: int = 0
     num_loops: int = 0
+    num_predicted: int = 0
+    num_foretold: int = 0
     seed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

@@ -40,6 +40,7 @@ from mlxspec.server.ollama_api import (
     ollama_name,
     ollama_prompt_request,
     raw_body,
+    unloads,
 )
 from mlxspec.server.openapi import document
 from mlxspec.server.request_parsing import Job, scales_of
@@ -125,10 +126,19 @@ class Server:
 
         model = ollama_name(body, self.models.names)
         asked = replace(asked, body={**body, "model": model, "stream": body.get("stream") is not False})
+        leaves = unloads(body)
+        name = self.models.resolve(model)
         if body.get(needed) or body.get("suffix"):
-            await self._answer(asked, reply, make, writer)
+            try:
+                await self._answer(asked, reply, make, writer)
+            finally:
+                if leaves:
+                    self.models.unload(name)
+        elif leaves:
+            await asyncio.shield(self.models.unload(name))
+            await reply.json(writer.loaded(name, is_unloaded=True))
         else:
-            async with self.models.use(self.models.resolve(model)) as loaded:
+            async with self.models.use(name) as loaded:
                 await reply.json(writer.loaded(loaded.name))
 
     def _chat_job(self, read: Read) -> MakeJob:
@@ -296,7 +306,10 @@ class Server:
         names = self.models.listed
         data = [self._described(name, asked) for name in names]
         of_anthropic = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        await reply.json({"object": "list", "data": data, **of_anthropic})
+        of_codex = {
+            "models": [llama_api.codex_model(name, self.models.meta(name), i) for i, name in enumerate(names)]
+        }
+        await reply.json({"object": "list", "data": data, **of_anthropic, **of_codex})
 
     async def _model(self, asked: Asked, reply: Reply) -> None:
         name = asked.request.path_params["name"]

@@ -13,7 +13,14 @@ from mlxspec.events import TokenLogprob
 from mlxspec.server.answer_format import answer_format
 from mlxspec.server.answer_writer import ChoicesWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEnd, BlockEvent, BlockMore
-from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice, goes_on_with, template_variables
+from mlxspec.server.chat_request import (
+    ChatRequest,
+    GoesOn,
+    ToolChoice,
+    check_same,
+    goes_on_with,
+    template_variables,
+)
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
@@ -163,6 +170,22 @@ class ResponseFormat(t.Fields):
 # --- the request
 
 
+class ThinkingAskedFor(t.Fields):
+    """The form of GLM's, DeepSeek's and Kimi's clients."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: shared.Budget | None = None
+
+
+class ReasoningAskedFor(t.Fields):
+    """The form of OpenRouter's clients."""
+
+    effort: shared.Effort | None = None
+    max_tokens: shared.Budget | None = None
+    enabled: t.Flag = None
+    harmless = t.harmless("exclude summary", "reasoning comes beside the answer, as reasoning_content")
+
+
 class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     parts: ClassVar = types_of(AnyPart)
     messages: Annotated[t.Turns[ChatMessage], Field(min_length=1)]
@@ -175,6 +198,8 @@ class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     logprobs: t.Flag = None
     top_logprobs: Annotated[int, t.option("top_logprobs")] | None = None
     response_format: ResponseFormat | None = None
+    thinking: ThinkingAskedFor | None = t.optional("another form of enable_thinking and thinking_budget")
+    reasoning: ReasoningAskedFor | None = t.optional("another form of the same, and of reasoning_effort")
     tools: t.Tools[Tool] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]
@@ -184,7 +209,10 @@ class ChatCompletionRequest(shared.Continued, shared.ThinkingFields):
     parallel_tool_calls: t.Flag = None
     modalities: t.Many[Literal["text"]] | None = None
     # /v1/completions honours a field of this name; a chat's is vLLM's, and means another thing
-    refused = shared.REFUSED | t.refuse("echo", "the message that is continued is not repeated", *t.OFF)
+    refused: ClassVar = {
+        **{name: why for name, why in shared.REFUSED.items() if name not in ("thinking", "reasoning")},
+        **t.refuse("echo", "the message that is continued is not repeated", *t.OFF),
+    }
 
 
 # --- the answer
@@ -230,6 +258,7 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
     if body.get("top_logprobs") and not body.get("logprobs"):
         raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
     messages, notices = normalize(body["messages"]), list[str]()
+    body = _with_thinking(body)
     return ChatRequest(
         messages=messages,
         tools=_tools(body.get("tools") or (), notices),
@@ -244,6 +273,29 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
         top_logprobs=body.get("top_logprobs") or 0,
         notices=tuple(notices),
     )
+
+
+def _with_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with what `thinking` and `reasoning` ask for under this server's names. Raises BadField."""
+    thinking, reasoning = body.get("thinking") or {}, body.get("reasoning") or {}
+    kind = thinking.get("type")
+    found = {
+        "thinking": {
+            "enable_thinking": None if kind in (None, "auto") else kind != "disabled",
+            "thinking_budget": thinking.get("budget_tokens"),
+        },
+        "reasoning": {
+            "enable_thinking": reasoning.get("enabled"),
+            "thinking_budget": reasoning.get("max_tokens"),
+            "reasoning_effort": reasoning.get("effort"),
+        },
+    }
+    for field, asked in found.items():
+        for name, value in asked.items():
+            if value is not None:
+                check_same(body, name, value, field)
+                body = {**body, name: value}
+    return body
 
 
 def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[Mapping[str, Any]]:

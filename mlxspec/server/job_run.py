@@ -181,6 +181,8 @@ class JobRun:
                 _note_calls(rest, calls)
                 if rest:
                     yield Delta(choice=choice, pieces=rest, stats=stats, drafted=[0] * len(rest))
+                if request.spec.predicted:
+                    await asyncio.to_thread(request.count_foretold)
                 cause = _cause(request)
                 # a stop string inside a call leaves a call that nobody can make
                 is_called = bool(calls) and not (cause == "stop_string" and not _is_object(calls[-1]))

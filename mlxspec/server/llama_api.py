@@ -11,6 +11,12 @@ from mlxspec.errors import ConfigError
 from mlxspec.server.models import Known, Models
 from mlxspec.server.ollama_api import ollama_model
 
+# Codex gives these to the model in the place of its own
+_INSTRUCTIONS = (
+    "You are a coding agent in the user's terminal. Work on the task until it is done: look at the files with the tools you are given "
+    "before you change them, make small changes, and check them by running what the project has. Say briefly what you did, and ask only "
+    "where the task cannot be understood."
+)
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
 
 
@@ -28,6 +34,33 @@ def props(name: str, known: Known, params: SamplingParams, stores_off: Sequence[
         "chat_template": known.template or "",
         "build_info": f"mlxspec {__version__}",
         "stores_off": list(stores_off),
+    }
+
+
+def codex_model(name: str, meta: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """A model in the form that Codex reads from `/v1/models`. Without a context size Codex takes 272,000 tokens for granted, and does not
+    condense a conversation in time. meta: the facts of a model that has been loaded. place: in the list."""
+    sees = "vision" in meta.get("capabilities", ())
+    return {
+        "slug": name,
+        "display_name": name,
+        "description": None,
+        "supported_reasoning_levels": [],
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": place,
+        "upgrade": None,
+        "base_instructions": _INSTRUCTIONS,
+        "supports_reasoning_summaries": False,
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": None,
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supports_parallel_tool_calls": True,
+        "context_window": meta.get("n_ctx"),
+        "experimental_supported_tools": [],
+        "input_modalities": ["text", "image"] if sees else ["text"],
     }
 
 

@@ -123,6 +123,9 @@ class Models:
         self._turn = asyncio.Condition()
         self._queue: list[object] = []  # who waits, in order
         self._users = 0
+        self._leaving: asyncio.Task[None] | None = (
+            None  # of a request to unload; the loop alone would let go of it
+        )
         self._name: str | None = None
         self._worker: Worker | None = None
         self._thread = JobThread()  # one for all loads
@@ -320,6 +323,17 @@ class Models:
     def stores_off(self) -> tuple[str, ...]:
         """Sentences on what is not written to the disk at the moment."""
         return () if self._worker is None else self._worker.load.stores_off
+
+    def unload(self, name: str) -> asyncio.Task[None]:
+        """Unload a model that nobody uses, whoever waits for it. One that answers, or that others wait for, stays."""
+
+        async def leave() -> None:
+            async with self._turn:
+                if self._shares(name) and self._users == 0 and not self._queue:
+                    await self._unload()
+
+        self._leaving = asyncio.create_task(leave())
+        return self._leaving
 
     async def unload_when_idle(self) -> None:
         """Runs beside the server."""

@@ -51,7 +51,6 @@ class OllamaMessage(t.Fields):
     tool_calls: t.Tools[OllamaCall] | None = None
     tool_name: t.Id | None = None
     tool_call_id: t.Id | None = None
-    refused = ChatMessage.refused
     harmless = ChatMessage.harmless
 
 
@@ -93,6 +92,9 @@ class OllamaBody(shared.Body, shared.ThinkingFields):
     stream: t.Flag = t.optional("a stream unless this is false")
     format: Literal["", "json"] | t.Object | None = t.optional("json, or a JSON schema")
     think: bool | Literal["low", "medium", "high", "max"] | None = None
+    keep_alive: t.Id | float | None = t.optional(
+        "0: the model is unloaded behind this request, unless others use it; --idle-unload says how long it stays else"
+    )
     options: OllamaOptions | None = None
     refused: ClassVar = {
         **shared.one_answer("message", shared.NO_LOGPROBS, "message"),
@@ -109,7 +111,6 @@ class OllamaBody(shared.Body, shared.ThinkingFields):
     }  # fmt: skip
     harmless: ClassVar = {
         **shared.HARMLESS,
-        **t.harmless("keep_alive", "--idle-unload of the server says how long a model stays"),
         **t.harmless("dimensions", "about embeddings"),
     }
 
@@ -137,7 +138,7 @@ class OllamaShowRequest(shared.Body):
 
 _MEASURED = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration")  # fmt: skip
 _LAST: dict[str, Any] = {
-    "model": str, "created_at": str, "done": bool, "done_reason": Literal["stop", "length", "load"],
+    "model": str, "created_at": str, "done": bool, "done_reason": Literal["stop", "length", "load", "unload"],
     **dict.fromkeys(_MEASURED, Count), **shared.MEASURED,
 }  # fmt: skip
 _MAY_LACK = " ".join((*_MEASURED, *shared.MEASURED))
@@ -220,6 +221,13 @@ def options_of(body: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(body.get("options") or {})
     num = options.pop("num_predict", None)
     return {**options, "max_tokens": {0: None, -2: -1}.get(num, num)}
+
+
+def unloads(body: Mapping[str, Any]) -> bool:
+    """Whether the model is to leave memory behind a request: a `keep_alive` of no time."""
+    given = body.get("keep_alive")
+    text = given.rstrip("hmnsu") if isinstance(given, str) else str(given)
+    return text in ("0", "0.0")
 
 
 def context_notice(body: Mapping[str, Any], max_context: int) -> tuple[str, ...]:
@@ -333,9 +341,10 @@ class OllamaChatWriter(SingleWriter):
         return {"message": {"role": "assistant", "content": text, **more}}
 
     @classmethod
-    def loaded(cls, model: str) -> dict[str, Any]:
+    def loaded(cls, model: str, *, is_unloaded: bool = False) -> dict[str, Any]:
         """The answer to a request that asks for nothing but the model."""
-        return {**_now(model), **cls.said("", {}), "done": True, "done_reason": "load"}
+        reason = "unload" if is_unloaded else "load"
+        return {**_now(model), **cls.said("", {}), "done": True, "done_reason": reason}
 
     def _last(self, end: End) -> dict[str, Any]:
         stats: RequestStats = end.stats

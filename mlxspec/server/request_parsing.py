@@ -182,7 +182,8 @@ def _render(
             request.messages, limits, why="" if engine.vision is not None else engine.no_images, bad=bad
         )
         text, notices = render_conversation(engine.tokenizer.template, found.messages, options)
-        notices = (*found.notices, *notices)
+        text, off = _without_thinking(text, request, format_of(engine), engine.tokenizer.template.source)
+        notices = (*found.notices, *notices, *off)
         if not found.sources or engine.vision is None:
             tokens = engine.tokenizer.encode(text, special=False, most=most)
             return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
@@ -198,6 +199,23 @@ def _render(
             if where in bad or where not in (s.where for s in found.sources):
                 raise
             bad[where] = str(error)
+
+
+def _without_thinking(
+    text: str, request: ChatRequest, form: ChatFormat, template: str
+) -> tuple[str, tuple[str, ...]]:
+    """A prompt in which thinking is off where the request turns it off, and a notice where the template does not do it by itself."""
+    is_off = request.template.get("enable_thinking") is False
+    if not is_off or form.thinking is None or request.goes_on is not None or not request.opens_answer:
+        return text, ()
+    if form.opens_thinking(text):
+        closed = f"{text.rstrip()}\n\n{form.thinking[1]}\n\n"
+        return closed, (
+            "the chat template opens thinking although it is turned off: it is closed in the prompt",
+        )
+    if "enable_thinking" not in template and "thinking" not in template.replace(form.thinking[0], ""):
+        return text, ("enable_thinking has no effect: the chat template does not know it",)
+    return text, ()
 
 
 def _given(body: Mapping[str, Any], config: type[Any]) -> dict[str, Any]:
@@ -257,12 +275,11 @@ def _grammar(
     """What the answer must look like: the format that was asked for, a call, or either; and sentences on what of it is not held."""
     wanted, named = request.wanted, choice.named
     must_call = choice.kind == "required"
-    if wanted is not None and must_call:
-        raise BadField(
-            wanted.field, f"An answer that must be a tool call cannot be what {wanted.field} asks for."
-        )
     notices: list[str] = []
     schema = None
+    if wanted is not None and must_call:
+        notices.append(f"{wanted.field} is for answers of text: this one must be a call of a tool")
+        wanted = None
     if wanted is not None and wanted.kind != "json_schema":
         return {wanted.kind: wanted.value}, notices
     if wanted is not None:

@@ -1,4 +1,4 @@
-"""What a server cannot use of a conversation: one rule for all APIs, applied before a body is checked.
+"""One rule for all APIs about what a server cannot use of a conversation, applied before a body is checked.
 
     in an earlier turn, an answer, or the result of a tool    it is left out with a notice; a text in its place says what stood there
     in the newest turn of the user's                          a sound, a video or a file is an error in one sentence; a part of a type that

@@ -33,12 +33,12 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": sum(s.num_cached for s in prompts)},
     }
-    predicted = [s.drafters["predicted"] for s in stats if "predicted" in s.drafters]
+    predicted = sum(s.num_predicted for s in stats)
     if predicted:
-        accepted = sum(p.num_accepted for p in predicted)
+        accepted = min(predicted, sum(s.num_foretold for s in stats))
         out["completion_tokens_details"] = {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(p.num_drafted for p in predicted) - accepted,
+            "rejected_prediction_tokens": predicted - accepted,
         }
     return out
 

@@ -104,7 +104,7 @@ REFUSALS = [
     (name, value)
     for name, value in {
         "mirostat": 2, "dynatemp_range": 0.5, "n_probs": 2, "include_reasoning": False, "echo": True,
-        "speculative.type": "draft", "best_of": 2, "functions": [{"name": "f"}], "reasoning": {"effort": "low"},
+        "speculative.type": "draft", "best_of": 2, "functions": [{"name": "f"}],
         "guided_whitespace_pattern": " ", "cache_salt": "x", "skip_special_tokens": False, "use_beam_search": True, "length_penalty": 0.5,
     }.items()
 ]  # fmt: skip

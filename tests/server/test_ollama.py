@@ -74,7 +74,7 @@ def test_a_request_for_nothing_loads_the_model(thinker: Served) -> None:
     for path, asked in (
         ("/api/generate", {"model": "demo"}),
         ("/api/chat", {"model": "demo", "messages": []}),
-        ("/api/generate", {"model": "demo:latest", "prompt": "", "keep_alive": 0}),
+        ("/api/generate", {"model": "demo:latest", "prompt": "", "keep_alive": "5m"}),
     ):
         status, found = thinker.post(path, asked)
         assert (status, found["done"], found["done_reason"]) == (200, True, "load")

@@ -51,7 +51,7 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("moderation", "this server does not moderate"),
     **t.refuse("suffix", "use /v1/completions or /infill", *t.OFF),
     **t.refuse("best_of", "ask for n answers and choose", 1),
-    # other servers' names for OpenAI's reasoning controls
+    # other servers' names for OpenAI's reasoning controls, which chat completions honours
     **t.refuse("reasoning", "use reasoning_effort"),
     **t.refuse("thinking", "use enable_thinking"),
     # samplers of llama.cpp

@@ -1,0 +1,138 @@
+"""Fields that clients send under names of their own, and what they ask for beside tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
+from mlxspec.server.errors import BadField
+from mlxspec.server.forms.base import review
+from tests.server.serving import QUESTION, Served
+
+USER = {"role": "user", "content": QUESTION}
+SCHEMA = {
+    "type": "object",
+    "properties": {"z": {"type": "boolean"}},
+    "required": ["z"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "o", "schema": SCHEMA}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "template", "budget"),
+    [
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, {"enable_thinking": True}, 64),
+        ({"thinking": {"type": "auto"}}, {}, None),
+        ({"reasoning": {"effort": "low", "exclude": True}}, {"reasoning_effort": "low"}, None),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking": False}, None),
+        ({"reasoning": {"max_tokens": 9}}, {}, 9),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}, None),
+    ],
+)
+def test_thinking_as_other_servers_clients_ask_for_it(
+    asked: dict[str, Any], template: dict[str, Any], budget: int | None
+) -> None:
+    body = {"messages": [USER], **asked}
+    assert review(ChatCompletionRequest, body) == []
+    request = chat_request(body)
+    assert request.template == template
+    assert request.options.get("thinking_budget") == budget
+
+
+def test_forms_that_contradict_each_other_are_one_sentence() -> None:
+    for more in (
+        {"thinking": {"type": "disabled"}, "enable_thinking": True},
+        {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
+    ):
+        with pytest.raises(BadField, match="contradict each other"):
+            chat_request({"messages": [USER], **more})
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "ns/f:" + "x" * 80}}]
+)
+def test_a_required_call_beside_a_format_is_a_call_of_a_tool_with_any_name(demo: Served, choice: Any) -> None:
+    name = "ns/f:" + "x" * 80
+    body = {
+        "messages": [USER],
+        "tools": [tool(name)],
+        "tool_choice": choice,
+        "response_format": FORMAT,
+        "max_tokens": 120,
+    }
+    status, answer = demo.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == name
+    assert any("response_format is for answers of text" in n for n in answer["mlxspec"]["notices"])
+
+
+def test_a_custom_tool_in_chat_completions_is_called_with_its_text(demo: Served) -> None:
+    custom = {"type": "custom", "custom": {"name": "patch", "description": "apply it"}}
+    body = {
+        "messages": [USER],
+        "tools": [custom],
+        "tool_choice": {"type": "custom", "custom": {"name": "patch"}},
+        "max_tokens": 60,
+    }
+    status, answer = demo.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert (call["type"], call["custom"]["name"]) == ("custom", "patch")
+    chunks, _, is_done = demo.stream("/v1/chat/completions", body)
+    (streamed,) = [
+        d for c in chunks for choice in c["choices"] for d in choice["delta"].get("tool_calls", ())
+    ]
+    assert is_done
+    assert streamed["custom"] == call["custom"]
+
+
+def test_models_tell_codex_their_context(demo: Served) -> None:
+    demo.chat(max_tokens=1)
+    answer = json.loads(demo.ask("GET", "/v1/models")[2])
+    (model,) = answer["models"]
+    assert model["context_window"] == answer["data"][0]["context_length"]
+
+
+def test_tokens_of_a_prediction_count_whoever_drafted_them(demo: Served) -> None:
+    text = demo.chat(max_tokens=40, temperature=0)["choices"][0]["message"]["content"]
+    for more in ({}, {"draft": "ngram-simple", "policy": "fixed"}, {"draft": "off"}):
+        answer = demo.chat(
+            max_tokens=40, temperature=0, prediction={"type": "content", "content": text}, **more
+        )
+        assert answer["choices"][0]["message"]["content"] == text
+        told = answer["usage"]["completion_tokens_details"]
+        assert told["accepted_prediction_tokens"] >= answer["usage"]["completion_tokens"] - 2, more
+        assert told["rejected_prediction_tokens"] <= 2
+
+
+def test_no_time_to_keep_a_model_unloads_it() -> None:
+    with Served("--model", "demo") as served:
+        status, answer = served.post(
+            "/api/chat", {"messages": [USER], "stream": False, "options": {"num_predict": 2}}
+        )
+        assert (status, answer["done"]) == (200, True)
+        status, answer = served.post("/api/generate", {"keep_alive": 0})
+        assert (status, answer["done_reason"]) == (200, "unload")
+        assert served.post("/api/chat", {"messages": []})[1]["done_reason"] == "load"
+        ask = {"messages": [USER], "stream": False, "options": {"num_predict": 2}, "keep_alive": "0s"}
+        assert served.post("/api/chat", ask)[0] == 200
+        assert served.settle()["mlxspec_model_loads_total"] == 2
+        served.settle()
+        assert served.chat(max_tokens=1)
+        assert served.settle()["mlxspec_model_loads_total"] == 3
