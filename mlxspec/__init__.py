@@ -20,6 +20,7 @@ _HOMES = {
     "load": "mlxspec.engine.load",
     "Engine": "mlxspec.engine.engine",
     "AsyncEngine": "mlxspec.engine.async_engine",
+    "Receipt": "mlxspec.engine.receipt",
     "Result": "mlxspec.engine.api",
     "Drafter": "mlxspec.drafters.base",
     "Draft": "mlxspec.drafters.base",
@@ -43,6 +44,7 @@ __all__ = [
     "FinishEvent",
     "MlxspecError",
     "PrefillEvent",
+    "Receipt",
     "Result",
     "SamplingParams",
     "SpecConfig",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from mlxspec.engine.async_engine import AsyncEngine
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.load import load
+    from mlxspec.engine.receipt import Receipt
     from mlxspec.errors import MlxspecError
     from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 

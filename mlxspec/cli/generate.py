@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from mlxspec.option import shown
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
+    from mlxspec.engine.receipt import Receipt
     from mlxspec.engine.request import Request
 
 INTERRUPTED = 130
@@ -56,6 +57,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             str,
             "FILE",
             "what the answer will probably be: a file that is to be returned with a change",
+        ),
+        (
+            "--prove",
+            bool,
+            "",
+            "decode each answer again without drafts, and say whether the text is the same",
         ),
         ("--show-draft", bool, "", "colour drafted tokens that were accepted (on a terminal)"),
         STATS,
@@ -91,10 +98,17 @@ def run(args: argparse.Namespace) -> int:
     ]
     with Interrupt() as interrupt:
         events = follow(engine, requests, interrupt)
-        if args.json:
-            _print_json(events, engine, requests, prompts)
-        else:
+        if not args.json:
             _print_text(events, requests, prompts, show_draft=args.show_draft)
+        for _ in events:  # with --json nothing is shown before the end
+            pass
+    from mlxspec.engine.api import Result
+
+    has_ended = not interrupt.asked and all(r.finish_reason != "error" for r in requests)
+    asked = zip(encoded, requests, strict=True) if args.prove and has_ended else ()
+    proofs = [engine.prove(tokens, Result.of(request), request.params) for tokens, request in asked]
+    if args.json:
+        _print_json(engine, requests, prompts, proofs)
     if not args.json:
         answers = [stats_line.finished(r) for r in requests]
         terminal.note(
@@ -104,8 +118,12 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.stats:
             terminal.note(stats_line.details(answers))
+        for proof in proofs:
+            terminal.note(stats_line.proof(proof, engine.tokenizer))
         for notice in stats_line.notices(r.stats for r in requests):
             terminal.note(notice)
+    if any(not proof.is_equal for proof in proofs):
+        return 1
     return INTERRUPTED if interrupt.asked else 0
 
 
@@ -218,11 +236,9 @@ def _header(index: int, prompts: Sequence[str]) -> str:
 
 
 def _print_json(
-    events: Iterable[Event], engine: Engine, requests: Sequence[Request], prompts: Sequence[str]
+    engine: Engine, requests: Sequence[Request], prompts: Sequence[str], proofs: Sequence[Receipt]
 ) -> None:
-    for _ in events:
-        pass
-    for request, prompt in zip(requests, prompts, strict=True):
+    for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
         record = {
             "model": engine.name,
             "prompt": prompt,
@@ -231,5 +247,6 @@ def _print_json(
             "finish_reason": request.finish_reason,
             "stats": stats_line.as_data(request.stats),
             "device": stats_line.device_data(),
+            **({"receipt": asdict(proofs[i])} if proofs else {}),
         }
         terminal.say(json.dumps(record) + "\n")

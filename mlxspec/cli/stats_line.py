@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
+    from mlxspec.engine.receipt import Receipt
     from mlxspec.engine.request import Request
     from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
     from mlxspec.kernels.launch import KernelReport
+    from mlxspec.loading.tokenizer import Tokenizer
 
 Ending = Literal["", "stopped", "cut at the token limit", "cut at the end of the context"]
 
@@ -148,6 +150,24 @@ def notices(all_stats: Iterable[RequestStats]) -> list[str]:
     found = [n for stats in all_stats for n in stats.notices]
     off = [notice for kernel in _kernels() if (notice := kernel.notice) is not None]
     return list(dict.fromkeys([*found, *device.report().notices, *off]))
+
+
+def proof(receipt: Receipt, tokenizer: Tokenizer | None) -> str:
+    """`proved: plain decoding gives the same 34 tokens, in 0.21 s; with drafting 0.13 s`"""
+    if (found := receipt.difference) is None:
+        times = f"in {receipt.plain_seconds:.2f} s; with drafting {receipt.seconds:.2f} s"
+        return f"proved: plain decoding gives the same {receipt.num_tokens} tokens, {times}"
+
+    def said(token: int | None, logprob: float | None) -> str:
+        if token is None:
+            return "ends"
+        text = repr(token if tokenizer is None else tokenizer.decode([token]))
+        return f"says {text}" + ("" if logprob is None else f" (log-probability {logprob:.4f})")
+
+    return (
+        f"NOT THE SAME: at token {found.place + 1} the answer {said(found.answer, found.answer_logprob)} and plain decoding "
+        f"{said(found.plain, found.plain_logprob)}"
+    )
 
 
 def as_data(stats: RequestStats) -> dict[str, Any]:

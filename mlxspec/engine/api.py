@@ -13,11 +13,12 @@ from dataclasses import fields as fields_of
 from difflib import get_close_matches
 from typing import Any, Literal, overload
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
+from mlxspec.engine.receipt import Difference, Receipt, first_difference
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import RequestStats
-from mlxspec.errors import ConfigError, ImageError
+from mlxspec.errors import ConfigError, ImageError, MlxspecError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.vision.base import Vision
@@ -115,6 +116,53 @@ class EngineApi(ABC):
         self._run_until(requests)
         results = [Result.of(r) for r in requests]
         return results[0] if single else results
+
+    @by_name
+    def prove(
+        self, prompt: Prompt, result: Result, params: SamplingParams | None = None, **fields: Any
+    ) -> Receipt:
+        """The receipt of an answer to `prompt`: it is decoded again without drafts. params, fields: those that it was asked with. Raises
+        ConfigError for an answer that failed."""
+        if result.finish_reason == "error":
+            raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
+        is_cut = result.finish_reason == "cancelled"
+        if is_cut and not result.tokens:
+            raise ConfigError("An answer that was stopped before its first token cannot be proved.")
+        asked = replace(with_fields(params, fields), seed=result.stats.seed)
+        asked = replace(asked, max_tokens=len(result.tokens)) if is_cut else asked
+        plain = self.generate(prompt, asked, spec=SpecConfig())
+        if plain.error is not None:
+            raise MlxspecError(f"Plain decoding of this prompt failed: {plain.error}")
+        is_equal = plain.tokens == result.tokens and (is_cut or plain.finish_reason == result.finish_reason)
+        return Receipt(
+            num_tokens=len(result.tokens),
+            num_accepted=result.stats.num_accepted,
+            seconds=result.stats.decode_seconds,
+            plain_seconds=plain.stats.decode_seconds,
+            difference=None if is_equal else self._difference(prompt, result.tokens, plain.tokens),
+        )
+
+    def _difference(self, prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> Difference:
+        """The model is asked once more for what may follow the tokens that both have."""
+        place = first_difference(answer, plain)
+        if isinstance(prompt, PromptWithImages):
+            shown: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
+        else:
+            shown = [*self._ids(prompt), *answer[:place]]
+        there = SamplingParams(
+            max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=MAX_TOP_LOGPROBS, ignore_eos=True
+        )
+        said = self.generate(shown, there, spec=SpecConfig())
+        logprobs = {t.token: t.logprob for one in said.logprobs or () for t in one.top}
+        return Difference.at(place, answer, plain, logprobs)
+
+    def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        """A prompt's token ids."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise ConfigError("This engine has no tokenizer: a prompt is token ids.")
+        return self.tokenizer.encode(prompt)
 
     @by_name
     def stream(

@@ -17,8 +17,17 @@ import mlxspec
 from mlxspec.cli import terminal
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams
+from mlxspec.engine import receipt
+from mlxspec.engine.engine import Engine
 from mlxspec.events import TokensEvent
 
+WRONG = receipt.Receipt(
+    num_tokens=40,
+    num_accepted=9,
+    seconds=1.0,
+    plain_seconds=2.0,
+    difference=receipt.Difference(place=2, answer=5, plain=None, answer_logprob=-0.5, plain_logprob=None),
+)
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
     r"^(.*: )?\d+ tokens?( · [\d.]+ tok/s( \((plain about \d+|while compiling; the next answer is faster)\))?)? · "
@@ -177,6 +186,21 @@ def test_json_is_one_object_a_prompt(run: Run, model: Path, plain: str) -> None:
     assert first["stats"]["num_accepted"] <= first["stats"]["num_drafted"]
     assert set(first["stats"]["drafters"]) <= {"suffix", "ngram-simple", "mtp"}
     assert {"backend", "blas", "peak_memory_bytes", "notices"} <= set(first["device"])
+
+
+def test_an_answer_is_proved(run: Run, model: Path, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that plain decoding does not give ends with exit code 1, and what was printed stays."""
+    given = ("generate", "-p", PROMPT, "--model", model, "--max-tokens", 40, "--prove")
+    ran = run(*given)
+    assert (ran.code, ran.out) == (0, plain + "\n")
+    assert "proved: plain decoding gives the same 40 tokens, in " in ran.err
+    monkeypatch.setattr(Engine, "prove", lambda *_: WRONG)
+    ran = run(*given)
+    assert (ran.code, ran.out) == (1, plain + "\n")
+    assert "NOT THE SAME: at token 3 the answer says " in ran.err
+    assert "(log-probability -0.5000) and plain decoding ends" in ran.err
+    ran = run(*given, "--json")
+    assert (ran.code, json.loads(ran.out)["receipt"]["difference"]["place"]) == (1, 2)
 
 
 def test_a_drafter_that_fails_is_named(

@@ -1,0 +1,56 @@
+"""A receipt: an answer was decoded again without drafts; what that says of it.
+
+Noise is keyed by seed and place, so plain decoding gives a drafted answer's own text again, sampled or not. Where it does not, the receipt
+has the first place that differs, and how likely the model finds both tokens there. `Engine.prove` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first place, in tokens of the answer, at which plain decoding says something else. answer, plain: the token there, None where the
+    text has ended; their natural log-probabilities under the model, None for a token that is not among the likeliest."""
+
+    place: int
+    answer: int | None
+    plain: int | None
+    answer_logprob: float | None
+    plain_logprob: float | None
+
+    @classmethod
+    def at(
+        cls, place: int, answer: Sequence[int], plain: Sequence[int], logprobs: Mapping[int, float]
+    ) -> Difference:
+        """logprobs: of the likeliest tokens there."""
+        both = [tokens[place] if place < len(tokens) else None for tokens in (answer, plain)]
+        likely = [None if token is None else logprobs.get(token) for token in both]
+        return cls(
+            place=place, answer=both[0], plain=both[1], answer_logprob=likely[0], plain_logprob=likely[1]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """seconds, plain_seconds: of decoding, prompts left out; one run each, so their ratio is no measurement. difference: None where plain
+    decoding gives the same num_tokens tokens and ends in the same way."""
+
+    num_tokens: int
+    num_accepted: int
+    seconds: float
+    plain_seconds: float
+    difference: Difference | None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether plain decoding gives the same text."""
+        return self.difference is None
+
+
+def first_difference(answer: Sequence[int], plain: Sequence[int]) -> int:
+    """The first place at which two texts differ; where one begins the other, its end."""
+    pairs = zip(answer, plain, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(answer), len(plain)))
