@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import tape_bytes
 from mlxspec.config import EngineConfig
 from mlxspec.errors import CacheError
@@ -116,3 +117,13 @@ def test_bytes_count_what_a_transaction_keeps_twice() -> None:
     assert fork.nbytes == before
     cache.flush()
     assert cache.nbytes < before
+
+
+def test_ends_of_rows_are_the_sums_of_their_masks() -> None:
+    """Where only the device knows how long rows are."""
+    places = Places(FlatRows((3, 1)), [7, 4], mx.array([5, 2], mx.int32))
+    for row, mask in enumerate(places.masks):
+        ends = places.ends(row)
+        assert mask is not None
+        assert ends is not None
+        assert ends.tolist() == mask.astype(mx.int32).sum(axis=1).tolist()

@@ -295,3 +295,19 @@ def test_nothing_is_left_half_done(
     assert [p.name for p in tmp_path.rglob("*")] == ["out"]
     convert(source, out, Wish())  # an empty folder is taken
     assert (out / "mtp.safetensors").is_file()
+
+
+def test_a_disk_with_no_room_to_spare_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(writing.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(StorageError, match="left; free some"), writing.whole_folder(tmp_path / "x", 999):
+        pass
+
+
+def test_a_tensor_larger_than_a_shard_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "SHARD_AT_MOST", 100)
+    weights = {"a": mx.zeros((64,)), "b": mx.zeros((8,)), "c": mx.zeros((64,))}
+    writing.save_model(tmp_path, dict(weights), lambda _: None)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) == 3

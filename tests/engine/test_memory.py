@@ -365,3 +365,13 @@ def test_logits_of_a_verify_are_counted() -> None:
     peak = mx.get_peak_memory() - start
     assert 4 * 2 * vocab < peak <= limit
     assert max(r.stats.num_drafted for r in rows) > 0
+
+
+def test_an_answer_takes_no_more_than_the_context_has() -> None:
+    engine = equality.engine()
+    most = engine.max_context - 3
+    sizes = [
+        engine.memory.needed(engine.submit([1, 2, 3], SamplingParams(max_tokens=num)))
+        for num in (most, 50 * most)
+    ]
+    assert sizes[0] == sizes[1]

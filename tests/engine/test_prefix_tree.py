@@ -3,6 +3,7 @@ are dropped in the order that the module names."""
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.engine.prefix import tree as tree_module
-from mlxspec.engine.prefix.tree import TARGET, KeyedText, PrefixTree
+from mlxspec.engine.prefix.hiddens import Hiddens
+from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
 from tests.engine.marked_texts import CUTTABLE, KINDS, NAMES, PLENTY, covers, depth, hiddens, keys, mark, put
 
 
@@ -255,3 +257,33 @@ def test_what_is_covered() -> None:
     assert not covers(tree, text, ["mtp"], 2)
     put(tree, [*text[:7], 50], NAMES[:1])
     assert not covers(tree, [*text[:7], 50, 51], ["mtp"], 1)
+
+
+def test_sources_of_a_stretch_that_begins_before_what_is_asked_for() -> None:
+    rows = mx.arange(8).reshape(8, 1)
+    hit = Hit(10, {}, rows[:1], [(2, rows)])
+    found = hit.sources_from(5)
+    assert found is not None
+    assert found[:, 0].tolist() == [3, 4, 5, 6, 7]
+    assert hit.sources_from(1) is None
+
+
+def test_a_node_without_a_state_is_no_depth() -> None:
+    tree, text = PrefixTree(1 << 20), list(range(9))
+    for length in (4, 8):
+        put(tree, text[:length])
+    longest = max(tree.states, key=lambda node: node.length)
+    assert tree.depth(KeyedText(text), 9) == 8
+    longest.hidden = None
+    assert tree.depth(KeyedText(text), 9) == 4
+
+
+def test_hiddens_that_are_dropped_beyond_their_end_go_on_behind_it() -> None:
+    held = Hiddens(0)
+    held.add(mx.zeros((3, 2)))
+    held.drop(5)
+    assert (held.start, held.end) == (3, 3)
+    held.add(mx.ones((2, 2)))
+    found = held.until(5)
+    assert found is not None
+    assert found.shape == (2, 2)

@@ -12,6 +12,7 @@ from planting import catches
 from mlxspec.config import SamplingParams
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.places import Rows
 from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import TURN, Queue, Shares, Turns, makes_room
 from mlxspec.errors import QueueFullError
@@ -308,3 +309,13 @@ def test_rows_that_nobody_reads_rest_and_go_on_later(drafters: tuple[str, ...], 
     ended(engine)
     for i, request in enumerate(asked[1:], 1):
         same(wanted[i], Result.of(request), given[i], sampled[i], f"request {i}")
+
+
+def test_a_row_that_goes_on_has_its_own_adapters() -> None:
+    kept, scales = object(), (0.0, 2.0)
+    cache = SimpleNamespace(scales=[()], restored=None)
+    cache.restore = lambda snapshot: setattr(cache, "restored", snapshot)
+    request, rows = type("Asked", (), {"scales": scales, "seen": None})(), Rows()
+    rows.parked[request] = kept  # type: ignore[index, assignment]
+    rows.unpark(request, cache)  # type: ignore[arg-type]
+    assert (cache.restored, cache.scales[0], rows[0]) == (kept, scales, request)

@@ -16,6 +16,7 @@ from planting import catches
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.stats import DrafterStats
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import Worker
@@ -359,3 +360,25 @@ def test_the_deadline_of_a_stream_that_nobody_reads_passes(worker: Worker) -> No
     (*_, last) = list(unread)
     assert isinstance(last, FinishEvent)
     assert last.error == "0.5 seconds were not enough."
+
+
+def test_a_stream_is_behind_by_tokens_and_until_half_of_them_are_read() -> None:
+    stream = Stream(lambda _: None, 8)
+    for num in (4, 3):
+        stream.put(TokensEvent(request=0, tokens=(1,) * num, text=""))
+    assert not stream.is_behind
+    stream.put(TokensEvent(request=0, tokens=(1,), text=""))
+    assert stream.is_behind
+    stream.put(TokensEvent(request=0, tokens=(1, 1), text=""))
+    stream.get()
+    assert stream.is_behind  # six wait
+    stream.get()
+    assert not stream.is_behind  # three
+
+
+def test_a_drafters_places_count_what_was_accepted_there() -> None:
+    stats = DrafterStats()
+    stats.add(3, 1)
+    stats.add(2, 2)
+    assert stats.by_position == [(2, 2), (2, 1), (1, 0)]
+    assert (stats.num_drafted, stats.num_accepted) == (5, 3)

@@ -173,3 +173,19 @@ def test_a_disk_too_small_is_told_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=49 << 30))
     with pytest.raises(StorageError, match=r"53\.7 GB and 1\.07 GB to spare.*52\.6 GB left.*HF_HOME"):
         download.fetch(plan)
+
+
+def test_a_branch_that_names_no_commit_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in the file of a branch is no path."""
+    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path)
+    home = tmp_path / "models--owner--name"
+    (home / "refs").mkdir(parents=True)
+    other = home / "other"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    (other / "model.safetensors").write_bytes(b"")
+    (home / "snapshots").mkdir()
+    (home / "refs" / "main").write_text("../other")
+    assert hub.cached("owner/name") is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxspec.errors import ConfigError, HelperError, TokenizerError
-from mlxspec.loading.template import ChatTemplate
+from mlxspec.loading.template import LONGEST, ChatTemplate
 from mlxspec.loading.tokenizer import Tokenizer
 from tests.loading import byte_tokenizer
 
@@ -188,3 +188,8 @@ def test_a_template_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(TokenizerError, match="no readable text"):
         of(tmp_path)
+
+
+def test_a_template_that_is_too_long_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=f"more than {LONGEST} characters"):
+        render("x" * (LONGEST + 1))

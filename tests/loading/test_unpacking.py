@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxspec.loading.weights import Packed, dequantize
+from mlxspec.errors import ModelError
+from mlxspec.loading.weights import Packed, dequantize, split_experts
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,11 @@ def test_other_formats_are_unpacked_by_mlx(mode: str, bits: int, group: int) -> 
     got = dequantize({"m.weight": packed, "m.scales": scales}, {"m": Packed(group, bits, mode)}, mx.float32)
     wanted = mx.dequantize(packed, scales, group_size=group, bits=bits, mode=mode, dtype=mx.float32)
     assert mx.array_equal(got["m.weight"], wanted)
+
+
+def test_an_expert_that_is_missing_is_named() -> None:
+    name = "model.layers.0.mlp.experts.{}.up_proj.weight"
+    weights = {name.format(i): mx.zeros((2, 2)) for i in (0, 2)}
+    with pytest.raises(ModelError, match="Experts are missing"):
+        split_experts(weights)
+    assert len(split_experts({name.format(i): mx.zeros((2, 2)) for i in (0, 1)})) == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.acceptance import MODEL_DEPTH, Acceptance, Offer
+from mlxspec.policy.acceptance import MODEL_DEPTH, Acceptance, Cells, Offer
 from mlxspec.policy.controller import Controller, PolicyRow
 from mlxspec.policy.costs import CostModel
 from tests.known_costs import known_costs
@@ -159,3 +159,13 @@ def test_the_reach_of_a_models_drafts_follows_them() -> None:
     assert table.reach[2] == pytest.approx(0.9**3, rel=1e-4)
     table.drafted([0.0] * MODEL_DEPTH)
     assert 0.9 * 0.9**3 < table.reach[2] < 0.9**3
+
+
+def test_a_rate_is_a_mean_of_no_more_than_it_remembers() -> None:
+    """So a drafter that was right for long is found out in the time that the memory has."""
+    cells = Cells([0.5])
+    for _ in range(5000):
+        cells.count(0, is_right=True)
+    for _ in range(333):
+        cells.count(0, is_right=False)
+    assert cells.rates[0] < 0.4

@@ -7,9 +7,11 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 from planting import catches
 
 from mlxspec.server.errors import ApiError
+from mlxspec.server.http.body import parse
 from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.limits import ServerLimits
@@ -96,3 +98,10 @@ def test_no_client_names_a_label_of_the_metrics() -> None:
         lanes.close()
     assert 'requests_total{route="/v1/models/{name}",status="200"} 3\n' in metrics.text({})
     assert "/v1/models/a" not in metrics.text({})
+
+
+def test_half_a_surrogate_pair_is_one_sentence() -> None:
+    for raw in (b'{"a": "\\ud800"}', b'{"a": ["\\udfff"]}'):
+        with pytest.raises(ApiError, match="no valid JSON"):
+            parse(raw, ServerLimits())
+    assert parse(b'{"a": "\\ud83d\\ude00"}', ServerLimits()) == {"a": "\U0001f600"}

@@ -13,7 +13,9 @@ import pytest
 
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
+from mlxspec.server.answer_format import answer_format, held_schema
 from mlxspec.server.chat_api import ChatCompletionRequest, ChatWriter
+from mlxspec.server.errors import BadField
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesRequest, MessagesWriter
 from mlxspec.server.ollama_api import OllamaChatRequest, OllamaChatWriter, OllamaOptions
@@ -221,3 +223,16 @@ def test_every_option_of_a_chat_is_honoured_or_refused_by_name_in_every_form() -
         refused = {name for form in forms for name in form.refused}
         missing = set(honoured(ChatCompletionRequest)) - own - found - refused
         assert not missing, (forms[0], missing)
+
+
+def test_a_strict_schema_that_cannot_be_held_is_refused_and_another_told() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for is_strict in (False, True):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": is_strict}}
+        wanted = answer_format({"response_format": form})
+        assert wanted is not None
+        if is_strict:
+            with pytest.raises(BadField, match="uniqueItems"):
+                held_schema(wanted)
+        else:
+            assert any("uniqueItems" in notice for notice in held_schema(wanted)[1])

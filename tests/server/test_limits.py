@@ -381,14 +381,16 @@ def test_who_makes_room_for_a_new_connection() -> None:
     """Whoever opens many waits most; who has sent a key goes last."""
     ended: list[str] = []
 
-    def held(name: str, address: str, since: float, *, key: bool = False, reads: bool = False) -> Any:
+    def held(
+        name: str, address: str, since: float, *, key: bool = False, reads: bool = False, writes: bool = False
+    ) -> Any:
         cycle = SimpleNamespace(more_body=reads)
         return SimpleNamespace(
             name=name,
             address=address,
             idle_since=since,
             has_key=key,
-            is_idle=not reads,
+            is_idle=not (reads or writes),
             is_gone=False,
             cycle=cycle,
             end=lambda: ended.append(name),
@@ -402,6 +404,7 @@ def test_who_makes_room_for_a_new_connection() -> None:
         held("another's upload", "there", 1.0, reads=True),
         *(held(f"flood {i}", "flood", 10.0 + i) for i in range(3)),
         held("flood's upload", "flood", 0.0, reads=True),
+        held("an answer that is written", "flood", 0.0, writes=True),
     ]
     for _ in there:
         door.open = [c for c in there if c.name not in ended]  # type: ignore[assignment]

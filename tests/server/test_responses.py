@@ -291,3 +291,10 @@ def test_an_error_ends_a_stream_as_the_api_says() -> None:
 def test_contradictions_are_found_before_a_job_is_made() -> None:
     with pytest.raises(BadField, match="input must not be empty"):
         responses_request({"input": [], "instructions": "x"})
+
+
+def test_an_item_that_a_limit_cut_says_so(thinker: Served) -> None:
+    body = {"input": "x", "max_output_tokens": 2, "enable_thinking": False, "ignore_eos": True}
+    _, answer = thinker.post("/v1/responses", body)
+    assert [item["status"] for item in answer["output"]] == ["incomplete"]
+    assert answer["status"] == "incomplete"
