@@ -37,10 +37,12 @@ def calls_grammar(
     lead: str = "",
     otherwise: Mapping[str, Any] | None = None,
     schemas: ToolSchemas | None = None,
+    texts: Mapping[str, str] | None = None,
 ) -> str:
     """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. otherwise: a JSON
-    schema, as kept by its reading, that the answer may follow instead. schemas: of the tools, where they have been read. Raises
-    GrammarError for a schema that cannot be written in the format."""
+    schema, as kept by its reading, that the answer may follow instead. schemas: of the tools, where they have been read. texts: Lark of
+    tools that take one text, `input`, by name, in a notation that writes texts as they stand. Raises GrammarError for a schema that cannot
+    be written in the format."""
     schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
     if tags is None:
@@ -49,7 +51,8 @@ def calls_grammar(
     bodies = []
     for name in dict.fromkeys(str(t["function"]["name"]) for t in tools):
         try:
-            bodies.append(writer.call(name, schemas.of(name)))
+            lark = (texts or {}).get(name)
+            bodies.append(writer.call(name, schemas.of(name)) if lark is None else writer.custom(name, lark))
         except RecursionError as error:
             raise GrammarError(f"The parameters of the tool {name} are nested too deeply.") from error
     between = "" if tags.mark else '"\\n"'
@@ -72,6 +75,16 @@ class _Writer:
 
     def call(self, name: str, schema: Schema) -> str:
         raise NotImplementedError
+
+    def custom(self, name: str, lark: str) -> str:
+        """A call with one text, `input`, which follows a grammar of its own."""
+        raise NotImplementedError
+
+    def nested(self, lark: str) -> str:
+        """The rule of a grammar with rules of its own."""
+        if any(line.strip() == "}" for line in lark.splitlines()):
+            raise GrammarError("A grammar of a custom tool has a line that is a closing brace alone.")
+        return self.rule(f"%lark {{\n{lark}\n}}")
 
     def new_name(self) -> str:
         self._num_rules += 1
@@ -145,6 +158,10 @@ class _TagWriter(_Writer):
             f'{self.text(f"{chr(10)}<function={name}>{chr(10)}")} ({" | ".join(forms)}) "</function>\\n"'
         )
 
+    def custom(self, name: str, lark: str) -> str:
+        head = self.text(f"\n<function={name}>\n<parameter=input>\n")
+        return self.rule(f'{head} {self.nested(lark)} {self.text(_END)} "</function>\\n"')
+
     def _members(self, schema: Schema, shape: Shape) -> str:
         if shape.values:
             found = [
@@ -199,6 +216,10 @@ class _GemmaWriter(_Writer):
     def call(self, name: str, schema: Schema) -> str:
         forms = [self._object(schema, shape) for shape in _objects(schema, name)]
         return self.rule(f"{self.text(f'call:{name}')} ({' | '.join(forms)})")
+
+    def custom(self, name: str, lark: str) -> str:
+        head = self.text(f"call:{name}{{input:{self._mark}")
+        return self.rule(f"{head} {self.nested(lark)} {self.text(self._mark + '}')}")
 
     def _value(self, schema: Schema, part: Json, where: str) -> str:
         shapes = schema.shapes(part)

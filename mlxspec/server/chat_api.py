@@ -15,6 +15,7 @@ from mlxspec.server.answer_writer import ChoicesWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEnd, BlockEvent, BlockMore
 from mlxspec.server.chat_request import (
     ChatRequest,
+    CustomGrammar,
     GoesOn,
     ToolChoice,
     check_same,
@@ -257,11 +258,11 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Of a checked body, under the fields' own names. Raises BadField, GrammarError."""
     if body.get("top_logprobs") and not body.get("logprobs"):
         raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
-    messages, notices = normalize(body["messages"]), list[str]()
+    messages, notices, customs = normalize(body["messages"]), list[str](), list[CustomGrammar]()
     body = _with_thinking(body)
     return ChatRequest(
         messages=messages,
-        tools=_tools(body.get("tools") or (), notices),
+        tools=_tools(body.get("tools") or (), notices, customs),
         tool_choice=_tool_choice(body.get("tool_choice")),
         several_calls=body.get("parallel_tool_calls") is not False,
         goes_on=_goes_on(body, messages),
@@ -272,6 +273,7 @@ def chat_request(body: Mapping[str, Any]) -> ChatRequest:
         logprobs=bool(body.get("logprobs")),
         top_logprobs=body.get("top_logprobs") or 0,
         notices=tuple(notices),
+        customs=tuple(customs),
     )
 
 
@@ -298,7 +300,9 @@ def _with_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return body
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[Mapping[str, Any]]:
+def _tools(
+    tools: Sequence[Mapping[str, Any]], notices: list[str], customs: list[CustomGrammar]
+) -> list[Mapping[str, Any]]:
     """The tools that a client runs; a custom one is a function with one text. Raises BadField."""
     out: list[Mapping[str, Any]] = []
     for i, tool in enumerate(tools):
@@ -311,7 +315,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[Mappi
             out.append(tool)
         else:
             form = tool["custom"].get("format") or {}
-            out.append(custom_tool(tool["custom"], form.get("grammar") or {}, f"tools[{i}].custom", notices))
+            out.append(custom_tool(tool["custom"], form.get("grammar") or {}, f"tools[{i}].custom", customs))
     return out
 
 

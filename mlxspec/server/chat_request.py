@@ -29,12 +29,23 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CustomGrammar:
+    """The grammar that the text of a custom tool follows. tool: its name; path: where the request has it; syntax: `lark` or `regex`."""
+
+    tool: str
+    path: str
+    syntax: str
+    definition: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """messages: as chat templates read them: the roles are system, user, assistant and tool, the content is text, and a message of the
     assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
     several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
     opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
-    answer. options: the fields of forms.shared.Generation. notices: sentences about what was left out."""
+    answer. options: the fields of forms.shared.Generation. customs: custom tools whose text follows a grammar. notices: sentences about
+    what was left out."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -47,6 +58,7 @@ class ChatRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     logprobs: bool = False
     top_logprobs: int = 0
+    customs: tuple[CustomGrammar, ...] = ()
     notices: tuple[str, ...] = ()
 
 

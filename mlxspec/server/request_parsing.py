@@ -22,7 +22,7 @@ from mlxspec.parsers.formats import AnswerParser, ChatFormat, detect
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import held, held_schema
-from mlxspec.server.chat_request import ChatRequest, GoesOn, ToolChoice
+from mlxspec.server.chat_request import ChatRequest, CustomGrammar, GoesOn, ToolChoice
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.http.limits import ServerLimits
@@ -86,6 +86,7 @@ def chat_job(
     if form.thinking:
         extra["thinking_tags"] = form.thinking
     grammar, notices = _grammar(request, form, tools, choice, engine)
+    notices += _not_enforced(request, form, choice)
     extra |= grammar
     params, spec = (
         params_of(request.options, defaults, extra, len(prompt.tokens), engine),
@@ -287,7 +288,7 @@ def _grammar(
     if not must_call and (schema is None or not tools):
         return {} if schema is None else {"json_schema": schema}, notices
     chosen = choice.of(tools)
-    schemas = ToolSchemas(chosen)
+    schemas = ToolSchemas([_with_pattern(tool, request.customs) for tool in chosen])
     for name in schemas:
         notices += held(schemas.left_out(name), f"tools.{name}.parameters", strict=schemas.is_strict(name))
     grammar = calls_grammar(
@@ -297,9 +298,30 @@ def _grammar(
         tokens=_special_tags(form, engine),
         several=named is None and request.several_calls,
         lead=_lead(request, form, engine),
+        texts={c.tool: c.definition for c in request.customs if c.syntax == "lark" and form.tools != "json"},
         otherwise=None if must_call else schema,
     )
     return {"lark": grammar}, notices
+
+
+def _with_pattern(tool: Mapping[str, Any], customs: Sequence[CustomGrammar]) -> Mapping[str, Any]:
+    """A custom tool with its regex as the pattern of its text."""
+    found = next((c for c in customs if c.tool == tool["function"]["name"] and c.syntax == "regex"), None)
+    if found is None:
+        return tool
+    text = {"type": "string", "pattern": f"^(?:{found.definition})$"}
+    schema = {**tool["function"]["parameters"], "properties": {"input": text}}
+    return {**tool, "function": {**tool["function"], "parameters": schema}}
+
+
+def _not_enforced(request: ChatRequest, form: ChatFormat, choice: ToolChoice) -> list[str]:
+    """Notices about grammars of custom tools that are told to the model alone."""
+    if choice.kind != "required":
+        why = "only a required call is held to it"
+        return [f"{c.path}.format is told to the model and not enforced: {why}" for c in request.customs]
+    why = "this model writes calls as JSON, in which only a regex can be held"
+    loose = [c for c in request.customs if form.tools == "json" and c.syntax != "regex"]
+    return [f"{c.path}.format is told to the model and not enforced: {why}" for c in loose]
 
 
 def _lead(request: ChatRequest, form: ChatFormat, engine: Engine) -> str:

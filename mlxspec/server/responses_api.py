@@ -24,7 +24,14 @@ from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
 from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
 from mlxspec.server.chat_api import JsonSchema, RefusalPart
-from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
+from mlxspec.server.chat_request import (
+    ChatRequest,
+    CustomGrammar,
+    ToolChoice,
+    check_same,
+    goes_on_with,
+    template_variables,
+)
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
@@ -147,7 +154,7 @@ AnyItem = Annotated[
 
 
 class ToolFormat(t.Fields):
-    """Of a custom tool: told to the model, and not enforced."""
+    """The grammar of a custom tool: told to the model, and enforced where its call is required."""
 
     type: Literal["text", "grammar"] = t.optional()
     syntax: Annotated[str, Field(max_length=40)] | None = None
@@ -306,12 +313,12 @@ def responses_request(body: Mapping[str, Any]) -> ChatRequest:
         raise BadField(
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
         )
-    notices: list[str] = []
+    notices, customs = list[str](), list[CustomGrammar]()
     items = input_items(body)
     messages = _conversation(items, body.get("instructions"), notices)
     if not messages or messages[-1]["role"] == "system":
         raise BadField("input", "input must not be empty.")
-    tools = _tools(body.get("tools") or (), notices)
+    tools = _tools(body.get("tools") or (), notices, customs)
     return ChatRequest(
         messages=messages,
         tools=tools,
@@ -322,6 +329,7 @@ def responses_request(body: Mapping[str, Any]) -> ChatRequest:
         wanted=_format(body),
         options={**body, "max_tokens": body.get("max_output_tokens")},
         notices=tuple(notices),
+        customs=tuple(customs),
     )
 
 
@@ -392,7 +400,9 @@ def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str
             yield f"tools[{i}]", tool
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _tools(
+    tools: Sequence[Mapping[str, Any]], notices: list[str], customs: list[CustomGrammar]
+) -> list[dict[str, Any]]:
     """The tools that a client runs, in the nested form. Raises BadField."""
     out: list[dict[str, Any]] = []
     for path, tool in _flat(tools):
@@ -406,7 +416,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
         if _flat_name(tool) in (t["function"]["name"] for t in out if "namespace" in tool):
             raise BadField(f"{path}.name", f"{path}: there is another tool {_flat_name(tool)}.")
         if kind == "custom":
-            out.append(custom_tool(named, tool.get("format") or {}, path, notices))
+            out.append(custom_tool(named, tool.get("format") or {}, path, customs))
         else:
             about = (tool.get("description") or "").strip() or None
             out.append(function_tool(named["name"], parameters=tool.get("parameters"), description=about))

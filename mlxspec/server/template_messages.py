@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxspec.server.chat_request import CustomGrammar
 from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
 
@@ -85,13 +86,15 @@ def other_tool(path: str, kind: str) -> str:
 
 
 def custom_tool(
-    tool: Mapping[str, Any], grammar: Mapping[str, Any], path: str, notices: list[str]
+    tool: Mapping[str, Any], grammar: Mapping[str, Any], path: str, customs: list[CustomGrammar]
 ) -> dict[str, Any]:
-    """A custom tool, whose input is a text, as a function with one text. grammar: its syntax and definition, if it has one."""
-    about = tool.get("description") or ""
-    if grammar.get("definition"):
-        about += f"\nThe input follows this {grammar.get('syntax') or ''} grammar:\n{grammar['definition']}"
-        notices.append(f"{path}.format is told to the model and not enforced")
+    """A custom tool, whose input is a text, as a function with one text. grammar: its syntax and definition, if it has one. customs: gets
+    that."""
+    about, definition = tool.get("description") or "", grammar.get("definition")
+    if definition:
+        syntax = str(grammar.get("syntax") or "lark")
+        about += f"\nThe input follows this {syntax} grammar:\n{definition}"
+        customs.append(CustomGrammar(tool=tool["name"], path=path, syntax=syntax, definition=str(definition)))
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return function_tool(tool["name"], parameters=text, description=about.strip() or None)
 

@@ -9,7 +9,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import tape_bytes
 from mlxspec.config import EngineConfig
-from mlxspec.errors import CacheError
+from mlxspec.errors import CacheError, ConfigError
 from mlxspec.kernels.flat import FlatRows
 from tests.cache.mixers import Mixer, full_size, same_state, tiny
 
@@ -64,7 +64,7 @@ def test_no_row_holds_more_than_is_said(widths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["rollback", "num_states"])
 def test_there_is_one_rollback_and_no_option_for_it(name: str) -> None:
-    with pytest.raises(TypeError, match=name):
+    with pytest.raises(ConfigError, match=name):
         EngineConfig(**{name: 4})
 
 

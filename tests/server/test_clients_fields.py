@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -136,3 +137,26 @@ def test_no_time_to_keep_a_model_unloads_it() -> None:
         served.settle()
         assert served.chat(max_tokens=1)
         assert served.settle()["mlxspec_model_loads_total"] == 3
+
+
+@pytest.mark.parametrize("syntax", ["lark", "regex"])
+def test_a_custom_tools_grammar_holds_where_its_call_is_required(demo: Served, syntax: str) -> None:
+    definition = {
+        "lark": 'start: "begin" LF ("x" LF)+ "end"\n%import common.LF\n',
+        "regex": r"begin\n(x\n)+end",
+    }[syntax]
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    body = {
+        "input": "x",
+        "tools": [{"type": "custom", "name": "patch", "format": form}],
+        "max_output_tokens": 90,
+    }
+    status, answer = demo.post("/v1/responses", {**body, "tool_choice": {"type": "custom", "name": "patch"}})
+    assert status == 200, answer
+    (call,) = [item for item in answer["output"] if item["type"] == "custom_tool_call"]
+    told = [n for n in answer["mlxspec"]["notices"] if "not enforced" in n]
+    if syntax == "regex":
+        assert re.fullmatch(r"begin\n(x\n)+(e|en|end)?", call["input"])
+    assert [("as JSON" in n) for n in told] == [True] * (syntax == "lark")  # so the demo writes calls
+    told = demo.post("/v1/responses", body)[1]["mlxspec"]["notices"]
+    assert any("only a required call is held to it" in n for n in told)

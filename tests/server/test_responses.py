@@ -179,7 +179,13 @@ def test_tools_of_every_type() -> None:
     said = "\n".join(request.notices)
     for name in ("web_search", "local_shell"):
         assert f"of the type {name} was left out" in said
-    assert "tools[1].format is told to the model and not enforced" in said
+    (own,) = request.customs
+    assert (own.tool, own.path, own.syntax, own.definition) == (
+        "apply_patch",
+        "tools[1]",
+        "lark",
+        "start: /x/",
+    )
 
 
 def test_a_custom_tool_is_called_with_its_text() -> None:
