@@ -91,14 +91,39 @@ def test_list(wide: chromium.Browser) -> None:
     assert browser.js("document.querySelectorAll('.turn').length") == 4
 
 
-def test_other_conversations_wait_for_an_answer(wide: chromium.Browser) -> None:
+def test_two_conversations_are_answered_at_once(wide: chromium.Browser) -> None:
+    """While one is answered, another is opened, asked and answered; the first has its whole answer, and its button for stopping."""
     two(wide)
     ask(wide, SLOW, wait=False)
+    wide.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 4")
     wide.click("#conversations li:nth-child(2) .open")
-    wide.until(f"{NOTICE}.startsWith('An answer is running here.')")
-    assert wide.js("document.querySelectorAll('.turn').length") == 4
-    wide.press("Escape")
+    wide.until(f"{CURRENT} === {json.dumps(QUESTION)}")
+    assert wide.js(IDLE)
+    assert not wide.js("document.querySelector('#open-settings').disabled")
+    ask(wide, "what does len do?")
+    assert len(kept(wide)) == 4
+    row = f"[...document.querySelectorAll('#conversations .open')].find((e) => e.firstChild.textContent === {json.dumps(OTHER)})"
+    wide.js(f"{row}.click()")
+    wide.until(f"{CURRENT} === {json.dumps(OTHER)} && document.querySelectorAll('.turn').length === 4")
     wide.until(IDLE)
+    turns = kept(wide)
+    assert [turn["end"] for turn in turns[1::2]] == ["stop", "stop"]
+    assert turns[3]["text"] == last(wide, ".answer").strip() or len(turns[3]["text"]) > 20
+    assert turns[2]["text"] == SLOW
+
+
+def test_a_conversation_that_is_answered_can_be_deleted(wide: chromium.Browser) -> None:
+    two(wide)
+    ask(wide, SLOW, wait=False)
+    wide.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 4")
+    wide.hover("#conversations li:nth-child(1)")
+    wide.click("#conversations li:nth-child(1) .small")
+    lists(wide, QUESTION)
+    wide.until(IDLE)
+    time.sleep(0.5)
+    lists(wide, QUESTION)
+    wide.click("#undo")
+    lists(wide, OTHER, QUESTION)
 
 
 def test_search(wide: chromium.Browser) -> None:
@@ -524,7 +549,7 @@ def test_compare_in_several_runs(wide: chromium.Browser) -> None:
         f"document.querySelector('.comparison')?.textContent.includes('median of 6 runs each') && {IDLE}"
     )
     bodies = sent(wide)
-    own = "ngram-simple,mtp"
+    own = "mtp"
     assert [body.get("draft") for body in bodies] == [None, *[own, "off", "off", own, own, "off"] * 2]
     assert all({**body, "draft": 0} == {**bodies[0], "draft": 0} for body in bodies)
     assert len(kept(wide)[1]["comparison"]["speeds"]) == 6

@@ -179,13 +179,68 @@ def test_reload_keeps_the_conversation(browser: chromium.Browser) -> None:
     browser.reload()
     browser.until("document.querySelectorAll('.turn.assistant .tools').length === 2")
     assert last(browser, ".end").startswith("This answer has no end yet: its page was left")
-    assert kept(browser)[3]["text"]
+    begun = kept(browser)[3]["text"]
+    assert begun
+    browser.click("[aria-label='Continue this answer']")
+    browser.until(f"{IDLE} && !document.querySelector('.turn:last-child .end')")
+    whole = kept(browser)[3]
+    assert whole["text"].startswith(begun)
+    assert len(whole["text"]) > len(begun)
+    assert whole["end"] == "stop"
+    assert sent(browser)[-1]["messages"][-1] == {"role": "assistant", "content": begun}
     ask(browser, "what does sorted do?")
     roles = [message["role"] for message in sent(browser)[-1]["messages"]]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
 
 
-DRAFTERS = "ngram-simple,mtp"  # those of the server, but what it has heard before
+def test_mathematics_and_colours(browser: chromium.Browser) -> None:
+    """Formulas keep their backslashes, parts of code have colours, and neither becomes markup."""
+    code = 'def f(x):  # <b>half</b>\n    return "a" * 2'
+    text = f"Euler: \\(e^{{i\\pi}} + 1 = 0\\)\n\n\\[\\int_0^1 x\\,dx\\]\n\n```python\n{code}\n```"
+    more = {
+        "thought": "",
+        "marks": [[0, 5]],
+        "thoughtMarks": [],
+        "notices": [],
+        "end": "stop",
+        "asked": {},
+        "model": "demo",
+        "counts": None,
+    }
+    turns = [{"role": "user", "text": "maths"}, {"role": "assistant", "text": text, **more}]
+    keep(browser, "maths", {"title": "maths"}, turns)
+    browser.js("sessionStorage.setItem('mlxspec.open', 'maths')")
+    browser.reload()
+    browser.until("document.querySelector('.answer .math')")
+    assert browser.js("[...document.querySelectorAll('.math')].map((e) => e.textContent)") == [
+        "\\(e^{i\\pi} + 1 = 0\\)",
+        "\\[\\int_0^1 x\\,dx\\]",
+    ]
+    parts = browser.js(
+        "[...document.querySelectorAll('pre [class^=code-]')].map((e) => [e.className, e.textContent])"
+    )
+    assert parts == [
+        ["code-word", "def"],
+        ["code-comment", "# <b>half</b>"],
+        ["code-word", "return"],
+        ["code-string", '"a"'],
+        ["code-number", "2"],
+    ]
+    assert browser.js("document.querySelector('pre').textContent").rstrip() == code
+    assert not browser.js("document.querySelector('.answer b')")
+
+
+def test_settings_show_what_the_server_does_by_default(browser: chromium.Browser) -> None:
+    ask(browser, QUESTION)
+    browser.click("#open-settings")
+    shown = browser.js(
+        "['temperature', 'max-tokens', 'seed'].map((id) => document.getElementById(id).placeholder)"
+    )
+    assert shown == ["0", "4096", ""]
+    browser.press("Escape")
+
+
+DRAFTERS = "mtp"  # those of the server, but what it has heard before
 
 
 def test_compare(browser: chromium.Browser) -> None:

@@ -2,7 +2,7 @@
 
 import { Api, ApiError, GoneError, Received } from "./api.js";
 import { Attachments } from "./attachments.js";
-import { Conversation } from "./conversation.js";
+import { Conversation, messageOf } from "./conversation.js";
 import { onSettings, openConnect, openSettings } from "./dialogs.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { List } from "./list.js";
@@ -35,10 +35,8 @@ let conversation = new Conversation();
 let store = null; // where conversations are kept, null where the browser keeps nothing
 let list = null;
 let keeping = Promise.resolve(); // one write at a time
-let running = null; // the AbortController of the request in progress
-let active = null; // the turn that it is about
+const alive = new Set(); // conversations with a request in progress: their `run` is {controller, turn, spoken: blocks that were announced}
 let isLeaving = false; // whether the browser goes to another page
-let spoken = 0; // blocks of the current answer that have been announced
 const views = new WeakMap(); // of each turn its UserTurn or AnswerTurn
 
 /** A storage of the browser, or null where it is switched off. */
@@ -98,8 +96,21 @@ function showConversation() {
   const isEmpty = conversation.turns.length === 0;
   byId("empty").hidden = !isEmpty;
   for (const id of ["export-markdown", "export-json"]) byId(id).disabled = isEmpty;
-  for (const button of document.querySelectorAll(".new")) button.disabled = isEmpty || Boolean(running);
+  for (const button of document.querySelectorAll(".new")) button.disabled = isEmpty;
   showContext();
+}
+
+/** The buttons as they are while a request of this conversation runs, or none. Focus does not get lost with one that is gone. */
+function showRun() {
+  const isRunning = Boolean(conversation.run);
+  const hadFocus = document.activeElement === byId("stop");
+  document.body.classList.toggle("busy", isRunning);
+  byId("send").hidden = isRunning;
+  byId("stop").hidden = !isRunning;
+  byId("model").disabled = isRunning;
+  byId("undo").hidden = isRunning || !byId("undo").onclick;
+  if (isRunning) keepFocus();
+  else if (hadFocus) question.focus({ preventScroll: true });
 }
 
 /** The view of a turn. Of 500 turns only those are drawn again of which something has changed. */
@@ -109,7 +120,7 @@ function viewOf(turn, number) {
     view = turn.role === "user" ? new UserTurn(turn, number, (text) => edit(number, text, turn.images)) : new AnswerTurn(number, turn.model ?? UNKNOWN);
     views.set(turn, view);
   }
-  if (turn.role === "assistant" && turn !== active) showFinished(view, turn, number);
+  if (turn.role === "assistant" && turn !== conversation.run?.turn) showFinished(view, turn, number);
   return view;
 }
 
@@ -123,6 +134,7 @@ function showFinished(view, turn, number) {
   view.finished(turn, {
     context,
     regenerate: isLast ? () => regenerate(number) : null,
+    goOn: isLast && turn.text && ["cut", "stopped", "length"].includes(turn.end) ? () => goOn(turn, number) : null,
     compare: isWhole && turn.counts?.tokens ? (num) => compare(turn, number, num) : null,
   });
 }
@@ -134,7 +146,7 @@ function keep(isMore = false, kept = conversation) {
 }
 
 async function keepNow(kept, isMore) {
-  if (!store) return;
+  if (!store || kept.isRemoved) return;
   let outcome = await store.save(kept);
   if (outcome === "elsewhere") {
     kept.detach();
@@ -156,25 +168,24 @@ function show(next) {
   conversation = next;
   remember(OPEN, next.id);
   notify("");
-  if (before.turns.length && (!store || before.isUnkept)) notify("The conversation before this one is not kept.", () => show(before));
+  if (before.turns.length && !before.run && (!store || before.isUnkept)) notify("The conversation before this one is not kept.", () => show(before));
   byId("turns").replaceChildren();
   showConversation();
+  showRun();
   scrollToEnd();
   list?.show(next.id);
   if (byId("list").matches(":popover-open")) byId("list").hidePopover();
   question.focus({ preventScroll: true });
 }
 
-/** Whether an answer runs, which this tab stays with. Says so. */
-function isBusy() {
-  if (running) notify("An answer is running here. Stop it first, or use another tab.");
-  return Boolean(running);
+/** The conversation of this id that has a request in progress here. */
+function aliveOf(id) {
+  return [...alive].find((one) => one.id === id);
 }
 
 async function open(id) {
   await keeping;
-  const found = await store.load(id);
-  if (isBusy()) return;
+  const found = aliveOf(id) ?? (await store.load(id));
   if (found) show(found);
   else notify("This conversation cannot be read.");
 }
@@ -183,17 +194,19 @@ async function open(id) {
 async function remove(head) {
   await keeping;
   const loaded = await store.load(head.id);
-  if (isBusy()) return;
-  const removed = head.id === conversation.id ? conversation : loaded;
+  const removed = head.id === conversation.id ? conversation : (aliveOf(head.id) ?? loaded);
+  if (removed) removed.isRemoved = true;
+  removed?.run?.controller.abort();
   await store.remove(head.id);
   store.announce(head.id);
-  if (removed === conversation && !running) show(new Conversation());
+  if (removed === conversation) show(new Conversation());
   else if (conversation.isUnkept) keep(); // there may be room now
   else list.show();
   const undo = async () => {
+    removed.isRemoved = false;
     removed.detach();
     await keep(false, removed);
-    if (!running && (removed.isUnkept || conversation.turns.length === 0)) show(removed);
+    if (!conversation.run && (removed.isUnkept || conversation.turns.length === 0)) show(removed);
   };
   notify(`Deleted: ${head.title}`, removed && undo);
 }
@@ -201,10 +214,10 @@ async function remove(head) {
 /** Another tab has changed or deleted a conversation. */
 async function look(id) {
   list.show();
-  if (id !== conversation.id || running) return;
+  if (id !== conversation.id || conversation.run) return;
   await keeping;
   const found = await store.load(id);
-  if (running || id !== conversation.id || found?.version === conversation.version) return;
+  if (conversation.run || id !== conversation.id || found?.version === conversation.version) return;
   if (found) show(found);
   else {
     conversation.detach();
@@ -224,7 +237,7 @@ function userTurn(text, urls) {
 }
 
 function edit(number, text, urls) {
-  if (running) return null;
+  if (conversation.run) return null;
   const hasMore = conversation.turns.length > number + 2;
   const undo = cut(number);
   conversation.add(userTurn(text, urls));
@@ -243,11 +256,13 @@ function cut(number) {
 }
 
 async function regenerate(number) {
-  if (running) return;
+  if (conversation.run) return;
+  const own = conversation;
   const before = conversation.turns[number];
   const undo = cut(number);
   notify("");
   const turn = await answer();
+  if (own !== conversation) return;
   if (turn.end === "stop" && turn.text === before.text && turn.thought === before.thought) {
     notify("The same answer came again. Above temperature 0 each answer is drawn anew.", undo);
   } else if (isUseful(before)) notify("The earlier answer was replaced.", undo);
@@ -259,25 +274,41 @@ function isUseful(turn) {
 
 /** Ask for the answer to the last message. */
 async function answer() {
-  const number = conversation.turns.length;
+  const own = conversation;
+  const number = own.turns.length;
   const model = server.model?.id;
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const asked = { ...(model ? { model } : {}), ...settings.fields(seed), ...systemOf() };
-  const turn = conversation.add({
+  const turn = own.add({
     role: "assistant", model: model ?? UNKNOWN, asked, text: "", thought: "", marks: [], thoughtMarks: [], notices: [], end: "cut", counts: null,
   });
-  begin(turn);
+  return grown(own, turn, requestOf(own, asked, number));
+}
+
+/** Run the request of a turn that grows by what comes. Whoever looks at another conversation meanwhile is not disturbed. */
+async function grown(own, turn, body) {
+  const run = begin(own, turn);
   keep();
   const view = views.get(turn);
   view.running("Waiting for the server.");
   scrollToEnd();
   say("The model answers.");
-  spoken = 0;
-  await follow(requestOf(asked, number), turn, view, running.signal);
-  finish();
-  speak(view.text(turn, false), true);
-  say(endOf(turn, server.contextOf(turn.model)) || "The answer is complete.");
+  await follow(own, body, view, run);
+  finish(own);
+  if (own === conversation) {
+    speak(run, view.text(turn, false), true);
+    say(endOf(turn, server.contextOf(turn.model)) || "The answer is complete.");
+  } else if (!own.isRemoved) say(`The answer is complete: ${own.title}`);
   return turn;
+}
+
+/** Continue an answer that was cut: the model reads it as its own beginning. */
+function goOn(turn, number) {
+  if (conversation.run) return;
+  notify("");
+  const body = requestOf(conversation, turn.asked, number);
+  body.messages.push(messageOf(turn));
+  grown(conversation, turn, { ...body, continue_final_message: true, add_generation_prompt: false });
 }
 
 function systemOf() {
@@ -285,11 +316,11 @@ function systemOf() {
 }
 
 /** The body of a request. asked: its fields, the system prompt among them. number: of the turn that is to be answered. */
-function requestOf(asked, number) {
+function requestOf(own, asked, number) {
   const { system, ...fields } = asked;
   return {
     ...fields,
-    messages: conversation.messages(number, system),
+    messages: own.messages(number, system),
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,
@@ -298,26 +329,32 @@ function requestOf(asked, number) {
   };
 }
 
-/** Read a streamed answer into a turn and show it as it comes. Raises nothing: what went wrong stands in the turn. */
-async function follow(body, turn, view, signal) {
+/** Read a streamed answer into a turn, behind what it has, and show it as it comes. Raises nothing: what went wrong stands in the turn. */
+async function follow(own, body, view, run) {
+  const { turn } = run;
+  const { signal } = run.controller;
   const received = new Received();
+  const begun = wordsOf(turn);
+  const words = () => joined(begun, wordsOf(received));
   let drawn = 0;
   let saved = performance.now();
   const draw = () => {
     drawn = 0;
-    const isAtEnd = atEnd();
-    speak(view.text(received, true));
+    const isShown = own === conversation;
+    const isAtEnd = isShown && atEnd();
+    const blocks = view.text(words(), true);
     view.running(stateOf(received));
+    if (isShown) speak(run, blocks);
     if (isAtEnd) scrollToEnd();
   };
   try {
     for await (const chunk of api.chat(body, signal)) {
       received.take(chunk);
-      Object.assign(turn, wordsOf(received));
+      Object.assign(turn, words());
       drawn ||= requestAnimationFrame(draw);
       if (performance.now() - saved > SAVE_MS) {
-        conversation.touch(turn);
-        keep(true);
+        own.touch(turn);
+        keep(true, own);
         saved = performance.now();
       }
     }
@@ -329,8 +366,19 @@ async function follow(body, turn, view, signal) {
     if (turn.end === "failed") blame(turn, error);
   }
   cancelAnimationFrame(drawn);
-  Object.assign(turn, wordsOf(received), { counts: received.timings ? countsOf(received) : null, notices: received.notices });
-  conversation.touch(turn);
+  Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: received.notices });
+  own.touch(turn);
+}
+
+/** Words of an answer, and those that continue it. */
+function joined(begun, more) {
+  const behind = (marks, by) => marks.map(([from, to]) => [from + by, to + by]);
+  return {
+    text: begun.text + more.text,
+    thought: begun.thought + more.thought,
+    marks: [...begun.marks, ...behind(more.marks, begun.text.length)],
+    thoughtMarks: [...begun.thoughtMarks, ...behind(more.thoughtMarks, begun.thought.length)],
+  };
 }
 
 function wordsOf({ text, thought, marks, thoughtMarks }) {
@@ -355,8 +403,8 @@ function stateOf({ text, thought, progress, timings }) {
 }
 
 /** Announce blocks that are complete. */
-function speak(blocks, isWhole = false) {
-  for (; spoken < blocks.length - (isWhole ? 0 : 1); spoken += 1) say(blocks[spoken]);
+function speak(run, blocks, isWhole = false) {
+  for (; run.spoken < blocks.length - (isWhole ? 0 : 1); run.spoken += 1) say(blocks[run.spoken]);
 }
 
 /**
@@ -364,21 +412,23 @@ function speak(blocks, isWhole = false) {
  * not count: it may have been the first of the server. Nothing is drafted from earlier answers, which now hold this very text.
  */
 async function compare(turn, number, num) {
-  if (running) return;
+  if (conversation.run) return;
+  const own = conversation;
   const { draft, ...fields } = turn.asked;
   const drafters = draft && draft !== "off" ? draft : server.draftersOf(turn.model).filter((name) => name !== "suffix").join(",");
   const [drafting, plainly] = [{ ...fields, ...(drafters ? { draft: drafters } : {}) }, { ...fields, draft: "off" }];
   const view = views.get(turn);
   const speeds = turn.comparison?.isTimed ? turn.comparison.speeds : [];
-  begin(turn);
-  const { signal } = running;
+  const { signal } = begin(own, turn).controller;
   const run = async (asked) => {
     const how = `The same request runs ${asked.draft === "off" ? "without" : "with"} drafting`;
     view.running(`${how}.`);
-    say(`${how}.`);
-    keepFocus();
+    if (own === conversation) {
+      say(`${how}.`);
+      keepFocus();
+    }
     const received = new Received();
-    for await (const chunk of api.chat(requestOf(asked, number), signal)) {
+    for await (const chunk of api.chat(requestOf(own, asked, number), signal)) {
       received.take(chunk);
       if (received.timings) view.running(`${how}: ${sizeOf(countsOf(received))}`);
     }
@@ -401,25 +451,20 @@ async function compare(turn, number, num) {
     const sentence = failed.error ? `The comparison failed: ${failed.error}` : "You stopped the comparison.";
     turn.comparison = { same: true, isTimed: false, sentence, other: "", speeds: [] };
   }
-  conversation.touch(turn);
-  finish();
+  own.touch(turn);
+  finish(own);
 }
 
 // ---- while a request runs
 
-/** turn: the answer that the request is about. */
-function begin(turn) {
-  running = new AbortController();
-  active = turn;
-  document.body.classList.add("busy");
+/** turn: the answer that the request is about. Returns the run. */
+function begin(own, turn) {
+  own.run = { controller: new AbortController(), turn, spoken: 0 };
+  alive.add(own);
   showConversation();
   views.get(turn).drawn = null;
-  byId("send").hidden = true;
-  byId("stop").hidden = false;
-  byId("open-settings").disabled = true;
-  byId("model").disabled = true;
-  byId("undo").hidden = true;
-  keepFocus();
+  showRun();
+  return own.run;
 }
 
 /** Focus does not get lost with a button that was pressed and is gone. */
@@ -427,26 +472,22 @@ function keepFocus() {
   if (!document.activeElement || document.activeElement === document.body) byId("stop").focus();
 }
 
-/** The buttons as they are while nothing runs. Focus does not get lost with the button for stopping. */
-function finish() {
-  const wasFocused = document.activeElement === byId("stop");
-  const wasAtEnd = atEnd();
-  running = active = null;
-  document.body.classList.remove("busy");
-  byId("send").hidden = false;
-  byId("stop").hidden = true;
-  byId("open-settings").disabled = false;
-  byId("model").disabled = false;
-  byId("undo").hidden = !byId("undo").onclick;
-  keep();
-  showConversation();
-  if (wasAtEnd) scrollToEnd();
-  if (wasFocused) question.focus({ preventScroll: true });
+/** A request has ended. */
+function finish(own) {
+  own.run = null;
+  alive.delete(own);
+  keep(false, own);
+  if (own === conversation) {
+    const wasAtEnd = atEnd();
+    showRun();
+    showConversation();
+    if (wasAtEnd) scrollToEnd();
+  }
   server.refresh();
 }
 
 function stop() {
-  running?.abort();
+  conversation.run?.controller.abort();
 }
 
 function atEnd() {
@@ -463,7 +504,7 @@ function scrollToEnd() {
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = question.value;
-  if (running || attached.isReading || !(text.trim() || attached.urls.length)) return;
+  if (conversation.run || attached.isReading || !(text.trim() || attached.urls.length)) return;
   question.value = "";
   grow();
   send(text, attached.take());
@@ -489,7 +530,7 @@ function grow() {
 
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && running && !document.querySelector("dialog[open], :popover-open")) stop();
+  if (event.key === "Escape" && conversation.run && !document.querySelector("dialog[open], :popover-open")) stop();
   if (event.key === "k" && (event.ctrlKey || event.metaKey) && store && !document.querySelector("dialog[open]")) {
     event.preventDefault();
     if (!byId("list").checkVisibility()) byId("list").showPopover();
@@ -508,7 +549,7 @@ byId("export-all").addEventListener("click", async () => {
 
 byId("examples").append(
   ...EXAMPLES.map((text) =>
-    element("li", {}, element("button", { type: "button", onclick: () => { if (!running) send(text); } }, text.replace(/\n[^]*/, " …"))),
+    element("li", {}, element("button", { type: "button", onclick: () => { if (!conversation.run) send(text); } }, text.replace(/\n[^]*/, " …"))),
   ),
 );
 
@@ -528,7 +569,7 @@ byId("open-connect").addEventListener("click", () => openConnect(api));
 // ---- leaving, start
 
 window.addEventListener("beforeunload", (event) => {
-  if (conversation.isUnkept) event.preventDefault(); // the browser asks whether to leave
+  if ([conversation, ...alive].some(({ isUnkept }) => isUnkept)) event.preventDefault(); // the browser asks whether to leave
   else isLeaving = true;
 });
 window.addEventListener("pageshow", () => {

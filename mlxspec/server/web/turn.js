@@ -108,19 +108,19 @@ export class AnswerTurn {
     this.#foot.replaceChildren(element("p", { class: "counts" }, sentence));
   }
 
-  /** A finished turn. actions: {context, regenerate, compare}, functions or null where they make no sense. */
-  finished(turn, { context, regenerate, compare }) {
+  /** A finished turn. actions: {context, regenerate, goOn, compare}, functions or null where they make no sense. */
+  finished(turn, { context, regenerate, goOn, compare }) {
     this.text(turn, false);
     const parts = [];
     const sentence = endOf(turn, context);
     if (sentence) parts.push(element("p", { class: "end" }, sentence));
-    parts.push(element("div", { class: "tools" }, ...this.#tools(turn, regenerate, compare)));
+    parts.push(element("div", { class: "tools" }, ...this.#tools(turn, regenerate, goOn, compare)));
     if (turn.notices.length) parts.push(notices(turn.notices));
     if (turn.comparison) parts.push(comparison(turn.comparison, compare));
     this.#foot.replaceChildren(...parts);
   }
 
-  #tools(turn, regenerate, compare) {
+  #tools(turn, regenerate, goOn, compare) {
     const tools = [];
     if (turn.counts?.tokens) {
       const drafting = draftingOf(turn.counts, turn.asked);
@@ -129,6 +129,7 @@ export class AnswerTurn {
     }
     if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
     if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate, { class: "small idle" }));
+    if (goOn) tools.push(button("Continue", goOn, { class: "small idle", "aria-label": "Continue this answer" }));
     const other = turn.asked.draft === "off" ? "with" : "without";
     if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(RUNS), { class: "small idle", "aria-label": `Compare ${other} drafting` }));
     return tools;
