@@ -3,8 +3,9 @@
     .venv/bin/python scripts/make_pictures.py [--to FOLDER] [--check]
 
 chat.svg: `mlxspec chat` runs in a pseudo-terminal with keys typed into it; what stands on the screen at the end is the picture, colours
-included. two-columns.svg: one prompt with drafting off and on (two_columns.py). --check makes nothing and says which pictures name other
-drafters, or have another header, than the program has now. Needs the development packages (pyte emulates the terminal).
+included. two-columns.svg: one prompt with drafting off and on (two_columns.py). page-*.png: the page in Chromium, where there is one; the
+others are made without it. --check makes nothing and says which pictures name other drafters, or have another header, than the program
+has now. Needs the development packages (pyte emulates the terminal).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyte
@@ -32,6 +34,9 @@ import mlxspec  # noqa: E402
 from mlxspec.cli import header  # noqa: E402
 from mlxspec.cli.conversation import Conversation  # noqa: E402
 from tests.cli.recorder import Recorder  # noqa: E402
+from tests.server import chromium  # noqa: E402
+from tests.server.page_window import ask, home_of  # noqa: E402
+from tests.server.serving import QUESTION, Served  # noqa: E402
 
 FRAME = """\
 <svg class="terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -85,18 +90,42 @@ def _chat(terminal: Recorder) -> None:
     terminal.settle()
 
 
-COMMAND, COLUMNS, ROWS = ("chat", "--no-history"), 96, 44
+CHAT, COLUMNS, ROWS = ("chat", "--no-history"), 96, 44
+PAGES = {
+    "page-light": ("light", 1280, 800),
+    "page-dark": ("dark", 1280, 800),
+    "page-phone": ("light", 390, 844),
+}
 
 
-def record() -> pyte.HistoryScreen:
+def record(
+    arguments: Sequence[str], act: Callable[[Recorder], object], columns: int, rows: int
+) -> pyte.HistoryScreen:
     """The screen at the end of a run with the demo model, its kernels and files kept as they are on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM")}
         variables |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
-        command = [sys.executable, "-m", "mlxspec", *COMMAND]
-        with Recorder(command, environment=variables, columns=COLUMNS, rows=ROWS) as terminal:
-            _chat(terminal)
+        command = [sys.executable, "-m", "mlxspec", *arguments]
+        with Recorder(command, environment=variables, columns=columns, rows=rows, seconds=900) as terminal:
+            act(terminal)
             return terminal.screen
+
+
+def draw_page(program: str, folder: Path) -> list[Path]:
+    """The page with a question and an edit, as pictures of PAGES."""
+    made = []
+    with Served() as served, chromium.Browser(program) as browser:
+        browser.open(home_of(served.port))
+        browser.until("document.querySelector('#model-facts').textContent")
+        for text in (QUESTION, EDIT):
+            ask(browser, text)
+        for name, (scheme, width, height) in PAGES.items():
+            browser.prefer(scheme)
+            browser.resize(width, height)
+            browser.js("document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight")
+            made.append(folder / f"{name}.png")
+            browser.screenshot(made[-1])
+    return made
 
 
 def svg(screen: pyte.Screen, title: str) -> str:
@@ -176,10 +205,19 @@ def main() -> int:
             return bool(complaints)
         options.to.mkdir(parents=True, exist_ok=True)
         made = {"two-columns.svg": two_columns.svg(engine)}
-    made["chat.svg"] = svg(record(), f"mlxspec {' '.join(COMMAND)}")
+    made["chat.svg"] = svg(record(CHAT, _chat, COLUMNS, ROWS), f"mlxspec {' '.join(CHAT)}")
     for name, picture in made.items():
         (options.to / name).write_text(picture, encoding="utf-8")
         print(options.to / name)
+    program = chromium.find()
+    print(
+        *(
+            draw_page(program, options.to)
+            if program
+            else ["There is no Chromium here: page-*.png are as they were."]
+        ),
+        sep="\n",
+    )
     return 0
 
 

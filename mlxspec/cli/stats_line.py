@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mlxspec.kernels.launch import KernelReport
     from mlxspec.loading.tokenizer import Tokenizer
 
-Ending = Literal["", "stopped", "cut at the token limit", "cut at the end of the context"]
+Ending = Literal[
+    "", "stopped", "ended as it looped", "cut at the token limit", "cut at the end of the context"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ def finished(request: Request) -> Finished:
     reason = request.finish_reason or "cancelled"
     is_full = len(request.history) >= request.max_context
     cut: Ending = "cut at the end of the context" if is_full else "cut at the token limit"
+    if request.stats.num_loops and not is_full and request.num_generated < request.params.max_tokens:
+        cut = "ended as it looped"
     ending: Ending = cut if reason == "length" else "stopped" if reason == "cancelled" else ""
     return Finished(stats=request.stats, ending=ending)
 
