@@ -207,6 +207,7 @@ def modules_of(engine: Engine) -> list[nn.Module]:
     for drafter in engine.chain.drafters.values():
         if isinstance(drafter, ModelDrafter):
             modules += [*(drafter.modules or ()), None if drafter.reduced is None else drafter.reduced.head]
+    modules = [getattr(m, "module", m) for m in modules]  # of a model by mlx-lm's code
     return [m for m in modules if isinstance(m, nn.Module)]
 
 

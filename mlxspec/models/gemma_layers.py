@@ -15,7 +15,7 @@ from mlx_lm.models import gemma3_text, gemma4_text
 from mlxspec.models.adapted.fused import join_products
 from mlxspec.models.cut_layers import Cut
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape, RotaryShape
-from mlxspec.models.layers import AdaptedLinear, FusedLinear
+from mlxspec.models.layers import AdaptedLinear, multiply_here
 from mlxspec.models.mlp import make_experts_run
 
 
@@ -127,7 +127,4 @@ def fuse_layer(layer: Any, c: GemmaConfig, shape: LayerShape, dtype: mx.Dtype) -
         given = {"shared_kv": None if shape.source is None else (keys, keys), "offset": 0}
         given["per_layer_input"] = mx.zeros((1, 2, c.per_layer_size), dtype) if c.per_layer_size else None
     join_products(layer, lambda: layer(x, **given))
-    for part in layer.modules():
-        for name, child in list(part.items()):
-            if isinstance(child, nn.QuantizedLinear) and name != "whole":
-                part[name] = FusedLinear([child])
+    multiply_here(layer)

@@ -162,6 +162,20 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
     return part.as_linear(x) if isinstance(part, (nn.Embedding, nn.QuantizedEmbedding)) else part(x)
 
 
+class ProjectedLinear(nn.QuantizedLinear):
+    """A quantized linear module of other code that multiplies as `project` does. Made of one by its class alone."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return project(self, x)
+
+
+def multiply_here(module: nn.Module) -> None:
+    """Have all quantized linear modules in a module multiply as `project` does."""
+    for part in module.modules():
+        if type(part) is nn.QuantizedLinear and "global_scale" not in part:
+            part.__class__ = ProjectedLinear
+
+
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
     """What `product` multiplies with where `project` is given this module: the weight of a quantized one."""
     if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "global_scale" in part:

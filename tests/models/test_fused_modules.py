@@ -13,6 +13,7 @@ from metal_graph import launches
 from mlx.utils import tree_flatten
 from planting import catches
 
+from mlxspec.models import layers
 from mlxspec.models.adapted.fused import Joined, fold_norms
 from mlxspec.models.adapted.loading import fuse
 
@@ -110,3 +111,26 @@ def test_other_norms_stay() -> None:
     fold_norms(module)
     assert type(module.odd) is Odd
     assert module.own is own
+
+
+@catches(
+    "quantized modules multiply by MLX alone",
+    "mlxspec.models.adapted.loading:multiply_here",
+    lambda _: lambda module: None,
+)
+def test_quantized_products_are_those_that_may_win_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products of a forward but those with stacks of experts, and what is raced is what they multiply with."""
+    module = copy.deepcopy(module_of("llama"))
+    nn.quantize(module, 32, 4)
+    mx.eval(module.parameters())
+    right = logits(module, 5)
+    fuse(module)
+    used: list[Any] = []
+    own = layers.product
+    monkeypatch.setattr(
+        layers, "product", lambda x, weight, **more: used.append(weight) or own(x, weight, **more)
+    )
+    assert mx.abs(logits(module, 5) - right).max() <= 1e-4 * mx.abs(right).max()
+    raced = list(layers.multiplied_weights(module))
+    assert {id(weight.codes) for weight in used} == {id(weight.codes) for weight in raced}
+    assert len(raced) >= 4 * len(module.model.layers)

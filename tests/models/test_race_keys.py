@@ -12,6 +12,7 @@ from planting import catches
 from mlxspec.platform import device
 
 # isort: split
+import adapted_zoo
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
@@ -50,11 +51,14 @@ Key = tuple[tuple[int, ...], int, int, str]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The built-in models in 4 bits. The demo's head is a matrix of its own, that of demo-gemma is its embedding."""
+    """The built-in models and one that runs by mlx-lm's code, in 4 bits. The demo's head is a matrix of its own, that of demo-gemma is its
+    embedding."""
     root = tmp_path_factory.mktemp("packed")
     convert("demo", root / "demo", Wish(trunk=Format(bits=4), head_bits=4))
     convert("demo-gemma", root / "demo-gemma", Wish(trunk=Format(bits=4)))
-    return {name: str(root / name) for name in ("demo", "demo-gemma")}
+    of_mlx_lm = adapted_zoo.write("qwen2", root / "floats", tie_word_embeddings=False)
+    convert(str(of_mlx_lm), root / "qwen2", Wish(trunk=Format(bits=4, group_size=32)))
+    return {name: str(root / name) for name in ("demo", "demo-gemma", "qwen2")}
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[Key, bool]:
@@ -108,6 +112,7 @@ def only_linear(right: Any) -> Any:
         pytest.param("demo", "eagle3", "demo-eagle3", id="demo-eagle3"),
         pytest.param("demo", "dflash", "demo-dflash", id="demo-dflash"),
         pytest.param("demo-gemma", "ngram-simple", None, id="demo-gemma-ngram-simple"),
+        pytest.param("qwen2", "ngram-simple", None, id="qwen2-ngram-simple"),
     ],
 )
 def test_every_product_has_a_race_key(

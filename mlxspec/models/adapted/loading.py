@@ -28,6 +28,7 @@ from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.layers import multiply_here
 from mlxspec.platform import device
 
 MADE_BY = f"mlx-lm {version('mlx-lm')}"
@@ -103,9 +104,10 @@ def blank(config: Mapping[str, Any]) -> AdaptedModel:
 
 
 def fuse(module: Any) -> None:
-    """Join products and fold norms, lazily but for a norm of each class."""
+    """Join products and fold norms, lazily but for a norm of each class; quantized products are those that won their races here."""
     fold_norms(module)
     join_products(module, lambda: module(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(module)))
+    multiply_here(module)
 
 
 def _judge(config: Mapping[str, Any]) -> None:
