@@ -8,6 +8,7 @@ grammar names those by id; all others are text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -239,9 +240,11 @@ class _GemmaWriter(_Writer):
         return self.json(_scalar(shape))
 
     def _inside(self, shape: Shape) -> str:
-        """A string behind its first mark, with the last one. A mark that is a special token cannot be part of a text."""
+        """A string behind its first mark, with the last one. A mark that is a special token cannot be part of a text; a reader takes any
+        other for the end."""
         if self._mark not in self._tokens:
-            return self.rule(" & ".join(_terms(shape)), self._mark)
+            marked = slashed(f"(?s:.*){re.escape(self._mark)}(?s:.*)")
+            return self.rule(" & ".join([*_terms(shape), f"~{marked}"]), self._mark)
         often = "?" if _may_be_empty(shape) else ""
         return self.rule(f"{self.terminal(_terms(shape))}{often} {self.text(self._mark)}")
 

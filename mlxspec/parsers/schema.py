@@ -139,7 +139,7 @@ class Schema:
                 f"the schema at {path[:200] or 'its root'} must be an object, not {str(schema)[:80]}."
             )
         out: dict[str, Json] = {}
-        for key, value in schema.items():
+        for key, value in _with_names(schema).items():
             here = f"{path}.{key}" if path else str(key)
             try:
                 if key == "type":
@@ -264,6 +264,22 @@ def _merged(a: Mapping[str, Json], b: Mapping[str, Json]) -> dict[str, Json] | N
         elif "min" in key.lower() or "max" in key.lower():
             out[key] = (max if "min" in key.lower() else min)(one, two)
     return out
+
+
+def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:
+    """The schema with names that are listed, or follow a pattern, as properties: so a record of them is held."""
+    names = schema.get("propertyNames")
+    if not isinstance(names, Mapping) or {"properties", "patternProperties"} & schema.keys():
+        return schema
+    said = {k: v for k, v in names.items() if k not in _SAYS_NOTHING}
+    value = schema.get("additionalProperties", True)
+    rest = {k: v for k, v in schema.items() if k not in ("propertyNames", "additionalProperties")}
+    if said.keys() == {"enum"} and isinstance(said["enum"], list):
+        listed = {name: value for name in said["enum"] if isinstance(name, str)}
+        return {**rest, "properties": listed, "additionalProperties": False}
+    if said.keys() == {"pattern"} and isinstance(said["pattern"], str) and usable_pattern(said["pattern"]):
+        return {**rest, "patternProperties": {said["pattern"]: value}, "additionalProperties": False}
+    return schema
 
 
 def _is_number(value: Json, key: str) -> bool:

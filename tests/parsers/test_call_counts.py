@@ -10,6 +10,7 @@ import pytest
 from planting import catches
 from test_call_grammars import grammar_of, maker, read, tool, walk
 
+from mlxspec.parsers import call_grammar
 from mlxspec.parsers.call_grammar import _counts, calls_grammar
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.schema import Shape
@@ -100,3 +101,22 @@ def test_a_reference_means_its_own_tools_definition(style: str) -> None:
         for leaf in leaves(json.loads(arguments)["a"]):
             assert (leaf is None) == (kinds[name] == "null"), text
     assert seen == {"f", "g"}
+
+
+@catches(
+    "a mark that is text may stand in a string",
+    "mlxspec.parsers.call_grammar:_GemmaWriter._inside",
+    lambda right: lambda self, shape: self.rule(" & ".join(call_grammar._terms(shape)), self._mark),
+    case="gemma4",
+)
+@pytest.mark.parametrize("style", ["gemma4", "function-gemma"])
+def test_a_string_holds_its_schema_where_the_mark_is_no_special_token(style: str) -> None:
+    part = {"type": "string", "minLength": 5, "pattern": "^[^a]*$"}
+    schema = {"type": "object", "properties": {"s": part}, "required": ["s"], "additionalProperties": False}
+    lark = calls_grammar(ChatFormat(tools=style), [tool(schema)], tokens={}, several=False)  # type: ignore[arg-type]
+    mark = '<|"|>' if style == "gemma4" else "<escape>"
+    for seed in range(40):
+        ((_, arguments),) = read(style, walk(style, lark, seed, mark=mark), tool(schema))
+        found = json.loads(arguments)["s"]
+        assert len(found) >= 5, arguments
+        assert "a" not in found

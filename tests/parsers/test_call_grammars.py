@@ -67,8 +67,8 @@ def grammar_of(style: str, schema: Any) -> str:
     return calls_grammar(form, [tool(schema)], tokens=special, several=False)
 
 
-def walk(style: str, lark: str, seed: int, most: int = 1500) -> str:
-    """A text of the grammar. What ends a value is tried often, so that texts end."""
+def walk(style: str, lark: str, seed: int, most: int = 1500, mark: str = "") -> str:
+    """A text of the grammar. What ends a value is tried often, so that texts end. mark: such an end, where it is no special token."""
     constraints, tokenizer, ids = maker()
     grammar = constraints.compile(SamplingParams(lark=lark)).grammar
     assert grammar is not None
@@ -80,6 +80,7 @@ def walk(style: str, lark: str, seed: int, most: int = 1500) -> str:
         for end in ("\n</parameter>\n", "<escape>", '"', "}", "]", "@a.bc")
     ]
     ends.append([ids['<|"|>']])
+    ends += [tokenizer.encode_plain(mark)] * 4 if mark else []
     for _ in range(most):
         mask = grammar.mask()
         allowed = [i for i in range(len(pieces)) if mask[i // 32] >> (i % 32) & 1]
