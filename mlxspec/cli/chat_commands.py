@@ -140,6 +140,7 @@ def _set(session: Session, rest: str) -> None:
     """Any option of sampling, read as the command line reads it."""
     talk, known = session.talk, {flag[2:]: name for name, flag in options.SAMPLING.items()}
     name, _, value = rest.replace("=", " ", 1).partition(" ")
+    name = name.replace("_", "-")
     if name not in known:
         if name:
             tip = near(name, known) or f"there are: {', '.join(known)}."

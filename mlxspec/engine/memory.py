@@ -265,6 +265,8 @@ def row_bytes(cache: ModelCache, length: int, prefill: int, verify: int) -> int:
 
 
 def _shown(nbytes: int) -> str:
+    if nbytes < 1 << 18:
+        return f"{nbytes / (1 << 10):.1f} KiB"
     return f"{nbytes / (1 << 30):.2f} GiB" if nbytes >= 1 << 28 else f"{nbytes / (1 << 20):.1f} MiB"
 
 

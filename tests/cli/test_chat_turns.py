@@ -254,3 +254,8 @@ def test_another_model_brings_its_own_recommendation(engine: Engine) -> None:
     p = talk.params
     assert (p.temperature, p.top_k, p.min_p) == (1.0, 0, 0.1)
     assert p.top_p == 0.5  # what somebody chose stays
+
+
+def test_set_takes_underscores_as_other_programs_write_them(session: Session) -> None:
+    obey(session, "/set min_tokens 2")
+    assert session.talk.params.min_tokens == 2
