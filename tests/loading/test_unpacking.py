@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Packed, dequantize, split_experts
 
 
@@ -49,3 +50,18 @@ def test_an_expert_that_is_missing_is_named() -> None:
     with pytest.raises(ModelError, match="Experts are missing"):
         split_experts(weights)
     assert len(split_experts({name.format(i): mx.zeros((2, 2)) for i in (0, 1)})) == 1
+
+
+def test_the_second_scale_of_nvfp4_multiplies_or_divides() -> None:
+    """ModelOpt's multiplies, that of compressed-tensors divides: the same numbers, told the other way round."""
+    packed, scale, _ = *mx.quantize(mx.ones((2, 32)), group_size=16, bits=4, mode="nvfp4"), None
+    one = {"a.weight": packed.view(mx.uint8), "a.weight_scale": scale, "a.weight_scale_2": mx.array(4.0)}
+    other = {
+        "a.weight_packed": one["a.weight"],
+        "a.weight_scale": scale,
+        "a.weight_global_scale": mx.array(0.25),
+    }
+    for weights in (one, other):
+        assert unpack(weights, {})["a.weight"].format == "NVFP4"
+        assert weights.keys() == {"a.weight"}
+        assert mx.allclose(weights["a.weight"], mx.full((2, 32), 4.0), rtol=0.1).item()  # scales are rounded
