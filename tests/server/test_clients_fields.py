@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mlxspec.demo
+from mlxspec import SamplingParams, load
 from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import review
+from mlxspec.server.request_parsing import chat_job
 from tests.server.serving import QUESTION, Served
 
 USER = {"role": "user", "content": QUESTION}
@@ -160,3 +165,26 @@ def test_a_custom_tools_grammar_holds_where_its_call_is_required(demo: Served, s
     assert [("as JSON" in n) for n in told] == [True] * (syntax == "lark")  # so the demo writes calls
     told = demo.post("/v1/responses", body)[1]["mlxspec"]["notices"]
     assert any("only a required call is held to it" in n for n in told)
+
+
+@pytest.mark.parametrize(("opens", "knows"), [(True, False), (False, False), (False, True)])
+def test_thinking_that_is_off_is_off_or_a_notice_says_why(tmp_path: Path, opens: bool, knows: bool) -> None:
+    """Whether the template opens thinking in any case, leaves it to the model, or knows the variable."""
+    folder = tmp_path / "demo"
+    shutil.copytree(Path(mlxspec.demo.__file__).parent / "target", folder)
+    answer = "<|im_start|>assistant\n" + ("<think>\n" if opens else "")
+    if knows:
+        answer += "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    turns = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{# </think> #}"
+    (folder / "chat_template.jinja").write_text(
+        f"{turns}{{% if add_generation_prompt %}}{answer}{{% endif %}}"
+    )
+    engine = load(folder, draft="off")
+    request = chat_request({"messages": [USER], "max_tokens": 2, "enable_thinking": False})
+    job = chat_job(request, engine, SamplingParams())
+    assert job.rendered.endswith("<think>\n\n</think>\n\n") is (opens or knows)
+    assert not job.form.opens_thinking(job.rendered)
+    told = [n for n in job.notices if "turned off" in n or "does not know it" in n]
+    assert len(told) == (not knows)
+    plain = chat_job(chat_request({"messages": [USER], "max_tokens": 2}), engine, SamplingParams())
+    assert plain.form.opens_thinking(plain.rendered) is opens
