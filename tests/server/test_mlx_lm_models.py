@@ -38,6 +38,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = write("lfm2", tmp_path_factory.mktemp("served") / "lfm2")
     template = Path(folder) / "own.jinja"
     template.write_text(TEMPLATE)
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
     options = (
         "--model",
         f"tiny={folder}",
