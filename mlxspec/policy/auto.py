@@ -171,7 +171,7 @@ class Auto(Policy):
             row.account.reserved = 0.0  # all rounds before have been read, or have failed
         found = self._look_up(plan.rows, plan)
         choices = self._choose(plan, rows, found)
-        self._rest_or_wake(choices)
+        self._rest_or_wake(rows, choices)
         looks = not self.runs_ahead or not all(s.is_blind for s in plan.rows)
         self._decided = []
         return self._submit(plan, rows, choices, found, looks=looks) or {}
@@ -253,17 +253,18 @@ class Auto(Policy):
                 rests = all(c is PLAIN for c in self.control.choose(own, offers, [{}] * len(own)))
         else:
             planned = plan()
-            rests = self._rest_or_wake(self._choose(planned, own, self._look_up(rows, planned)))
+            rests = self._rest_or_wake(own, self._choose(planned, own, self._look_up(rows, planned)))
         if rests:
             self._decided.append(PLAIN_ROUND)
         else:
             self.wake()
         return rests
 
-    def _rest_or_wake(self, choices: Sequence[Choice]) -> bool:
-        """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly."""
+    def _rest_or_wake(self, rows: Sequence[AutoRow], choices: Sequence[Choice]) -> bool:
+        """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly. A round that
+        is plain so that it can be timed is followed by another choice."""
         rests = all(c is PLAIN for c in choices)
-        self._still = REST - 1 if rests else 0
+        self._still = REST - 1 if rests and self.control.curve(rows).is_timed else 0
         return rests
 
     def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:

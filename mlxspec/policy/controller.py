@@ -3,7 +3,8 @@
     gain = expected accepted tokens - rate x (seconds of the round - seconds of a plain round)
 
 rate: the row's tokens a second. Plain decoding gains 0. A round whose worst case the rows' accounts cannot pay is not run (account.py). A
-drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe.
+drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe. Until a plain round has been timed all
+rounds are plain: what drafts cost is guessed in plain rounds, and nothing could be weighed against the seconds that they take.
 
 The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known, `trim`, and when the round
 has been read `learn` for each draft and `spent`, which also teaches the costs. Rounds may be decided before those in front of them are
@@ -153,6 +154,8 @@ class Controller:
         """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
         how many known ones it has to catch up on, at most."""
         curve, num_rows = self.curve(rows), len(rows)
+        if not curve.is_timed:
+            return [PLAIN] * num_rows
         left, width = self._available(rows, curve), num_rows
         choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
         for row, given, asked in zip(rows, offers, models, strict=True):

@@ -43,7 +43,8 @@ class Curve:
     """Seconds of one round by width: a plain round's seconds, and for each width a ratio to that, learned or guessed.
 
     A width that no round has had takes the guess's place, drawn towards what the nearest known widths turned out to be. pause: seconds that
-    a plain round takes longer where it could not run ahead of the host, as after a round with drafts.
+    a plain round takes longer where it could not run ahead of the host, as after a round with drafts. is_timed: whether a plain round has
+    taught how long it is; until then the seconds have no scale.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Curve:
             guess = _lines(guess)
         counts = counts or {}
         self.plain, self._plain_count = guess(num_rows), counts.get(num_rows, 0.0)
+        self.is_timed = self._plain_count > 0
         self._guess = [guess(max(w, num_rows)) / self.plain for w in range(MAX_TOKENS + 1)]
         self._known = {w: (self._guess[w], c) for w, c in counts.items() if w > num_rows and c}
         self._ratios = self._drawn()
@@ -80,7 +82,7 @@ class Curve:
             return
         off = log(seconds / self.seconds(num_tokens))
         if num_tokens == self.num_rows:
-            count, self._plain_count = self._plain_count, self._plain_count + 1.0
+            count, self._plain_count, self.is_timed = self._plain_count, self._plain_count + 1.0, True
             self.plain *= exp(learned(off, count) if count else off)
             return
         ratio, count = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0))
@@ -280,7 +282,7 @@ class CostModel:
             )
             source = self._curves[near]
             made = Curve(source.seconds, num_rows=num_rows, counts={num_rows: 1.0} if taught else {})
-        made.pause = source.pause
+        made.pause, made.is_timed = source.pause, source.is_timed
         return made
 
     def accepted(self, kind: str, drafter: str) -> Acceptance:

@@ -19,7 +19,7 @@ from mlxspec.policy.controller import (
     Decision,
     PolicyRow,
 )
-from mlxspec.policy.costs import DraftCost
+from mlxspec.policy.costs import CostModel, DraftCost
 from tests.known_costs import known_costs
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -81,6 +81,29 @@ def decided(control: Controller, row: PolicyRow, offer: Offer) -> Decision:
 def test_with_nothing_offered_decoding_is_plain() -> None:
     control = controller(FLAT)
     assert control.choose([opened()], [[]], [{}]) == [PLAIN]
+
+
+@catches(
+    "drafts are weighed in seconds of which none has been measured",
+    "mlxspec.policy.costs:Curve.__init__",
+    lambda right: (
+        lambda self, *args, **more: (right(self, *args, **more), vars(self).update(is_timed=True))[0]
+    ),
+)
+def test_nobody_drafts_until_a_plain_round_has_been_timed() -> None:
+    """Else a machine's seconds would be weighed against the guess of a second a plain round, and no draft would seem to lose."""
+    costs = CostModel()
+    control, offer = Controller(costs), Offer("ngram-simple", 16)
+    row = control.row("greedy")
+    taught(control, row, offer, 16)
+    assert control.choose([row], [[offer]], [{}]) == [PLAIN]
+    for _ in range(2):  # one that compiles teaches nothing
+        control.spent([(row, 1)], 1, 1, 0.02, is_warm=False)
+        assert control.choose([row], [[offer]], [{}]) == [PLAIN]
+    control.spent([(row, 1)], 1, 1, 0.02)
+    assert costs.curve(0).plain == pytest.approx(0.02)
+    assert control.choose([row], [[offer]], [{}])[0].offer == 0
+    assert control.choose([row, control.row("greedy")], [[offer], []], [{}, {}])[0].offer == 0
 
 
 def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
