@@ -29,6 +29,7 @@ FORMS = ("float32", "4bit-float32")
 ONLY: dict[str, Sequence[Any]] = {  # what can be divided among ranks, and drafters that ranks make alike
     "family": ("hybrid", "qwen3-moe"),
     "drafter": [n for n in random_requests.DRAFTERS if n != "own"],
+    "sampler": [n for n in random_requests.SAMPLERS if n not in ("processor", "callable")],
     "kv_bits": (16,),
     "some_rows": (False,),
     "prefix_budget": (4 << 20,),
