@@ -97,8 +97,8 @@ def test_a_model_is_fetched_to_be_converted(machine: Machine, original: Path, tm
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["demo"], "-o/--output"),
-        (["demo", "-o", ""], "--output"),
+        (["demo"], "Name the folder"),
+        (["demo", "-o", ""], "Name the folder"),
         (["demo", "-o", "{tmp}"], "exists already"),
         (["demo", "-o", "{tmp}/new", "--bits", "7"], "--bits must be one of"),
         (["demo", "-o", "{tmp}/new", "--mode", "int4"], "--mode must be one of"),

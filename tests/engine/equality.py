@@ -125,8 +125,8 @@ def same(
     kv_bits: int = 16,
 ) -> None:
     """Equal ids, text and reason; or a first difference at a near tie of plain decoding, which is counted. is_alone: False where `got` was
-    decoded beside other rows, or read its prompt behind a prefix hit, and `wanted` was not: both round otherwise in 16 bits, drafted or
-    not. kv_bits: of both."""
+    decoded beside other rows, or read its prompt behind a prefix hit or in several pieces, and `wanted` was not: both round otherwise in
+    16 bits, drafted or not. kv_bits: of both."""
     if got.tokens == wanted.tokens:
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason), what
         return
@@ -163,7 +163,8 @@ def top_gap(
 ) -> tuple[float, float]:
     """Difference of plain decoding's two best logits behind prompt and answer, or of the best and that of token `other`: after all
     processors, and with noise where it samples. And the bound below which rounding may decide between them. reached: a token that was
-    chosen instead. Where top-p or its like has left it out, and logits within the bound choose it, the difference is 0."""
+    chosen instead. Where top-p or its like has left it out, and logits within the bound choose it, the difference is 0; likewise where a
+    probability is so near XTC's threshold that rounding decides which tokens are removed."""
     cache, history = model.make_cache(1, kv_bits=kv_bits), [*prompt, *answer]
     for token in history:
         out = model.forward(mx.array([token], mx.int32), FlatRows((1,)), cache, certain=True)
@@ -186,6 +187,10 @@ def top_gap(
     largest = float(np.abs(scores[np.isfinite(scores)]).max())
     near = NEAR_TIE if model.dtype == mx.float32 else _ULPS * mx.finfo(model.dtype).eps * largest
     limit = near + rounding.of_code(kv_bits, len(history)) * largest
+    if reached is not None and params.xtc_probability:
+        chances = np.asarray(mx.softmax(given[0].astype(mx.float32)))
+        near_threshold = np.abs(np.log(np.maximum(chances, 1e-30) / params.xtc_threshold)) < limit
+        gap = 0.0 if near_threshold.any() else gap
     if reached is not None and not np.isfinite(gap):
         nudge = np.full(given.shape, -limit, np.float32)
         nudge[0, reached] = limit

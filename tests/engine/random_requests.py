@@ -267,7 +267,10 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
             assert (got.error, got.stats.notices) == (plain.error, plain.stats.notices), told_of
             texts[row] = [*prompt, *plain.tokens]
             kept.append(row)
-            is_alone = len(going) == 1 and not got.stats.num_cached
+            is_whole = (
+                len(prompt) <= engine.memory.full_chunk
+            )  # the plain engine reads all prompts in one piece
+            is_alone = len(going) == 1 and not got.stats.num_cached and is_whole
             equality.same(
                 plain,
                 got,

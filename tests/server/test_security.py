@@ -280,7 +280,6 @@ def test_messages_that_are_none(demo: Served) -> None:
         [{"role": "user"}],
         [{"role": "user", "content": None}],
         [{"role": "critic", "content": "x"}],
-        [{"role": "assistant"}],
         [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
