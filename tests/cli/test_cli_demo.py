@@ -83,7 +83,7 @@ def test_a_file_is_edited_both_ways(run: Run, quick: None, roomy: tuple[Path, Pa
     assert ran.out.splitlines()[-1].startswith("Same text in 1 of 1. ")
     data = json.loads(run("demo", code, "--model", roomy[0], "--repeat", 1, "--json").out)
     assert len(data["prompts"][0]["tokens"]) <= 200
-    refused(run("demo", tmp_path / "absent"), "absent", "No such file")
+    refused(run("demo", tmp_path / "absent"), "cannot be read: No such file")
     refused(run("demo", "--request", "x"), "--request", "file")
     (tmp_path / "empty").write_text("\n")
     refused(run("demo", tmp_path / "empty"), "is empty")
