@@ -241,11 +241,9 @@ class EarlierRow(LookupRow):
     def extend(self, tokens: Sequence[int]) -> None:
         unread = max(0, self._num_prompt - len(self._tokens))
         self._tokens += tokens[:unread]
-        if unread < len(tokens):
-            if self._said is None:
-                self._said = self._index.join(self._owner)
-                self._said.extend(self._tokens[-CONTEXT:])
-            self._said.extend(tokens[unread:])
+        if unread < len(tokens) and self._said is None:
+            begin = max(0, self._num_prompt - CONTEXT)
+            self._said = self._index.join(self._owner, self._tokens, begin)
         for token in tokens[unread:]:
             self._tokens.append(token)
             if self._source is not None:

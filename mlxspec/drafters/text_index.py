@@ -120,18 +120,23 @@ class GrowingText(IndexedText):
 
 
 class RunningText(IndexedText):
-    """The answer of a row that runs, by the n of an owner's texts, for the owner's other rows."""
+    """The text of a row that runs, from a place on, for its owner's other rows. It is indexed when one of these looks it up, so that a row
+    alone costs nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Sequence[int], begin: int) -> None:
+        """text: the row's own list, which grows; negative tokens are borders."""
         self._by_n = [GrowingText(n) for n in ANCHORS]
         self.ns, self.tokens = ANCHORS, self._by_n[0].tokens
         self.heads, self.links = [t.heads[0] for t in self._by_n], [t.links[0] for t in self._by_n]
         self.end = CONTEXT
+        self._text, self._next = text, begin
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The next tokens of the answer; negative ones are borders."""
+    def catch_up(self) -> None:
+        """Index what the row has said since, PIECE tokens at most."""
+        new = self._text[self._next : self._next + PIECE]
+        self._next += len(new)
         for text in self._by_n:
-            text.extend(tokens)
+            text.extend(new)
         self.end = self._by_n[0].end
 
     def following(self, place: int, limit: int) -> list[int]:
@@ -276,14 +281,14 @@ class TextIndex:
                 num_done += num
         return num_done
 
-    def join(self, owner: str) -> RunningText:
-        """An answer begins, which the owner's other rows draft from until it has ended."""
-        made = RunningText()
+    def join(self, owner: str, text: Sequence[int], begin: int) -> RunningText:
+        """The owner's other rows draft from this text, which grows, behind `begin`, until it `leave`s."""
+        made = RunningText(text, begin)
         self._running.setdefault(owner, []).append(made)
         return made
 
     def leave(self, owner: str, running: RunningText) -> None:
-        """The answer has ended."""
+        """The text has ended."""
         self._running[owner] = left = [text for text in self._running[owner] if text is not running]
         if not left:
             del self._running[owner]
@@ -339,6 +344,8 @@ class TextIndex:
         """Up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts, `own` left out. None where the last
         tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
         running = [t for t in self._running.get(owner, ()) if t is not own]
+        for one in running:
+            one.catch_up()
         texts: list[IndexedText] = [*running, *reversed(self._owners.get(owner, ()))]
         if not texts or min(text[-min(ANCHORS) :], default=_BORDER) < 0:
             return None
