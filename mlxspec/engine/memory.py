@@ -60,9 +60,8 @@ class EngineMemory:
         self.config = config
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
-        self._quick_chunk: int | None = (
-            None  # tokens of a piece that may be read in time, None as long as all were
-        )
+        # tokens of a piece that is read in time; None as long as all have been
+        self._quick_chunk: int | None = None
         self._was_slow = False
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters) + vision
         self.budget = check_weights(self.weights, config.memory_budget)

@@ -44,12 +44,10 @@ def chosen(
     raced = next((num for num in RACED_ROWS if num >= num_rows), None)
     if raced is None:
         return None
-    key, won = race_key(raced, weight, dtype), dict[float, ProductKernel]()
-    for kernel in KERNELS:
-        name = kernel.name_of(weight)
-        if launch.wins(name, key) and kernel.supports(num_rows, weight, dtype) and kernel.may_run(weight):
-            won[launch.speedup(name, key)] = kernel
-    return won[max(won)] if won else None
+    key = race_key(raced, weight, dtype)
+    won = [k for k in KERNELS if launch.wins(k.name_of(weight), key)]
+    fit = [k for k in won if k.supports(num_rows, weight, dtype) and k.may_run(weight)]
+    return max(fit, key=lambda k: launch.speedup(k.name_of(weight), key), default=None)
 
 
 def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, dict[str, float]]:

@@ -18,9 +18,8 @@ def qmm_few_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """x (M, K) -> (M, N) in x's dtype: one launch."""
     num_rows, out_features = x.shape[0], weight.shape[0]
     tiles = -(-num_rows // 8)
-    blocks = (
-        4 if tiles <= 2 else 2
-    )  # sums of a lane stay in registers, and those of a threadgroup within 16 KiB
+    # so many that sums of a lane stay in registers, and those of a threadgroup within 16 KiB
+    blocks = 4 if tiles <= 2 else 2
     (y,) = _metal(
         weight.inputs(x),
         outputs=[((num_rows, out_features), x.dtype)],

@@ -1,11 +1,11 @@
-"""qmm_few.metal against float64 and against itself row by row, in every format; what it reads, and what it costs by nvcc's count."""
+"""qmm_few.metal against float64 and against itself row by row, in every format, and what it costs by nvcc's count. What codes and scales
+mean, and that each is read once, stands with qmv_rows."""
 
 from __future__ import annotations
 
-import emulator
 import mlx.core as mx
 import pytest
-from checks_qmv import PLACES, check_codes, check_rows, check_scales, draw
+from checks_qmv import check_rows, draw
 from gpu import cases, instructions
 
 from mlxspec.kernels.qmm_few import KERNEL
@@ -54,40 +54,6 @@ def test_any_number_of_outputs_and_steps(metal, out, size):
     """Also where some simdgroups have nothing to add."""
     with metal(order="random"):
         check_rows(*draw(6, out, size), KERNEL)
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("mode", MODES)
-def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place):
-    with emulated():
-        check_codes(mode, place, KERNEL)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode):
-    with emulated():
-        check_scales(mode, KERNEL)
-
-
-@every_format
-@pytest.mark.parametrize("num_rows", [5, 8, 32])
-def test_weights_are_read_once(emulated, num_rows, how):
-    """Codes, scales and, where there are any, biases: each byte once for all rows of x."""
-    x, weight = draw(num_rows, 64, 1024, dtype=mx.bfloat16, **how)
-    emulator.runs.clear()
-    with emulated():
-        KERNEL.run(x, weight)
-    (run,) = emulator.runs
-    biases = 0 if weight.biases is None else weight.biases.nbytes
-    read = {name: run.bytes_read[name] for name in ("w", "scales", "biases")}
-    assert read == {"w": weight.codes.nbytes, "scales": weight.scales.nbytes, "biases": biases}
-
-
-@pytest.mark.parametrize("check", [KERNEL.check_affine, KERNEL.check_microscaling])
-def test_self_check(metal, check):
-    with metal():
-        found = check()
-    assert found.error <= found.limit
 
 
 # instructions a weight of the loop, 8 rows, and registers of a thread: an Apple thread has 128

@@ -10,7 +10,7 @@ import pytest
 from checks_gdn import numpy_of, same_bits
 from checks_qmv import PLACES, ROUNDING, check_codes, check_rows, check_scales, draw, unpacked
 
-from mlxspec.kernels import launch, products, quantized_weight
+from mlxspec.kernels import launch, products, qmm_few, quantized_weight
 from mlxspec.kernels import qmv_rows as kernel
 from mlxspec.kernels.qmv_rows import KERNEL
 from mlxspec.kernels.quantized_weight import MICROSCALING, product_ops, race_key
@@ -19,6 +19,7 @@ FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 MODES = tuple(MICROSCALING)
 # arguments of `draw`
 FORMATS = {"4bit": {"bits": 4}, "8bit": {"bits": 8}, **{mode: {"mode": mode} for mode in MODES}}
+both_kernels = pytest.mark.parametrize("of", [KERNEL, qmm_few.KERNEL], ids=lambda kernel: kernel.name)
 every_format = pytest.mark.parametrize("how", FORMATS.values(), ids=FORMATS)
 
 
@@ -60,17 +61,19 @@ def test_every_number_of_rows(metal, num_rows, mode):
 # ---- what codes and scales of microscaling formats mean
 
 
+@both_kernels
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place):
+def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place, of):
     with emulated():
-        check_codes(mode, place)
+        check_codes(mode, place, of)
 
 
+@both_kernels
 @pytest.mark.parametrize("mode", MODES)
-def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode):
+def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode, of):
     with emulated():
-        check_scales(mode)
+        check_scales(mode, of)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 7])
@@ -116,25 +119,30 @@ def test_each_row_is_bitwise_mlx_one_row_result_on_this_gpu(how):
 
 
 @every_format
-@pytest.mark.parametrize("num_rows", [1, 4, 8])
-def test_weights_are_read_once(emulated, num_rows, how):
+@pytest.mark.parametrize(
+    ("of", "num_rows"),
+    [(KERNEL, n) for n in (1, 4, 8)] + [(qmm_few.KERNEL, n) for n in (5, 8, 32)],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_weights_are_read_once(emulated, of, num_rows, how):
     """Codes, scales and, where there are any, biases: each byte once for all rows of x."""
     x, weight = draw(num_rows, 64, 1024, dtype=mx.bfloat16, **how)
     emulator.runs.clear()
     with emulated():
-        kernel.qmv_rows_metal(x, weight)
+        of.run(x, weight)
     (run,) = emulator.runs
     biases = 0 if weight.biases is None else weight.biases.nbytes
     read = {name: run.bytes_read[name] for name in ("w", "scales", "biases")}
     assert read == {"w": weight.codes.nbytes, "scales": weight.scales.nbytes, "biases": biases}
 
 
-@pytest.mark.parametrize("check", [KERNEL.check_affine, KERNEL.check_microscaling])
-def test_self_check(metal, check):
+@both_kernels
+@pytest.mark.parametrize("kind", ["affine", "microscaling"])
+def test_self_check(metal, kind, of):
     with metal():
-        found = check()
+        found = getattr(of, f"check_{kind}")()
     assert found.error <= found.limit
-    assert "bit for bit" in found.note
+    assert ("bit for bit" in found.note) == of.keeps_bits
 
 
 @pytest.mark.parametrize(
