@@ -130,39 +130,38 @@ class EngineApi(ABC):
             raise ConfigError("An answer that was stopped before its first token cannot be proved.")
         asked = replace(with_fields(params, fields), seed=result.stats.seed)
         asked = replace(asked, max_tokens=len(result.tokens)) if is_cut else asked
-        plain = self.generate(prompt, asked, spec=SpecConfig())
+        request = self._new_request(prompt, asked, SpecConfig())
+        self._run_until([request])
+        plain = Result.of(request)
         if plain.error is not None:
             raise MlxspecError(f"Plain decoding of this prompt failed: {plain.error}")
-        is_equal = plain.tokens == result.tokens and (is_cut or plain.finish_reason == result.finish_reason)
+        difference = None
+        if plain.tokens != result.tokens or not (is_cut or plain.finish_reason == result.finish_reason):
+            before = prompt if isinstance(prompt, PromptWithImages) else request.prompt
+            difference = self._difference(before, result.tokens, plain.tokens)
         return Receipt(
             num_tokens=len(result.tokens),
             num_accepted=result.stats.num_accepted,
             seconds=result.stats.decode_seconds,
             plain_seconds=plain.stats.decode_seconds,
-            difference=None if is_equal else self._difference(prompt, result.tokens, plain.tokens),
+            difference=difference,
         )
 
-    def _difference(self, prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> Difference:
+    def _difference(
+        self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
+    ) -> Difference:
         """The model is asked once more for what may follow the tokens that both have."""
         place = first_difference(answer, plain)
         if isinstance(prompt, PromptWithImages):
             shown: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
         else:
-            shown = [*self._ids(prompt), *answer[:place]]
+            shown = [*prompt, *answer[:place]]
         there = SamplingParams(
             max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=MAX_TOP_LOGPROBS, ignore_eos=True
         )
         said = self.generate(shown, there, spec=SpecConfig())
         logprobs = {t.token: t.logprob for one in said.logprobs or () for t in one.top}
         return Difference.at(place, answer, plain, logprobs)
-
-    def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        """A prompt's token ids."""
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
-            raise ConfigError("This engine has no tokenizer: a prompt is token ids.")
-        return self.tokenizer.encode(prompt)
 
     @by_name
     def stream(

@@ -80,6 +80,15 @@ def prompts(num: int, seed: int) -> list[list[int]]:
 
 
 # What a request may ask for, in turn over the rows of a batch; half of them greedy.
+EVERY_FILTER: dict[str, Any] = {
+    "temperature": 1.1,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.02,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.2,
+    "logit_bias": {7: 4.0},
+}
 ASKED: tuple[dict, ...] = (
     {},
     {"temperature": 0.8},
@@ -90,15 +99,7 @@ ASKED: tuple[dict, ...] = (
     {"logit_bias": {5: 6.0, 40: -20.0}},
     {"temperature": 0.7, "min_p": 0.05, "repetition_penalty": 1.1},
     {"repetition_penalty": 0.9, "frequency_penalty": 1.0},
-    {
-        "temperature": 1.1,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0.02,
-        "frequency_penalty": 0.5,
-        "presence_penalty": 0.2,
-        "logit_bias": {7: 4.0},
-    },
+    EVERY_FILTER,
     {},
 )
 

@@ -54,15 +54,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "logit bias": {"logit_bias": {5: 5.0, 40: -20.0}},
     "processor": {"logits_processors": (doubled,)},
     "callable": {"sampler": least_surprising},
-    "all": {
-        "temperature": 1.1,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0.02,
-        "frequency_penalty": 0.5,
-        "presence_penalty": 0.2,
-        "logit_bias": {7: 4.0},
-    },
+    "all": equality.EVERY_FILTER,
 }
 SCHEMA = {
     "type": "object",
