@@ -79,8 +79,7 @@ def prompts(num: int, seed: int) -> list[list[int]]:
     return made
 
 
-# What a request may ask for, in turn over the rows of a batch; half of them greedy.
-EVERY_FILTER: dict[str, Any] = {
+EVERY_FILTER: dict[str, object] = {
     "temperature": 1.1,
     "top_k": 20,
     "top_p": 0.95,
@@ -89,6 +88,7 @@ EVERY_FILTER: dict[str, Any] = {
     "presence_penalty": 0.2,
     "logit_bias": {7: 4.0},
 }
+# What a request may ask for, in turn over the rows of a batch; half of them greedy.
 ASKED: tuple[dict, ...] = (
     {},
     {"temperature": 0.8},
