@@ -42,10 +42,8 @@ class VectorsBody(t.Fields):
     """What all three share. Nothing is sampled, so fields about that are unknown ones."""
 
     model: shared.ModelName | None = None
-    harmless: ClassVar = {
-        **t.harmless("user", shared.BOOKKEEPING),
-        **t.harmless("priority", shared.ONE_MACHINE),
-    }
+    refused: ClassVar = t.refuse("priority", shared.IN_TURN, 0)
+    harmless: ClassVar = t.harmless("user", shared.BOOKKEEPING)
 
 
 class EmbeddingsRequest(VectorsBody):

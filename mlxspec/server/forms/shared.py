@@ -37,6 +37,7 @@ UNREAD = "not part of what a chat template reads"
 NO_SAMPLER = "this server has no such sampler"
 TEXT_ONLY = "this server has text only"
 ONE_MACHINE = "there is one model on one machine, and requests are answered in turn"
+IN_TURN = "requests are answered in turn"
 _AT_START = "it is chosen when the server is started"
 _NOT_RETURNED = "this server does not return it"
 _TEMPLATE_TELLS = "it is read off the chat template"
@@ -93,6 +94,7 @@ REFUSED: dict[str, t.Refused] = {
     **t.refuse("logits_processors", "code is not taken from requests", *t.OFF),
     **t.refuse("logprob_token_ids", "use top_logprobs"),
     **t.refuse("media_io_kwargs mm_processor_kwargs", TEXT_ONLY, *t.OFF),
+    **t.refuse("priority", IN_TURN, 0),
     **t.refuse("prompt_logprobs", "/v1/completions has echo with logprobs"),
     **t.refuse("return_tokens_as_token_ids", _NOT_RETURNED, *t.OFF),
     **t.refuse("repetition_detection", "use repetition_penalty"),
@@ -122,7 +124,7 @@ NO_LOGPROBS = "gives no log-probabilities here; /v1/chat/completions does"
 HARMLESS: dict[str, str] = {
     # OpenAI
     **t.harmless("user store metadata safety_identifier session_id", BOOKKEEPING),
-    **t.harmless("service_tier id_slot priority", ONE_MACHINE),
+    **t.harmless("service_tier id_slot", ONE_MACHINE),
     **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), CACHE["cache_control"]),
     **t.harmless("verbosity", "a hint that only some of OpenAI's models follow"),
     # llama.cpp
