@@ -171,12 +171,12 @@ def span(low: float, high: float, *, above: bool = False) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as an error message may show it."""
+    """A value as an error message may show it: at most 80 characters, cut in the middle, because the end tells paths apart."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to spell integers of thousands of digits
         return "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= 80 else f"{text[:38]}...{text[-39:]}"
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:

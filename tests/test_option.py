@@ -12,7 +12,7 @@ from mlxspec.cli.flags import option_rows
 from mlxspec.cli.parser import CommandParser, declare_options, options_given
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError
-from mlxspec.option import check_options, option, options
+from mlxspec.option import check_options, option, options, shown
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, review, with_options
 from mlxspec.server.forms.shared import Continued
@@ -91,3 +91,11 @@ def test_no_option_is_declared_beside_its_line() -> None:
             fields = (own.body, *own.aliases) if config is not EngineConfig and own.body else ()
             assert set(fields) <= {f.alias or name for name, f in Continued.model_fields.items()}, own.name
     assert len({name for _, _, name, *_ in option_rows()}) == len(list(option_rows())) > 60
+
+
+def test_a_long_path_is_shown_with_its_end() -> None:
+    path = f"/models/{'folder/' * 20}absent.txt"
+    assert len(shown(path)) == 80
+    assert shown(path).startswith("'/models/folder/")
+    assert shown(path).endswith("/absent.txt'")
+    assert shown("short") == "'short'"
