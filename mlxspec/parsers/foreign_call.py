@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,13 @@ from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Sca
 from mlxspec.parsers.place import Place
 
 _LONGEST = 1 << 18  # characters of what may be a call
+_TEXT = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+_PYTHON = rf"""\s*[\w.]+\((?:\s*\w+\s*=(?:{_TEXT}|[^"'()])*)?\)\s*"""  # a call whose arguments all have names
+# modules of mlx_lm.tool_parsers that look for calls anywhere in a text, and what a text of nothing but calls is to them
+_NOTHING_ELSE = {
+    "pythonic": re.compile(rf"\s*\[{_PYTHON}(?:,{_PYTHON})*,?\s*\]\s*", re.DOTALL),
+    "mistral": re.compile(r"\s*(?:\[.*\]|[\w-]+\s*\[ARGS\]\s*\{.*\})\s*", re.DOTALL),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +146,8 @@ class ForeignToolParser:
 def read_calls(parser: str, body: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Names, and arguments as JSON, of what a module of mlx_lm.tool_parsers reads in a text; none where anything of it is no call of
     `tools`."""
+    if parser in _NOTHING_ELSE and not _NOTHING_ELSE[parser].fullmatch(body):
+        return []
     try:
         module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
         found = module.parse_tool_call(body, [dict(t) for t in tools])

@@ -34,7 +34,6 @@ _TAGGED = (
     ("<function_calls>", "</function_calls>", "minimax_m2"),
     ("<|tool_call_start|>", "<|tool_call_end|>", "pythonic"),
 )
-_ENDS_OF_MISTRAL = re.compile(r"\s*(\[.*\]|[\w-]+\s*\[ARGS\]\s*\{.*\})\s*", re.DOTALL)
 _OPENERS = (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>",
@@ -136,9 +135,6 @@ def whole_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str
 def _tagged(
     text: str, opener: str, closer: str, parser: str, tools: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    if not closer:
-        body = text.removeprefix(opener)
-        return read_calls(parser, body, tools) if _ENDS_OF_MISTRAL.fullmatch(body) else []
     found: list[tuple[str, str]] = []
     for body in filter(None, (part.strip() for part in text.split(opener))):
         calls = read_calls(parser, body.removesuffix(closer).strip(), tools) if body.endswith(closer) else []

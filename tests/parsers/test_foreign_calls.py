@@ -94,6 +94,26 @@ def test_what_is_no_call_is_text(name: str) -> None:
         assert parse(form, [text]) == [Content(text)]
 
 
+@catches("a call is looked for anywhere", "mlxspec.parsers.foreign_call:_NOTHING_ELSE", lambda right: {})
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("pythonic", '[look("a b")]'),
+        ("pythonic", '[look(text="a b"), look("a b")]'),
+        ("pythonic", '[look(text="a b")][look(text="c")]'),
+        ("pythonic", 'I use [look(text="a b")] now'),
+        ("mistral", 'look[ARGS]{"text": "a b"} and then I wait.'),
+        ("mistral", ' by look[ARGS]{"text": "a b"}'),
+    ],
+)
+def test_a_call_beside_anything_else_is_text_and_loses_nothing(name: str, inside: str) -> None:
+    form = form_of(name)
+    assert form.foreign is not None
+    text = f"{form.foreign.open}{inside}{form.foreign.close}"
+    for found in (parse(form, [text]), parse(ChatFormat(tools="xml"), [text])):
+        assert found == [Content(text)]
+
+
 @pytest.mark.parametrize("name", NOTATIONS)
 def test_without_tools_and_for_other_tools_there_are_no_calls(name: str) -> None:
     form, (_, text) = form_of(name), NOTATIONS[name]

@@ -159,6 +159,7 @@ def test_text_that_can_be_no_call_is_not_held_back() -> None:
         ('So: <invoke name="read">', "read"),
         ("Nothing of the kind, read(path).", None),
         ("The `<function=name>` form.", None),
+        ("[read(path)](https://example.com) is a link.", None),
     ],
 )
 def test_what_looks_like_a_call_and_is_text_is_told(text: str, name: str | None) -> None:
