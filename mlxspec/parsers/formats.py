@@ -99,7 +99,8 @@ def detect(template: str | None) -> ChatFormat:
 _LIKE_A_CALL = re.compile(
     r'"name"\s*:\s*"(?P<a>[^"\s]+)"\s*,\s*"(?:arguments|parameters)"\s*:|<invoke name="(?P<b>[^"\s]+)"'
     r"|<function=(?P<c>[^<>\s]+)>\s*(?:<parameter=|</function>)|\bcall:(?P<d>[\w./:-]+)\{"
-    r"|(?:<｜tool▁sep｜>|<\|tool_call_begin\|>(?:functions\.)?|\[TOOL_CALLS\]\s*)(?P<e>[\w.-]+)"
+    r"|(?:<｜tool▁sep｜>|<\|tool_call_begin\|>(?:functions\.)?|\[TOOL_CALLS\]\s*|<\|tool_call_start\|>\s*\[)(?P<e>[\w.-]+)"
+    r"|<tool_call>(?P<f>[\w.-]+)\s*<arg_key>"
 )
 
 
@@ -134,7 +135,7 @@ class AnswerParser:
             return ()
         name = found[found.lastgroup or 0][:80]
         return (
-            f"What looks like a call of {name} is text: a call is of a tool of the request, begins a line, is closed, and is not in code.",
+            f"What looks like a call of {name} is text: a call names a tool of the request, begins a line, is closed, and is not in code.",
         )
 
     def push(self, text: str) -> list[Piece]:

@@ -157,6 +157,8 @@ def test_text_that_can_be_no_call_is_not_held_back() -> None:
             "other",
         ),
         ('So: <invoke name="read">', "read"),
+        ("<|tool_call_start|>[other(path='a')]<|tool_call_end|>", "other"),
+        ("<tool_call>other\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n</tool_call>", "other"),
         ("Nothing of the kind, read(path).", None),
         ("The `<function=name>` form.", None),
         ("[read(path)](https://example.com) is a link.", None),
