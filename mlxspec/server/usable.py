@@ -1,11 +1,11 @@
-"""One rule for all APIs about what a server cannot use of a conversation, applied before a body is checked.
+"""Leaves out or refuses the parts of a conversation that the server cannot use: one rule for all APIs, applied before a body is checked.
 
-    in an earlier turn, an answer, or the result of a tool    it is left out with a notice; a text in its place says what stood there
-    in the newest turn of the user's                          a sound, a video or a file is an error in one sentence; a part of a type that
+    in an earlier turn, an answer, or the result of a tool    a part is left out with a notice; a text in its place says what stood there
+    in the user's newest turn                                 a sound, a video or a file is an error in one sentence; a part of a type that
                                                               is not known is left out, as long as anything else stands beside it
 
-So a conversation never gets stuck by what its history holds. A turn with results of tools is the client's and not the user's. Which types
-of parts a form reads is in its table `parts`. Images are put aside by images.py, by the same rule.
+So no part of a history makes all later requests fail. A turn that holds results of tools is not the user's. The table `parts` of a
+form holds the types of parts that it reads. Images are put aside by images.py, by the same rule.
 """
 
 from __future__ import annotations
