@@ -170,8 +170,8 @@ class EngineMemory:
             device.adjust(self, self.scratch)
 
     def took(self, num_tokens: int, seconds: float) -> None:
-        """A piece of a prompt was read. On a Mac's GPU pieces are halved by each one that is too slow behind a slow one; the first may have
-        compiled."""
+        """A piece of a prompt was read. On a Mac's GPU a slow piece behind a slow one halves the next pieces. The first slow one does not:
+        it may have compiled."""
         if device.backend() != "metal" or num_tokens < self.chunk:
             return
         is_slow = seconds > watchdog.PIECE_SECONDS

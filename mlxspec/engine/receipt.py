@@ -1,7 +1,7 @@
-"""A receipt: an answer was decoded again without drafts; what that says of it.
+"""A receipt says whether plain decoding gives a drafted answer's text again.
 
-Noise is keyed by seed and place, so plain decoding gives a drafted answer's own text again, sampled or not. Where it does not, the receipt
-has the first place that differs, and how likely the model finds both tokens there. `Engine.prove` makes it.
+Noise is keyed by seed and place, so that holds for sampled answers, too. Where the texts differ, the receipt has the first place that does,
+and how likely the model finds both tokens there. `Engine.prove` makes it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """macOS's GPU watchdog: it ends GPU work that holds up the display for some seconds, and with it the process (mlx #3267).
 
-Long prompts and large restored states on a busy Mac are what it meets. Knows what it says, and how to keep away from it.
+Long prompts and large restored states on a busy Mac can cause it. Holds the name of its error, what a user can do, and an evaluation of
+large arrays that keeps away from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import mlx.core as mx
 
 from mlxspec.platform import device
 
-NAME = "ImpactingInteractivity"  # what the system calls such an end
+NAME = "ImpactingInteractivity"  # part of the system's error
 PIECE_SECONDS = 1.0  # of GPU work that is handed over at once, where that can be chosen
 ADVICE = (
     "macOS ended GPU work that held up the display. A smaller --prefill-chunk or a shorter prompt helps, and so does "
