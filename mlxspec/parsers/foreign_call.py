@@ -18,10 +18,10 @@ from mlxspec.parsers.place import Place
 
 _LONGEST = 1 << 18  # characters of what may be a call
 _TEXT = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-_PYTHON = rf"""\s*[\w.]+\((?:\s*\w+\s*=(?:{_TEXT}|[^"'()])*)?\)\s*"""  # a call whose arguments all have names
+_PYTHON = rf"""\s*[\w.]+\((?:\s*\w+\s*=(?:{_TEXT}|[^"'()])*)?\)"""  # a call whose arguments all have names
 # modules of mlx_lm.tool_parsers that look for calls anywhere in a text, and what a text of nothing but calls is to them
 _NOTHING_ELSE = {
-    "pythonic": re.compile(rf"\s*\[{_PYTHON}(?:,{_PYTHON})*,?\s*\]\s*", re.DOTALL),
+    "pythonic": re.compile(rf"\s*\[{_PYTHON}(?:\s*,{_PYTHON})*(?:\s*,)?\s*\]\s*", re.DOTALL),
     "mistral": re.compile(r"\s*(?:\[.*\]|[\w-]+\s*\[ARGS\]\s*\{.*\})\s*", re.DOTALL),
 }
 
