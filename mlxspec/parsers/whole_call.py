@@ -16,7 +16,7 @@ from mlxspec.parsers.values import loads
 
 _SETTLED = 400  # characters behind which the beginning is looked at no more
 _KEYS = ("name", "arguments", "parameters", "function", "type")
-_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
+_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*)```", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _DEEPSEEK = re.compile(
     r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?([^\s<]+?)(?:<｜tool▁sep｜>|\n)(?:```json\n)?(.*?)(?:\n```)?<｜tool▁call▁end｜>",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from time import process_time
 from typing import Any, SupportsIndex
 
 import pytest
@@ -124,3 +125,13 @@ def test_arguments_are_given_out_as_they_come() -> None:
         given += call.take_arguments()
         assert '{"text": "abc"}'.startswith(given)
     assert given == '{"text": "abc"}'
+
+
+@pytest.mark.parametrize("before", ['[write(text="")', '```json\n{"arguments": 1', "[TOOL_CALLS][1]"])
+def test_endless_white_space_takes_little_time(before: str) -> None:
+    """An expression that looks at the rest again from each character would take most of a minute."""
+    text = before + " " * 300_000 + "x"
+    parser = ChatFormat(tools="xml").parser("", TOOLS)
+    began = process_time()
+    assert merged([*parser.push(text), *parser.finish()]) == [Content(text)]
+    assert process_time() - began < 5
