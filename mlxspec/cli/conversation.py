@@ -43,8 +43,8 @@ class Conversation:
 
     thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
     of SamplingParams. pictures: images that go with the next question; those of a turn are in its message, under "images". A max_tokens of
-    MAX_CONTEXT in params lets answers end at the context. num_forgotten: of the first messages, which the model is not shown any more, as
-    the context was full.
+    MAX_CONTEXT in params lets answers end at the context. num_forgotten: how many of the first messages the model is no longer shown,
+    because the context was full.
     """
 
     engine: Engine
