@@ -110,11 +110,9 @@ def fuse_layer(layer: Any, c: GemmaConfig, shape: LayerShape, dtype: mx.Dtype) -
     for part in layer.modules():
         if not isinstance(part, AdaptedLinear):
             for name, value in list(part.items()):
-                if (
-                    isinstance(value, mx.array)
-                    and value.ndim == 1
-                    and mx.issubdtype(value.dtype, mx.floating)
-                ):
+                is_vector = isinstance(value, mx.array) and value.ndim == 1
+                # periods of rotary positions are no parameters, and 16 bits are too few for them
+                if is_vector and not name.startswith("_") and mx.issubdtype(value.dtype, mx.floating):
                     part[name] = value.astype(dtype)
     if c.num_experts:
         make_experts_run(layer.experts)
