@@ -104,7 +104,7 @@ def declared_masks(name: str, kinds: torch.Tensor) -> dict[str, torch.Tensor]:
         config=config,
         inputs_embeds=torch.zeros((*kinds.shape, config.hidden_size)),
         attention_mask=torch.ones_like(kinds),
-        past_key_values=None,
+        cache=None,
         position_ids=None,
         block_sequence_ids=unified.get_block_sequence_ids_for_mask(kinds, device=kinds.device),
     )

@@ -33,7 +33,7 @@ def stepwise(model: Any, tokens: Sequence[int], num_steps: int) -> np.ndarray:
     out = model(torch.tensor([tokens[:prompt]]), use_cache=True)
     found = [out.logits[0]]
     for token in tokens[prompt:]:
-        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        out = model(torch.tensor([[token]]), cache=out.cache, use_cache=True)
         found.append(out.logits[0])
     return torch.cat(found).numpy()
 
