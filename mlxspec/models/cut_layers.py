@@ -1,8 +1,9 @@
 """Layers of mlx-lm's code, cut at their attention: what lies between two attention cores is a function of arrays, compiled where its shape
 recurs (runners.py). So a step's graph has few nodes, although the code knows nothing of cuts.
 
-A layer is called twice. `before` ends the call where attention is asked for, and gives what it was asked with; `behind` answers in its
-place. What either call computes beside that is no part of its graph. Knows layers as mlx-lm calls them; knows no rows' lengths.
+A layer is called twice. `before` ends the first call where the layer calls attention, and returns what attention was given. `behind` calls
+the layer again and returns a given result where it calls attention. MLX is lazy: what the second call builds up to there is never computed.
+Knows layers as mlx-lm calls them; knows no rows' lengths.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class _Reached(Exception):
 
 
 class Cut:
-    """A layer's cache to mlx-lm's code. offset (N,) int32: positions. attended (N, Hq, 1, Dv): what attention found; None: the call ends
-    there. held: what stands for keys and values of another layer."""
+    """What mlx-lm's code is given in place of a layer's cache. offset (N,) int32: positions. attended (N, Hq, 1, Dv): attention's result;
+    None: the call ends where attention is called. held: stands for keys and for values, those of another layer too."""
 
     def __init__(self, offset: mx.array, attended: mx.array | None, dtype: mx.Dtype) -> None:
         self.offset, self.held = offset, Held(self._attend, dtype)

@@ -20,7 +20,7 @@ from mlxspec.models.mlp import make_experts_run
 
 
 class Turn(nn.Module):
-    """Rotary positions of a layer's heads; pairs that are not rotated have no end of a period."""
+    """Turns a layer's heads by their rotary positions. A pair that is not rotated has an infinite period."""
 
     def __init__(self, shape: RotaryShape) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Turn(nn.Module):
 
 
 class GemmaExperts(gemma4_text.Experts):
-    """mlx-lm's, in the dtype of what they are given: without a GPU their products are float32."""
+    """mlx-lm's experts with the result in their input's dtype: without a GPU their products are float32."""
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         out: mx.array = super().__call__(x, chosen, weights)
@@ -47,7 +47,7 @@ class GemmaExperts(gemma4_text.Experts):
 
 
 def decoder_layer(c: GemmaConfig, shape: LayerShape) -> nn.Module:
-    """A layer with weights of its own to come."""
+    """A decoder layer of this shape; its weights are loaded later."""
     layer: Any = (_layer_of_3 if c.generation == 3 else _layer_of_4)(c, shape)
     layer.self_attn.scale, layer.self_attn.rope = c.scale, Turn(shape.rotary)
     for part in layer.modules():
@@ -96,7 +96,7 @@ def _layer_of_4(c: GemmaConfig, shape: LayerShape) -> nn.Module:
 
 
 def call_layer(layer: Any, x: mx.array, cut: Cut, own_input: mx.array | None = None) -> mx.array:
-    """As mlx-lm's models call it, of either generation."""
+    """The layer's output (N, 1, H), called as mlx-lm's model of its generation calls it. own_input (N, 1, P): the layer's own, if any."""
     if isinstance(layer, gemma3_text.TransformerBlock):
         return layer(x, None, cut)  # type: ignore[no-any-return]
     if layer.self_attn.has_kv:

@@ -1,6 +1,7 @@
 """Finds how a module of mlx-lm calls its decoder layers, so that they can be cut at their attention (cut_layers.py).
 
-Seen in a lazy forward, not known by name: each layer is called once, in order, with the output of the one before and a cache of its own.
+The calls are recorded in a lazy forward, whatever the architecture. Layers can be cut where each is called once, in order, with the output
+of the one before and a cache of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mlxspec.models.adapted.split import standing_in_for
 from mlxspec.models.cut_layers import scale_of
 from mlxspec.models.seams import SeamError, Seen, attending_by_row, blank_layers
 
-_CACHE, _MASK = object(), Seen(None)  # in their places in a call
+_CACHE, _MASK = object(), Seen(None)  # they mark where a call takes its cache and its mask
 _PLAIN = (bool, int, float, str, type(None))
 
 
