@@ -27,7 +27,6 @@ from mlxspec.cache.places import Places
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import ModelError
-from mlxspec.kernels.activations import swiglu
 from mlxspec.kernels.attention import attend_tailed
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
@@ -122,7 +121,7 @@ class DFlashLayer(nn.Module):
         text = c.text
         self._eps = text.rms_eps
         self.self_attn = DFlashAttention(text)
-        self.mlp = GatedMlp(text.hidden_size, text.intermediate_size, swiglu)
+        self.mlp = GatedMlp(text.hidden_size, text.intermediate_size)
         self.input_layernorm = nn.RMSNorm(text.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(text.hidden_size)
         if c.conv_kernel:

@@ -27,7 +27,6 @@ import mlx.nn as nn
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.errors import ModelError
-from mlxspec.kernels.activations import swiglu
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
@@ -318,7 +317,7 @@ class _Layer(nn.Module):
         super().__init__()
         self._c = c
         self.self_attn = _Attention(c, norms_heads)
-        self.mlp = GatedMlp(c.hidden_size, c.intermediate_size, swiglu)
+        self.mlp = GatedMlp(c.hidden_size, c.intermediate_size)
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.hidden_norm = nn.RMSNorm(c.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)

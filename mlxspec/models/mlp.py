@@ -1,12 +1,11 @@
-"""The gated feed-forward layer: down(act(gate(x)) * up(x)). Knows its weights; which function gates is the family's."""
+"""The gated feed-forward layer: down(silu(gate(x)) * up(x)). Knows its weights."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.kernels.activations import swiglu
 from mlxspec.models.layers import FusedLinear
 from mlxspec.platform import device
 
@@ -23,11 +22,10 @@ def make_experts_run(experts: nn.Module) -> None:
 
 
 class GatedMlp(nn.Module):
-    """gated: (gate (N, F), up (N, F)) -> (N, F)."""
+    """x (N, H) -> (N, H), through `size` gated numbers."""
 
-    def __init__(self, hidden_size: int, size: int, gated: Callable[[mx.array, mx.array], mx.array]) -> None:
+    def __init__(self, hidden_size: int, size: int) -> None:
         super().__init__()
-        self._gated = gated
         self.gate_proj = nn.Linear(hidden_size, size, bias=False)
         self.up_proj = nn.Linear(hidden_size, size, bias=False)
         self.down_proj = nn.Linear(size, hidden_size, bias=False)
@@ -39,4 +37,4 @@ class GatedMlp(nn.Module):
             delattr(self, name)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down(self._gated(*self.gate_up.split(x)))
+        return self.down(swiglu(*self.gate_up.split(x)))

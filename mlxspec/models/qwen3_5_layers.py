@@ -17,7 +17,7 @@ import numpy as np
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.rollback import Committed, RecurrentState, advance, last_replay
-from mlxspec.kernels.activations import gated, gated_norm, swiglu
+from mlxspec.kernels.activations import gated, gated_norm
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.conv_qkv import ConvWeights, LastInputs, columns, conv_qkv
 from mlxspec.kernels.flat import FlatRows
@@ -239,7 +239,7 @@ class SparseMlp(nn.Module):
         self.gate = nn.Linear(c.hidden_size, c.num_experts, bias=False)
         self.switch_mlp = SwitchGLU(c.hidden_size, c.expert_size, c.num_experts)
         if c.shared_expert_size:
-            self.shared_expert = GatedMlp(c.hidden_size, c.shared_expert_size, swiglu)
+            self.shared_expert = GatedMlp(c.hidden_size, c.shared_expert_size)
             self.shared_expert_gate = nn.Linear(c.hidden_size, 1, bias=False)
 
     def fuse(self) -> None:
@@ -272,7 +272,7 @@ class Qwen35DecoderLayer(nn.Module):
             self.self_attn = Qwen35Attention(c)
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
-        self.mlp = SparseMlp(c) if c.num_experts else GatedMlp(c.hidden_size, c.intermediate_size, swiglu)
+        self.mlp = SparseMlp(c) if c.num_experts else GatedMlp(c.hidden_size, c.intermediate_size)
 
     def fuse(self) -> None:
         mixer = self.linear_attn if "linear_attn" in self else self.self_attn
