@@ -35,9 +35,7 @@ from mlxspec.loading.weights import (
 )
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
 from mlxspec.models.assemble_drafter import (
-    assemble_assistant_lazily,
-    assemble_dflash_lazily,
-    assemble_eagle3_lazily,
+    assemble_drafter,
     assemble_head_lazily,
 )
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
@@ -204,15 +202,10 @@ def _beside(name: str | None, target: Assembled, how: str = "named with --draft-
     if kind == "head":
         head = assemble_head_lazily(folder.read, target, draft_bits=SpecConfig.draft_bits)
         return _Beside(name, kind, head, how)
-    if kind == "dflash":
-        made = assemble_dflash_lazily(
-            folder.config(), folder.read, target.model, draft_bits=SpecConfig.draft_bits
-        )
+    if kind != "model":
+        bits = SpecConfig.draft_bits
+        made = assemble_drafter(kind, folder.config(), folder.read, target.model, draft_bits=bits)
         return _Beside(name, kind, made, how)
-    if kind == "assistant":
-        return _Beside(name, kind, assemble_assistant_lazily(folder.config(), folder.read, target.model), how)
-    if kind == "eagle3":
-        return _Beside(name, kind, assemble_eagle3_lazily(folder.config(), folder.read, target.model), how)
     module = assemble_lazily(folder.config(), folder.read).model
     try:
         assemble_head_lazily(folder.read, target)

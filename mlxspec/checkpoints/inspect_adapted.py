@@ -19,7 +19,7 @@ from mlxspec.models.adapted.loading import expert_counts
 from mlxspec.models.adapted.model import AdaptedModel
 from mlxspec.models.adapted.sizes import LeafForm
 from mlxspec.models.assemble import assemble_folder
-from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
@@ -38,8 +38,12 @@ def inspect_adapted(
     small: Any = None
     if draft_model is not None:
         beside = ModelFolder(hub.resolve(draft_model, download=False))
-        make = {"eagle3": assemble_eagle3_lazily, "dflash": assemble_dflash_lazily}.get(beside.kind())
-        small = assemble_folder(beside).model if make is None else make(beside.config(), beside.read, model)
+        kind = beside.kind()
+        small = (
+            assemble_drafter(kind, beside.config(), beside.read, model)
+            if kind in ("eagle3", "dflash")
+            else assemble_folder(beside).model
+        )
     if context is not None and context > model.max_context:
         raise ConfigError(
             f"This model's context ends at {model.max_context} tokens; --context {context} is more."

@@ -27,9 +27,7 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, is_bare_head
 from mlxspec.models.assemble_drafter import (
-    assemble_assistant_lazily,
-    assemble_dflash_lazily,
-    assemble_eagle3_lazily,
+    assemble_drafter,
     check_head,
 )
 from mlxspec.models.dflash_config import kind_of
@@ -119,12 +117,7 @@ def _looked_at(plan: Plan, repo: str, note: str = "") -> DrafterOffer:
             check_head(of_target, head_of(weights, {}, raw=True))
         else:
             target = family.build(family.parse(of_target))
-            makers = {
-                "assistant": assemble_assistant_lazily,
-                "eagle3": assemble_eagle3_lazily,
-                "dflash": assemble_dflash_lazily,
-            }
-            makers[kind](config, lambda: weights, target)
+            assemble_drafter(kind, config, lambda: weights, target)
     except ModelError as error:
         raise ModelError(f"{repo} does not draft for {plan.repo}: {error}") from error
     offer = DrafterOffer(plan=plan, where=where, title=title, note=note)

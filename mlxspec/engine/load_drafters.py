@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,15 +27,12 @@ from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, not_read
 from mlxspec.models.assemble_drafter import (
-    assemble_assistant_lazily,
-    assemble_dflash_lazily,
-    assemble_eagle3_lazily,
+    assemble_drafter,
     assemble_head_lazily,
     assemble_named_head,
 )
-from mlxspec.models.dflash import DFlash
 from mlxspec.models.dflash_config import unknown_dflash_keys
-from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
+from mlxspec.models.eagle3 import unknown_eagle3_keys
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
@@ -204,8 +201,8 @@ class DrafterBuilder:
     def _eagle3(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
 
-        def make(read: Callable[[], Weights]) -> Eagle3Head:
-            return assemble_eagle3_lazily(config, read, model, self.dtype)
+        def make(read: Callable[[], Weights]) -> Any:
+            return assemble_drafter("eagle3", config, read, model, self.dtype)
 
         head = self._adapted("eagle3", make) or make(beside.read)
         self._check_own_tokenizer(beside)
@@ -221,8 +218,8 @@ class DrafterBuilder:
         config, model = beside.config(), self.target.model
         bits = self.spec.draft_bits
 
-        def make(read: Callable[[], Weights]) -> DFlash:
-            return assemble_dflash_lazily(config, read, model, self.dtype, draft_bits=bits)
+        def make(read: Callable[[], Weights]) -> Any:
+            return assemble_drafter("dflash", config, read, model, self.dtype, draft_bits=bits)
 
         block = self._adapted("dflash", make) or make(beside.read)
         self._check_own_tokenizer(beside)
@@ -241,7 +238,7 @@ class DrafterBuilder:
         kind = None if beside is None else beside.kind()
         if beside is not None and kind == "assistant":
             config = beside.config()
-            assistant = assemble_assistant_lazily(config, beside.read, model, self.dtype)
+            assistant = assemble_drafter("assistant", config, beside.read, model, self.dtype)
             self._say_unread(unknown_assistant_keys(config), "the assistant's config.json")
             self.modules.append(assistant)
             return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))

@@ -19,6 +19,7 @@ from mlxspec.models.dflash import DFlash, sanitize_dflash
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3, sanitize_eagle3
 from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats, unpacked_dtype
+from mlxspec.models.folder import Kind
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
 from mlxspec.models.qwen3_5 import Qwen35
@@ -76,47 +77,8 @@ def check_head(config: Mapping[str, Any], head: Weights) -> None:
     fill(kind.head(parsed, kind.build(parsed)), head, None, "The MTP head")
 
 
-def assemble_assistant_lazily(
-    config: Mapping[str, Any], read: Callable[[], Weights], target: Trunk, dtype: mx.Dtype | None = None
-) -> Gemma4Assistant:
-    """A Gemma 4 assistant, which drafts for `target`. Its weights are not read yet. Raises ModelError, also if it is for another model."""
-    if not isinstance(target, Gemma):
-        raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
-    if is_divided(target):
-        raise ModelError(NO_ASSISTANT)
-    assistant = Gemma4Assistant(AssistantConfig.from_dict(config), target)
-    weights = read()
-    fill(
-        assistant,
-        sanitize_assistant(weights),
-        unpacked_dtype(weights, dtype),
-        "The assistant",
-        foreign_format(config),
-    )
-    assistant.fuse()
-    return assistant
-
-
-def assemble_eagle3_lazily(
-    config: Mapping[str, Any],
-    read: Callable[[], Weights],
-    target: Trunk,
-    dtype: mx.Dtype | None = None,
-    *,
-    is_fused: bool = True,
-) -> Eagle3Head:
-    """An EAGLE-3 drafter for `target`, without its weights but for the table of its vocabulary. is_fused: ready to run. Raises ModelError,
-    also if it is for another model."""
-    parsed, given = Eagle3Config.from_dict(config), read()
-    weights, dtype = sanitize_eagle3(given), unpacked_dtype(given, dtype)
-    head = Eagle3Head(parsed, target, weights)
-    fill(head, weights, dtype, "The EAGLE-3 drafter", foreign_format(config))
-    if is_fused:
-        head.fuse()
-    return head
-
-
-def assemble_dflash_lazily(
+def assemble_drafter(
+    kind: Kind,
     config: Mapping[str, Any],
     read: Callable[[], Weights],
     target: Trunk,
@@ -124,20 +86,35 @@ def assemble_dflash_lazily(
     *,
     draft_bits: int = 16,
     is_fused: bool = True,
-) -> DFlash:
-    """A block drafter for `target`, not evaluated. draft_bits: as SpecConfig has it. is_fused: ready to run. Raises ModelError, also if it
-    is for another model."""
+) -> Any:
+    """A drafter of the kinds "assistant", "eagle3" and "dflash" for `target`: a Gemma4Assistant, an Eagle3Head, a DFlash. Not evaluated.
+    draft_bits: as SpecConfig has it, for block drafters. is_fused: ready to run. Raises ModelError, also if it is for another model."""
     given = read()
-    weights, dtype = sanitize_dflash(given), unpacked_dtype(given, dtype)
-    parsed = DFlashConfig.from_dict(config, weights.keys())
-    made = DFlash(parsed, target)
-    dtype = mx.bfloat16 if dtype is not None and dtype == mx.float16 else dtype
-    own_is_packed = bool(fill(made, weights, dtype, f"The {parsed.kind} drafter", foreign_format(config)))
-    if is_packed(target) and not own_is_packed:
+    made, weights = _module(kind, config, given, target)
+    dtype = unpacked_dtype(given, dtype)
+    if kind == "dflash" and dtype == mx.float16:
+        dtype = mx.bfloat16
+    own_is_packed = fill(made, weights, dtype, f"The {made.title}", foreign_format(config))
+    if kind == "dflash" and is_packed(target) and not own_is_packed:
         quantize_floats(made, draft_bits)
     if is_fused:
         made.fuse()
     return made
+
+
+def _module(kind: Kind, config: Mapping[str, Any], given: Weights, target: Any) -> tuple[Any, Weights]:
+    """The drafter's module, not filled, and the folder's tensors under its names. Raises ModelError."""
+    if kind == "assistant":
+        if not isinstance(target, Gemma):
+            raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
+        if is_divided(target):
+            raise ModelError(NO_ASSISTANT)
+        return Gemma4Assistant(AssistantConfig.from_dict(config), target), sanitize_assistant(given)
+    if kind == "eagle3":
+        weights = sanitize_eagle3(given)
+        return Eagle3Head(Eagle3Config.from_dict(config), target, weights), weights
+    weights = sanitize_dflash(given)
+    return DFlash(DFlashConfig.from_dict(config, weights.keys()), target), weights
 
 
 class _AbsentTarget(NamedTuple):
@@ -151,27 +128,18 @@ class _AbsentTarget(NamedTuple):
 
 def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tuple[nn.Module, Weights]:
     """An EAGLE-3 or block drafter without its target, which is taken to be the one that it was made for: the module, not filled and not
-    fused, and the folder's tensors under its names. Raises ModelError where `assemble_eagle3_lazily` or `assemble_dflash_lazily` would."""
-    weights = read()
-    if is_eagle3(weights, config):
-        weights, eagle = sanitize_eagle3(weights), Eagle3Config.from_dict(config)
-        target: Any = _AbsentTarget(
-            hidden_size=eagle.target_size,
-            vocab_size=eagle.vocab_size,
-            num_layers=1 + max(eagle.layers, default=63),
-            config=eagle,
-        )
-        made: list[Eagle3Head | DFlash] = [Eagle3Head(eagle, target, weights) for _ in range(2)]
-    else:
-        weights = sanitize_dflash(weights)
-        block = DFlashConfig.from_dict(config, weights.keys())
+    fused, and the folder's tensors under its names. Raises ModelError where `assemble_drafter` would."""
+    given = read()
+    kind: Kind = "eagle3" if is_eagle3(given, config) else "dflash"
+    if kind == "eagle3":
+        eagle = Eagle3Config.from_dict(config)
         target = _AbsentTarget(
-            hidden_size=block.text.hidden_size,
-            vocab_size=block.text.vocab_size,
-            num_layers=block.num_target_layers or 1 + max(block.layer_ids),
-            config=block,
+            eagle.target_size, eagle.vocab_size, 1 + max(eagle.layers, default=63), config=eagle
         )
-        made = [DFlash(block, target) for _ in range(2)]
-    filled, empty = made
+    else:
+        block = DFlashConfig.from_dict(config, sanitize_dflash(given).keys())
+        num_layers = block.num_target_layers or 1 + max(block.layer_ids)
+        target = _AbsentTarget(block.text.hidden_size, block.text.vocab_size, num_layers, config=block)
+    (filled, weights), (empty, _) = (_module(kind, config, given, target) for _ in range(2))
     fill(filled, weights, None, f"The {filled.title}", foreign_format(config))
     return empty, weights

@@ -110,7 +110,9 @@ class _Centroids(nn.Module):
 
 
 class Gemma4Assistant(nn.Module):
-    """Parameter names are those of its own repository."""
+    """Parameter names are those of its own repository. title: for sentences."""
+
+    title = "assistant"
 
     def __init__(self, config: AssistantConfig, target: Gemma) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from mlxspec.config import SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import Weights
-from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, sanitize_eagle3
 from mlxspec.models.fill import fill, is_packed, quantize_floats
@@ -140,7 +140,9 @@ def eagle3_maker(
     parsed, names = Eagle3Config.from_dict(config), sanitize_eagle3(read()).keys()
     return Maker(
         read,
-        lambda weights: assemble_eagle3_lazily(config, lambda: weights, target, like.dtype, is_fused=False),
+        lambda weights: assemble_drafter(
+            "eagle3", config, lambda: weights, target, like.dtype, is_fused=False
+        ),
         lambda fixed: ChainNetwork(target, lambda: Eagle3Head(parsed, target, names), fixed, like),
         stored or like.dtype,
     )
@@ -159,7 +161,9 @@ def _block(target: Trunk, folder: ModelFolder, loaded: DFlash) -> Maker:
     config, parsed = folder.config(), loaded.config
     return Maker(
         folder.read,
-        lambda weights: assemble_dflash_lazily(config, lambda: weights, target, loaded.dtype, is_fused=False),
+        lambda weights: assemble_drafter(
+            "dflash", config, lambda: weights, target, loaded.dtype, is_fused=False
+        ),
         lambda fixed: BlockNetwork(target, lambda: DFlash(parsed, target), fixed, loaded),
         loaded.dtype,
     )

@@ -17,7 +17,7 @@ from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
-from mlxspec.models.assemble_drafter import assemble_eagle3_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
 from mlxspec.models.fill import check_finite
 from mlxspec.models.folder import ModelFolder
@@ -41,7 +41,7 @@ DEPTH = 3
 def load(folder: Path, target=None, dtype: mx.Dtype | None = None) -> Eagle3Head:  # type: ignore[no-untyped-def]
     found = ModelFolder(folder)
     assert found.kind() == "eagle3"
-    return assemble_eagle3_lazily(found.config(), found.read, target or tiny_models.target(), dtype)
+    return assemble_drafter("eagle3", found.config(), found.read, target or tiny_models.target(), dtype)
 
 
 def made(

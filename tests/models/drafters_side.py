@@ -23,7 +23,7 @@ from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.models.assemble import Assembled, assemble
-from mlxspec.models.assemble_drafter import assemble_dflash_lazily, assemble_eagle3_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.fill import evaluate
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform.host import numbers
@@ -87,11 +87,11 @@ def _drafters(made: Assembled, folder: ModelFolder, beside: list[Path]) -> list[
     for path in beside:
         other = ModelFolder(path)
         if other.kind() == "eagle3":
-            head = assemble_eagle3_lazily(other.config(), other.read, model, mx.float32)
+            head = assemble_drafter("eagle3", other.config(), other.read, model, mx.float32)
             evaluate([head])
             found.append(Eagle3(head, model.max_context))
         else:
-            block = assemble_dflash_lazily(other.config(), other.read, model, mx.float32)
+            block = assemble_drafter("dflash", other.config(), other.read, model, mx.float32)
             evaluate([block])
             found.append(DFlashDrafter(block, model.max_context))
     return found

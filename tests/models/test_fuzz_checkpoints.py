@@ -28,7 +28,7 @@ from zoo import Zoo
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble
-from mlxspec.models.assemble_drafter import assemble_assistant_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 
 
 def fuzz(num_examples: int) -> settings:
@@ -241,7 +241,7 @@ def check_config(zoo: Zoo, gemmas: Gemmas, drawn: tuple[str, list[tuple[bool, in
     with within_seconds():
         try:
             if model is not None:
-                assemble_assistant_lazily(config, lambda: read_folder(folder), model)
+                assemble_drafter("assistant", config, lambda: read_folder(folder), model)
             else:
                 assemble(config, lambda: read_folder(folder))
         except ModelError as error:

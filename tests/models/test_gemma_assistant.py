@@ -17,7 +17,7 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
-from mlxspec.models.assemble_drafter import assemble_assistant_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 
@@ -26,8 +26,8 @@ TARGETS = ("gemma4-dense", "gemma4-e", "gemma4-moe")
 
 
 def load_assistant(folder: Path, target: Gemma) -> Gemma4Assistant:
-    return assemble_assistant_lazily(
-        json.loads((folder / "config.json").read_text()), lambda: read_folder(folder), target
+    return assemble_drafter(
+        "assistant", json.loads((folder / "config.json").read_text()), lambda: read_folder(folder), target
     )
 
 

@@ -28,7 +28,7 @@ from mlx.utils import tree_flatten
 from mlxspec.errors import ModelError
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble import assemble_lazily
-from mlxspec.models.assemble_drafter import assemble_assistant_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.proposal_rows import rows_of
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import architecture
@@ -263,7 +263,7 @@ def test_what_a_divided_model_refuses(tmp_path: Path) -> None:
     group = mx.distributed.init()
     made = assemble_lazily(config, lambda: read_folder(folder), group=group)
     with pytest.raises(ModelError, match="assistant cannot draft for a model that is divided"):
-        assemble_assistant_lazily({}, dict, made.model)
+        assemble_drafter("assistant", {}, dict, made.model)
     with pytest.raises(ModelError, match="adapter cannot be used with a model that is divided"):
         assemble_lazily(config, dict, adapter="adapter", group=group)
     with pytest.raises(ModelError, match="head that is divided among ranks"):
