@@ -303,21 +303,16 @@ def make_eagle3(
     included. ids: of the tokens it has rows for, None for all. more: of Eagle3Config."""
     size, vocab = c.hidden_size, c.vocab_size
     wanted = layers or tuple(range(target.num_layers))[:3]
-    own = Eagle3Config(
-        vocab_size=vocab,
-        draft_vocab=vocab if ids is None else len(ids),
-        hidden_size=size,
-        target_size=size,
-        intermediate_size=2 * size,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=size // 2,
-        rms_eps=1e-6,
-        rope_theta=1e4,
-        rope_dims=size // 2,
-        layers=wanted,
-        **more,
-    )
+    sizes = {
+        "hidden_size": size,
+        "vocab_size": vocab,
+        "intermediate_size": 2 * size,
+        "num_attention_heads": 2,
+        "head_dim": size // 2,
+        "draft_vocab_size": vocab if ids is None else len(ids),
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in wanted],
+    }
+    own = replace(Eagle3Config.from_dict(sizes), layers=wanted, **more)
     names = {"d2t"} if ids is not None else set()
     made, rng = (
         Eagle3Head(own, target, names | ({"embed_tokens.weight"} if own_embedding else set())),

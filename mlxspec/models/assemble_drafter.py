@@ -92,7 +92,7 @@ def assemble_drafter(
     given = read()
     made, weights = _module(kind, config, given, target)
     dtype = unpacked_dtype(given, dtype)
-    if kind == "dflash" and dtype == mx.float16:
+    if kind == "dflash" and dtype is not None and dtype == mx.float16:
         dtype = mx.bfloat16
     own_is_packed = fill(made, weights, dtype, f"The {made.title}", foreign_format(config))
     if kind == "dflash" and is_packed(target) and not own_is_packed:
@@ -134,7 +134,7 @@ def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tu
     if kind == "eagle3":
         eagle = Eagle3Config.from_dict(config)
         target = _AbsentTarget(
-            eagle.target_size, eagle.vocab_size, 1 + max(eagle.layers, default=63), config=eagle
+            eagle.target_size, eagle.text.vocab_size, 1 + max(eagle.layers, default=63), config=eagle
         )
     else:
         block = DFlashConfig.from_dict(config, sanitize_dflash(given).keys())

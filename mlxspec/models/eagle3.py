@@ -18,41 +18,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.errors import ModelError
-from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
-from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
+from mlxspec.models.cell_head import CellHead
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.draft_vocabulary import target_ids
-from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import (
     FusedLinear,
     Rotary,
     compute_dtype,
     rms_norm,
-    rotary_order,
-    rotate,
-    rows_of,
-    swapped,
 )
 from mlxspec.models.mlp import GatedMlp
-from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
+from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_layers import Qwen35Attention
+from mlxspec.models.qwen3_config import plain_layers
+from mlxspec.models.rotary_scaling import merged
 from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
-from mlxspec.models.row_attention import attend_in_places
-from mlxspec.models.runners import Runners
 from mlxspec.models.text_model import TextModel
-from mlxspec.platform import device
 
-_OF_A_CELL = 30  # kernels that Metal launches for a token, for `device.start`
 _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -109,77 +100,51 @@ OWN_KEYS = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
-    """Sizes in elements. vocab_size: the target's; draft_vocab: the head's rows. layers: 0-based ids of the target's layers behind which
-    the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size."""
+    """text: the shape of the layer. text.vocab_size: the target's; draft_vocab: the head's rows. layers: 0-based ids of the target's layers
+    behind which the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size."""
 
-    vocab_size: int
+    text: Qwen35Config
     draft_vocab: int
-    hidden_size: int
     target_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_eps: float
-    rope_theta: float
-    rope_dims: int
     layers: tuple[int, ...]
-    rope_scaling: Scaling = UNSCALED
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
 
+    def __post_init__(self) -> None:
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelError("config.json: norm_before_fc and fc_norm exclude each other.")
+
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
         own, nested = Values(config), Values(mapping(config, "eagle_config"))
-        get = Values(mapping(config, "transformer_layer_config") or config)
-        LAYER_KEYS.check(get)
-        if get.size("num_hidden_layers", 1) != 1:
+        given = Values(mapping(config, "transformer_layer_config") or config)
+        LAYER_KEYS.check(given)
+        if given.size("num_hidden_layers", 1) != 1:
             raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
-        hidden, heads = get.size("hidden_size"), get.size("num_attention_heads")
-        head_dim = get.size("head_dim", hidden // heads)
-        rope = Values(merged(get))
+        hidden, heads = given.size("hidden_size"), given.size("num_attention_heads")
+        usual = {"head_dim": hidden // heads, "num_key_value_heads": heads, "num_hidden_layers": 1}
+        get = Values({**usual, **{k: v for k, v in given.raw.items() if v is not None}})
+        rope = Values({"rope_theta": 10000.0, **merged(given)})
+        layer = plain_layers(
+            get, rope, get.size("max_position_embeddings", 2048), get.size("intermediate_size")
+        )
 
         def flag(key: str) -> bool:
             return own.flag(key, nested.flag(key))
 
-        made = cls(
-            vocab_size=get.size("vocab_size"),
-            draft_vocab=own.size("draft_vocab_size", get.size("vocab_size")),
-            hidden_size=hidden,
+        return cls(
+            text=replace(layer, rope_dims=int(layer.head_dim * rope.number("partial_rotary_factor", 1.0))),
+            draft_vocab=own.size("draft_vocab_size", layer.vocab_size),
             target_size=own.size("target_hidden_size", hidden),
-            intermediate_size=get.size("intermediate_size"),
-            num_heads=heads,
-            num_kv_heads=get.size("num_key_value_heads", heads),
-            head_dim=head_dim,
-            rms_eps=get.number("rms_norm_eps", 1e-6),
-            rope_theta=rope.number("rope_theta", 10000.0),
-            rope_dims=int(head_dim * rope.number("partial_rotary_factor", 1.0)),
-            rope_scaling=Scaling.of(rope.raw, get.size("max_position_embeddings", 2048)),
             layers=_layers(own, nested),
             norm_before_residual=flag("norm_before_residual"),
             norm_before_fc=flag("norm_before_fc"),
             fc_norm=flag("fc_norm"),
             norm_output=flag("norm_output"),
         )
-        made._check()
-        return made
-
-    def _check(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ModelError("config.json: cannot divide num_attention_heads by num_key_value_heads.")
-        if self.rope_dims % 2 or self.head_dim % 2 or not 0 < self.rope_dims <= self.head_dim:
-            raise ModelError(
-                f"config.json: rotary dimensions {self.rope_dims} do not fit heads of {self.head_dim}."
-            )
-        if (self.num_heads + 2 * self.num_kv_heads) * self.head_dim > WIDEST:
-            raise ModelError(
-                "config.json: num_attention_heads and head_dim make a projection that is too wide."
-            )
-        if self.norm_before_fc and self.fc_norm:
-            raise ModelError("config.json: norm_before_fc and fc_norm exclude each other.")
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
         """Of this target. Without a list they are those that were taken when the drafters were first published: behind the second layer,
@@ -197,7 +162,7 @@ class Eagle3Config:
         """Raise ModelError unless this is a drafter for such a model."""
         for what, own, theirs in (
             ("hidden size", self.target_size, target.hidden_size),
-            ("vocabulary", self.vocab_size, target.vocab_size),
+            ("vocabulary", self.text.vocab_size, target.vocab_size),
         ):
             if own != theirs:
                 raise ModelError(
@@ -269,58 +234,15 @@ def sanitize_eagle3(weights: Weights) -> Weights:
     return named
 
 
-class _Attention(nn.Module):
-    def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
-        super().__init__()
-        self._c, wide, self.scale = c, 2 * c.hidden_size, c.head_dim**-0.5
-        self.q_proj = nn.Linear(wide, c.num_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(wide, c.num_kv_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
-        if norms_heads:
-            self.q_norm, self.k_norm = nn.RMSNorm(c.head_dim), nn.RMSNorm(c.head_dim)
-
-    def fuse(self) -> None:
-        c = self._c
-        order = mx.array(rotary_order(c.head_dim, c.rope_dims))
-        query, key = (
-            rows_of(part, (num, c.head_dim), (slice(None), order))
-            for part, num in ((self.q_proj, c.num_heads), (self.k_proj, c.num_kv_heads))
-        )
-        self.qkv = FusedLinear(
-            [query, key, self.v_proj],
-            [s * c.head_dim for s in (c.num_heads + c.num_kv_heads, c.num_kv_heads)],
-        )
-        if "q_norm" in self:
-            each = (self.q_norm, c.num_heads), (self.k_norm, c.num_kv_heads)
-            norms = [mx.repeat(norm.weight[None, order], num, axis=0) for norm, num in each]
-            self.qk_norm = mx.concatenate(norms).astype(mx.float32)
-            del self.q_norm, self.k_norm
-        self.out = FusedLinear([self.o_proj])
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-            delattr(self, name)
-
-    def project(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """x (N, 2H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D); queries and keys rotated."""
-        c = self._c
-        heads = c.num_heads + c.num_kv_heads
-        qk, v = self.qkv.split(x, (1, -1, heads, c.head_dim), (1, -1, c.num_kv_heads, c.head_dim))
-        if "qk_norm" in self:
-            qk = mx.fast.rms_norm(qk, None, c.rms_eps) * self.qk_norm
-        turned = rotate(qk, swapped(qk), cos, sin).astype(x.dtype)
-        q, k = mx.split(turned, [c.num_heads], axis=2)
-        return q, k, v
-
-
 class _Layer(nn.Module):
     def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
         super().__init__()
-        self._c = c
-        self.self_attn = _Attention(c, norms_heads)
-        self.mlp = GatedMlp(c.hidden_size, c.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(c.hidden_size)
-        self.hidden_norm = nn.RMSNorm(c.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
+        self._c, size = c, c.text.hidden_size
+        self.self_attn = Qwen35Attention(c.text, num_inputs=2 * size, norms_heads=norms_heads)
+        self.mlp = GatedMlp(size, c.text.intermediate_size)
+        self.input_layernorm = nn.RMSNorm(size)
+        self.hidden_norm = nn.RMSNorm(size)
+        self.post_attention_layernorm = nn.RMSNorm(size)
 
     def fuse(self) -> None:
         self.self_attn.fuse()
@@ -328,17 +250,17 @@ class _Layer(nn.Module):
 
     def enter(self, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
         """(N, H) twice -> what attention sees (N, 2H), and what its output is added to."""
-        eps = self._c.rms_eps
+        eps = self._c.text.rms_eps
         normed = rms_norm(hidden, self.hidden_norm.weight, eps)
         both = mx.concatenate([rms_norm(embedded, self.input_layernorm.weight, eps), normed], axis=-1)
         return both, normed if self._c.norm_before_residual else hidden
 
     def leave(self, residual: mx.array, attended: mx.array) -> mx.array:
-        x = residual + self.self_attn.out(attended)
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._c.rms_eps))
+        x = residual + self.self_attn.finish(attended, None)
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._c.text.rms_eps))
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(CellHead):
     """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based. ids (R,) int32: the target's
     tokens that its logits are of; None: all of them, in order. title: for sentences."""
 
@@ -347,19 +269,18 @@ class Eagle3Head(nn.Module):
     def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
         """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own, and whether queries and
         keys are normed. Raises ModelError for another target's drafter."""
-        super().__init__()
         config.check_fits(target)
-        c = config
-        self.config, self._target = c, (target,)  # in a tuple: the target's parameters are not ours
-        self.rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
-        self._runners = Runners()
+        c, text = config, config.text
+        rotary = Rotary.of_first(text.rope_dims, text.rope_theta, text.head_dim, text.rope_scaling)
+        super().__init__(text, target, rotary)
+        self.config = c
         self.layers_read = c.layers_of(target)
         num = len(self.layers_read)
         self.ids: mx.array | None = None
         self._dtype: mx.Dtype | None = None
         if "embed_tokens.weight" in names:
-            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        elif c.hidden_size != c.target_size:
+            self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        elif text.hidden_size != c.target_size:
             raise ModelError(
                 "The EAGLE-3 drafter cannot be loaded: it has no embedding, and the target's is of another size."
             )
@@ -367,11 +288,11 @@ class Eagle3Head(nn.Module):
             self.input_norm = nn.RMSNorm(num * c.target_size)
         if c.fc_norm:
             self.fc_norm = [nn.RMSNorm(c.target_size) for _ in range(num)]
-        self.fc = nn.Linear(num * c.target_size, c.hidden_size, bias=False)
+        self.fc = nn.Linear(num * c.target_size, text.hidden_size, bias=False)
         self.layers = [_Layer(c, "layers.0.self_attn.q_norm.weight" in names)]
-        self.norm = nn.RMSNorm(c.hidden_size)
-        self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab, bias=False)
-        if c.draft_vocab != c.vocab_size or "d2t" in names:
+        self.norm = nn.RMSNorm(text.hidden_size)
+        self.lm_head = nn.Linear(text.hidden_size, c.draft_vocab, bias=False)
+        if c.draft_vocab != text.vocab_size or "d2t" in names:
             self.d2t = mx.zeros(c.draft_vocab, mx.int32)
 
     def fuse(self) -> None:
@@ -383,12 +304,8 @@ class Eagle3Head(nn.Module):
             self[name] = FusedLinear([self[name]])
         if "d2t" not in self:
             return
-        self.ids = target_ids(self.d2t, self.config.vocab_size, self.title)
+        self.ids = target_ids(self.d2t, self.config.text.vocab_size, self.title)
         del self.d2t
-
-    @property
-    def target(self) -> TextModel:
-        return self._target[0]
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -400,70 +317,37 @@ class Eagle3Head(nn.Module):
         """How many of the target's tokens it can propose."""
         return self.config.draft_vocab
 
-    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """kv_bits: as in models.base."""
-        c = self.config
-        layer = attention_cache(c.num_kv_heads, c.head_dim, self.dtype, num_rows, kv_bits)
-        return ModelCache([layer], num_rows)
-
     def take(self, streams: mx.array) -> mx.array:
         """Residual streams of the target (N, layers * target's H) -> g (N, H), what a cell of a known token takes."""
         c = self.config
         x = streams.astype(self.dtype)
         if c.norm_before_fc:
-            x = rms_norm(x, self.input_norm.weight, c.rms_eps)
+            x = rms_norm(x, self.input_norm.weight, c.text.rms_eps)
         if c.fc_norm:
             parts = mx.split(x, len(self.layers_read), axis=-1)
-            normed = [rms_norm(p, n.weight, c.rms_eps) for p, n in zip(parts, self.fc_norm, strict=True)]
+            normed = [rms_norm(p, n.weight, c.text.rms_eps) for p, n in zip(parts, self.fc_norm, strict=True)]
             x = mx.concatenate(normed, axis=-1)
         return self.fc(x)  # type: ignore[no-any-return]
 
-    def forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array,
-        rows: FlatRows,
-        cache: ModelCache,
-        *,
-        certain: bool = True,
-        logits_at: LogitsAt = "last",
-        images: ImageInput | None = None,
-    ) -> Output:
-        """tokens (N,) int32 with g (N, H), or with the output of the step before; leaves the transaction open. certain: as in models.base.
-        images: of these the rows replace embeddings, and positions stay indices. logits (rows, R); hidden (N, H) is what the next
-        step takes."""
-        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self.rotary.table(places.turns)
-        embedded = self.embed(tokens)
-        if images is not None:
-            embedded = images.placed(embedded)
-        residual, (q, k, v) = self._runners.get("before", self.before, rows)(embedded, hidden, cos, sin)
-        device.start(residual, num_launches=_OF_A_CELL)
-        attended = attend_in_places(q, k, v, places, cache.attention(0), self.layers[0].self_attn.scale)
-        out = self._runners.get("after", self.after, rows)(residual, attended)
-        seen = rows.last(out) if logits_at == "last" else out
-        logits = None if logits_at == "none" else self.head(seen)
-        return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
-
     def head(self, hidden: mx.array) -> mx.array:
-        """What `forward` gives as hidden (N, H) -> logits (N, R)"""
+        """Outputs of cells (N, H) -> logits (N, R)"""
         return self.lm_head(hidden if self.config.norm_output else self._normed(hidden))  # type: ignore[no-any-return]
 
     def _normed(self, x: mx.array) -> mx.array:
-        return rms_norm(x, self.norm.weight, self.config.rms_eps)
+        return rms_norm(x, self.norm.weight, self.config.text.rms_eps)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """(N,) -> (N, H). Of the target the table itself, without what a model multiplies it by."""
-        table = self.embed_tokens if "embed_tokens" in self else self._target[0].embedding
+        table = self.embed_tokens if "embed_tokens" in self else self.target.embedding
         return table(tokens).astype(self.dtype)  # type: ignore[no-any-return]
 
     def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
-    ) -> tuple[mx.array, tuple[mx.array, ...]]:
+    ) -> tuple[mx.array, tuple[Any, ...]]:
         layer = self.layers[0]
         both, residual = layer.enter(embedded, hidden)
         return residual, layer.self_attn.project(both, cos, sin)
 
-    def after(self, residual: mx.array, attended: mx.array) -> mx.array:
-        x = self.layers[0].leave(residual, attended)
+    def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
+        x = self.layers[0].leave(x, attended)
         return self._normed(x) if self.config.norm_output else x

@@ -44,17 +44,20 @@ class RoundLayout(NamedTuple):
 class Qwen35Attention(nn.Module):
     """Full attention with per-head query and key norms and, but in Qwen3, a sigmoid output gate."""
 
-    def __init__(self, c: Qwen35Config) -> None:
+    def __init__(self, c: Qwen35Config, *, num_inputs: int | None = None, norms_heads: bool = True) -> None:
+        """num_inputs: of the projections, None for the hidden size. norms_heads: whether queries and keys are normed."""
         super().__init__()
         self._c = c
         self.scale = c.head_dim**-0.5
+        num_inputs = num_inputs or c.hidden_size
         num_parts = 2 if c.is_gated else 1  # of a head's outputs: its query, and its gate behind it
-        self.q_proj = nn.Linear(c.hidden_size, num_parts * c.num_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
+        self.q_proj = nn.Linear(num_inputs, num_parts * c.num_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(num_inputs, c.num_kv_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(num_inputs, c.num_kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(c.head_dim)
-        self.k_norm = nn.RMSNorm(c.head_dim)
+        if norms_heads:
+            self.q_norm = nn.RMSNorm(c.head_dim)
+            self.k_norm = nn.RMSNorm(c.head_dim)
 
     def fuse(self) -> None:
         c = self._c
@@ -77,19 +80,21 @@ class Qwen35Attention(nn.Module):
                 for num in (c.num_heads + c.num_kv_heads, *([c.num_heads] * len(gates)), c.num_kv_heads)
             ],
         )
-        query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
-        # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
-        self._query_factor = self.scale if log2(self.scale).is_integer() else 1.0
-        query_norm, self.scale = query_norm * self._query_factor, self.scale / self._query_factor
-        self.qk_norm = mx.concatenate(
-            [
-                mx.repeat(weight[None, order], num, axis=0)
-                for weight, num in ((query_norm, c.num_heads), (key_norm, c.num_kv_heads))
-            ]
-        ).astype(mx.float32)  # so that the product with it and the rotation are rounded once
-        self.qk_norm_swapped = swapped(self.qk_norm)
+        if "q_norm" in self:
+            query_norm, key_norm = self.q_norm.weight, self.k_norm.weight
+            # of heads of 256 and 64 a power of two, which no dtype rounds: one operation less
+            self._query_factor = self.scale if log2(self.scale).is_integer() else 1.0
+            query_norm, self.scale = query_norm * self._query_factor, self.scale / self._query_factor
+            self.qk_norm = mx.concatenate(
+                [
+                    mx.repeat(weight[None, order], num, axis=0)
+                    for weight, num in ((query_norm, c.num_heads), (key_norm, c.num_kv_heads))
+                ]
+            ).astype(mx.float32)  # so that the product with it and the rotation are rounded once
+            self.qk_norm_swapped = swapped(self.qk_norm)
+            del self.q_norm, self.k_norm
         self.out = FusedLinear([self.o_proj])
-        for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(self, name)
 
     def stored_norms(self) -> tuple[mx.array, mx.array]:
@@ -117,9 +122,11 @@ class Qwen35Attention(nn.Module):
             *([(c.num_heads * c.head_dim,)] if c.is_gated else []),
             (1, -1, c.num_kv_heads, c.head_dim),
         )
-        normed = mx.fast.rms_norm(qk, None, c.rms_eps)
-        other = swapped(normed) * self.qk_norm_swapped
-        q, k = mx.split(rotate(normed * self.qk_norm, other, cos, sin).astype(x.dtype), [c.num_heads], axis=2)
+        other = swapped(qk)
+        if "qk_norm" in self:
+            normed = mx.fast.rms_norm(qk, None, c.rms_eps)
+            qk, other = normed * self.qk_norm, swapped(normed) * self.qk_norm_swapped
+        q, k = mx.split(rotate(qk, other, cos, sin).astype(x.dtype), [c.num_heads], axis=2)
         return q, k, v, gates[0] if gates else None
 
     def core(

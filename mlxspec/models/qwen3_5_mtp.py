@@ -16,17 +16,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.model_cache import ModelCache
-from mlxspec.cache.quantized import PLAIN, attention_cache
-from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.image_rows import ImageInput
+from mlxspec.models.cell_head import CellHead
 from mlxspec.models.layers import FusedLinear, rms_norm, swapped
-from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary, turns_of
+from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
-from mlxspec.models.runners import Runners
-from mlxspec.platform import device
 
 NORMS = (
     "before fc",
@@ -34,23 +28,20 @@ NORMS = (
     "queries and keys",
     "last",
 )  # groups of norms that converters shift or leave as they are
-_OF_THE_HEAD = 30  # kernels that Metal launches for a token, for `device.start`
 
 
-class Qwen35Mtp(nn.Module):
+class Qwen35Mtp(CellHead):
     """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w). bits_at_load: to how many bits
     its matrices were quantized when it was loaded, None where they are as stored."""
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
-        super().__init__()
-        self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
-        self.rotary = qwen_rotary(config)
+        super().__init__(config, target, qwen_rotary(config))
+        self.config = config
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
         self.layers = [Qwen35DecoderLayer(config, linear=False)]
         self.norm = nn.RMSNorm(config.hidden_size)
-        self._runners = Runners()
         self.bits_at_load: int | None = None
 
     def fuse(self) -> None:
@@ -84,57 +75,12 @@ class Qwen35Mtp(nn.Module):
             "last": [self.norm],
         }
 
-    @property
-    def target(self) -> Qwen35:
-        return self._target[0]
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: the target's."""
-        return self._target[0].dtype
-
-    def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """kv_bits: as in models.base."""
-        c = self.config
-        layer = attention_cache(c.num_kv_heads, c.head_dim, self._target[0].dtype, num_rows, kv_bits)
-        return ModelCache([layer], num_rows)
-
-    def forward(
-        self,
-        tokens: mx.array,
-        hidden: mx.array,
-        rows: FlatRows,
-        cache: ModelCache,
-        *,
-        certain: bool = True,
-        logits_at: LogitsAt = "last",
-        images: ImageInput | None = None,
-    ) -> Output:
-        """tokens (N,) int32 with the hidden (N, H) of the token before each; leaves the transaction open. certain, images: as in
-        models.base."""
-        layer = self.layers[0]
-        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self.rotary.table(turns_of(self.rotary, places, images))
-        embedded = self.embed(tokens)
-        if images is not None:
-            embedded = images.placed(embedded)
-        x, (q, k, v, gate) = self._runners.get("before", self.before, rows)(embedded, hidden, cos, sin)
-        device.start(
-            x, num_launches=_OF_THE_HEAD
-        )  # so that the device need not wait until all of the forward is built
-        attended = layer.self_attn.core(q, k, v, places, cache.attention(0))
-        out = self._runners.get("after", self.after, rows)(x, attended, gate)
-        seen = rows.last(out) if logits_at == "last" else out
-        logits = None if logits_at == "none" else self.head(seen)
-        return Output(logits=logits, hidden=out, is_warm=self._runners.num_cold == num_cold)
-
     def head(self, hidden: mx.array) -> mx.array:
         """The head's own hiddens (N, H) -> logits (N, V)"""
-        return self._target[0].head(hidden)
+        return self.target.head(hidden)  # type: ignore[no-any-return]
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) -> (N, H)"""
-        return self._target[0].embed(tokens)
+        return self.target.embed(tokens)  # type: ignore[no-any-return]
 
     def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
@@ -145,6 +91,6 @@ class Qwen35Mtp(nn.Module):
         x = self.fc(mx.concatenate([e, h], axis=-1))
         return x, before_attention(self.layers[0], x, cos, sin)
 
-    def after(self, x: mx.array, attended: mx.array, gate: mx.array) -> mx.array:
+    def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
         x = after_attention(self.layers[0], x, attended, gate)
         return rms_norm(x, self.norm.weight, self.config.rms_eps)

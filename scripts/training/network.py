@@ -100,7 +100,8 @@ class ChainNetwork(Network):
     def __init__(
         self, target: Trunk, new: Callable[[], Any], fixed: Head, like: Qwen35Mtp | Eagle3Head
     ) -> None:
-        super().__init__(target, new, fixed, like.config, 1)
+        sizes = like.config.text if isinstance(like, Eagle3Head) else like.config
+        super().__init__(target, new, fixed, sizes, 1)
         if isinstance(like, Eagle3Head):
             self.layers, self.ids, self.num_words = like.layers_read, like.ids, like.num_proposed
 
@@ -128,11 +129,11 @@ class ChainNetwork(Network):
             num = length - 1 - j
             turns = module.rotary.table(mx.tile(mx.arange(j, j + num), size))
             given = (x.reshape(size * num, -1) for x in (embedded[:, 1 + j :], cells[:, :num]))
-            residual, (q, k, v, *gate) = module.before(*given, *turns)
+            residual, (q, k, v, gate) = module.before(*given, *turns)
             q, k, v = (_split(x[0], size).swapaxes(1, 2) for x in (q, k, v))
             seen = [(keys[:, :, :num], values[:, :, :num]) for keys, values in [*seen, (k, v)]]
             attended = _attend(q, seen, scale).swapaxes(1, 2).reshape(size * num, -1)
-            cells = _split(module.after(residual, attended, *gate), size)
+            cells = _split(module.after(residual, attended, gate), size)
             found.append(cells)
         return found
 

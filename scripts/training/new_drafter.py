@@ -119,7 +119,7 @@ def begin(made: Eagle3Head, ids: np.ndarray, streams: mx.array | None = None) ->
     """Fill an EAGLE-3 drafter that is not fused. ids (R,): the target's tokens that it is to have. streams (N, layers * H): of some text,
     for one that norms them; its numbers are of one size then."""
     begin_small(made)
-    ids, size, target = np.sort(ids), made.config.hidden_size, made.target
+    ids, size, target = np.sort(ids), made.config.text.hidden_size, made.target
     made.d2t = mx.array((ids - np.arange(len(ids))).astype(np.int32))
     rows = head_rows(target.head_module, mx.array(ids.astype(np.int32)))
     made.lm_head.weight = weight_values(rows).astype(mx.float32)
