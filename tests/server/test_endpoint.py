@@ -17,6 +17,15 @@ from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.metrics import Metrics
 
+SCOPE = {
+    "type": "http",
+    "method": "GET",
+    "path": "/x",
+    "headers": [],
+    "query_string": b"",
+    "client": ("here", 1),
+}
+
 
 class Held:
     """Stands for a large body."""
@@ -40,17 +49,9 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
 
     lanes = Lanes()
     endpoint = Endpoint(work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, path="/x")
-    scope = {
-        "type": "http",
-        "method": "GET",
-        "path": "/x",
-        "headers": [],
-        "query_string": b"",
-        "client": ("here", 1),
-    }
 
     async def run() -> None:
-        await endpoint(scope, receive, send)  # type: ignore[arg-type]
+        await endpoint(dict(SCOPE), receive, send)  # type: ignore[arg-type]
 
     gc.collect()
     gc.disable()
@@ -61,6 +62,37 @@ def test_a_failed_request_is_freed_without_the_garbage_collector() -> None:
     finally:
         gc.enable()
         lanes.close()
+
+
+def test_requests_that_one_exception_ends_are_all_told_why() -> None:
+    """Several wait for the same future, such as the loading of a model: each is told, also one whose frames still run."""
+    why, said = ApiError("The model cannot be loaded.", status=503), list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    async def run() -> None:
+        loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def work(asked: Asked, reply: Reply) -> None:
+            await asyncio.shield(loading)
+
+        endpoint = Endpoint(work, ServerLimits(), Metrics(), Gate(ServerLimits()), lanes, path="/x")
+        asking = [asyncio.create_task(endpoint(dict(SCOPE), receive, send)) for _ in range(8)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        loading.set_exception(why)
+        await asyncio.gather(*asking)
+
+    lanes = Lanes()
+    try:
+        asyncio.run(run())
+    finally:
+        lanes.close()
+    assert [m["status"] for m in said if "status" in m] == [503] * 8
 
 
 def _by_path(right: Any) -> Any:

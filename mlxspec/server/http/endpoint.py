@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -137,8 +136,9 @@ class Endpoint:
             with suppress(OSError):
                 await reply.error(error)
             # a task's exception and the frame that waited for the task refer to each other: the frames' locals, the body among them,
-            # would stay until the garbage collector looks, which counts objects and not their bytes
-            traceback.clear_frames(error.__traceback__)
+            # would stay until the garbage collector looks, which counts objects and not their bytes. The frames are not cleared: where
+            # several requests waited for one future, some are those of a request that still runs
+            error.__traceback__ = None
         self._finish(scope, reply, said, time.monotonic() - started)
 
     async def _checked(
