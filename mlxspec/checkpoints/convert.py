@@ -47,7 +47,16 @@ from mlxspec.models.registry import architecture
 from mlxspec.models.runnable import judge_folder
 from mlxspec.models.sizes import bytes_of
 
-_ALSO = ("*.json", "*.jinja", "tokenizer.model", "LICENSE*", "NOTICE*", POOLING_FILE, "?_Dense/*")
+_ALSO = (
+    "*.json",
+    "*.jinja",
+    "tokenizer.model",
+    "merges.txt",
+    "LICENSE*",
+    "NOTICE*",
+    POOLING_FILE,
+    "?_Dense/*",
+)
 _NOT = ("config.json", "model.safetensors.index.json", MODELOPT_FILE)
 _TURNED = ("qwen3_next",)  # whose norms and convolutions are written as they are used
 _WRAPPED = "language_model."  # in front of our names

@@ -23,6 +23,7 @@ from mlxspec.checkpoints.pairing import paired
 from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
+from mlxspec.loading.added_tokens import has_vocabulary
 from mlxspec.loading.qwen_weights import HEAD, split_mtp
 from mlxspec.loading.weights import (
     FolderWeights,
@@ -148,7 +149,7 @@ def inspect(
             draft_kv_bits=draft_kv_bits,
         ),
         drafters=drafters,
-        has_tokenizer=(folder.path / "tokenizer.json").is_file(),
+        has_tokenizer=has_vocabulary(folder.path),
     )
 
 

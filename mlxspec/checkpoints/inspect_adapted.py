@@ -15,6 +15,7 @@ from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.config import DRAFTER_NAMES
 from mlxspec.errors import ConfigError
 from mlxspec.loading import hub
+from mlxspec.loading.added_tokens import has_vocabulary
 from mlxspec.models.adapted.loading import expert_counts
 from mlxspec.models.adapted.model import AdaptedModel
 from mlxspec.models.adapted.sizes import LeafForm
@@ -83,7 +84,7 @@ def inspect_adapted(
             a_token=memory.token_bytes(model),
         ),
         drafters=tuple(_usable(name, draft_model, advice, model.by_rows) for name in DRAFTER_NAMES),
-        has_tokenizer=(folder.path / "tokenizer.json").is_file(),
+        has_tokenizer=has_vocabulary(folder.path),
         limits=(
             EXACT,
             *(() if hasattr(model.module, "shard") else (WHOLE,)),

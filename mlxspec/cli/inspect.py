@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlxspec.checkpoints.inspect import DrafterReport
     from mlxspec.checkpoints.inspect_report import InspectReport, Layers, Tower, Usable
 
-NO_TOKENIZER = "missing: there is no tokenizer.json, so no command can answer a text with this model"
+NO_TOKENIZER = "missing: there is neither tokenizer.json nor vocab.json with merges.txt, so no command can answer a text with this model"
 
 
 def run(args: argparse.Namespace) -> int:

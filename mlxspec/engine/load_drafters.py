@@ -23,6 +23,7 @@ from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading.added_tokens import has_vocabulary
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, not_read
@@ -277,7 +278,7 @@ class DrafterBuilder:
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
         """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""
-        if (beside.path / "tokenizer.json").is_file():
+        if has_vocabulary(beside.path):
             rows = self.target.model.vocab_size
             check_tokens(self.tokenizer, Tokenizer.from_folder(beside.path), rows, rows)
 

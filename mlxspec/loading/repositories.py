@@ -8,7 +8,7 @@ from pathlib import Path
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.names import NAME_LENGTH, printable
 
-PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]  # data, never code
+PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt"]  # data, never code
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 

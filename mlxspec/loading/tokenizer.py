@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the model's own tokenizer.json, whole or token by token.
+"""Text to token ids and back, by the model's own tokenizer files, whole or token by token.
 
 Special tokens are not text, except those with which the chat format writes thinking and tool calls: a parser must see them, as it sees the
 tags of models that spell them with common tokens. The `tokenizers` library does the work. Importing transformers would take a second.
@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from mlxspec.errors import ContextOverflowError, HelperError, TokenizerError
+from mlxspec.loading import added_tokens, tokenizer_trial
 from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate, special_tokens
 from mlxspec.parsers.formats import detect
@@ -76,21 +77,25 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
-        """chat_template: a file that counts instead of the folder's. Raises TokenizerError when tokenizer.json is missing or damaged, and
-        ConfigError for a chat_template that cannot be read."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise TokenizerError(f"There is no tokenizer.json in {folder}.")
-        _try(path)
+        """chat_template: a file that counts instead of the folder's. Raises TokenizerError when the vocabulary is missing or damaged, or an
+        added token cannot have its id; ConfigError for a chat_template that cannot be read."""
+        settings, beside = (
+            read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+        )
+        config = read_json(folder / "config.json")
+        ask = added_tokens.spelled(folder, settings, config)
+        kind = added_tokens.class_of(settings, config) if "merges" in ask else ""
+        ask["tokens"] = added_tokens.declared(settings, beside, read_json(folder / "added_tokens.json"), kind)
+        _try(ask)
         try:
-            inner = _Tokenizer.from_file(str(path))
+            inner = tokenizer_trial.made_of(ask)
+            tokenizer_trial.add(inner, ask["tokens"], ask.get("beginning"))
         except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"tokenizer.json in {folder} cannot be read: {error}.") from error
+            raise TokenizerError(f"{_named(ask)} cannot be read: {error}.") from error
         inner.no_truncation()
         inner.no_padding()
-        settings = read_json(folder / "tokenizer_config.json")
-        special = special_tokens(settings, read_json(folder / "special_tokens_map.json"))
-        ends = _eos_ids(folder, inner, settings)
+        special = special_tokens(settings, beside)
+        ends = _eos_ids(folder, inner, special)
         if chat_template is not None:
             template: ChatTemplate | None = ChatTemplate.from_file(chat_template, special)
         else:
@@ -256,22 +261,29 @@ class TextStream:
         return left
 
 
-def _try(path: Path) -> None:
-    """Have a helper process use a tokenizer.json first, because a crafted one may end the process that reads it. A file that was tried is
+def _try(ask: dict[str, Any]) -> None:
+    """Have a helper process make a tokenizer first, because crafted files may end the process that reads them. One that was tried is
     known from then on. Raises TokenizerError."""
-    found = path.resolve().stat()
-    told = [str(path.resolve()), found.st_size, found.st_mtime_ns, version("tokenizers")]
+    files = [Path(ask[name]) for name in ("path", "merges") if name in ask]
+    found = [path.stat() for path in files]
+    told = [ask, [(each.st_size, each.st_mtime_ns) for each in found], version("tokenizers")]
+    told = json.loads(json.dumps(told))
     kept = kept_json.kept_file("tokenizers", told)
     if kept_json.read(kept) == told:
         return
     try:
-        trial = replace(_TRIAL, once=found.st_size > _LARGE)
-        said, _ = helper.run(trial, {"path": str(path.resolve())}, b"")
+        trial = replace(_TRIAL, once=sum(each.st_size for each in found) > _LARGE)
+        said, _ = helper.run(trial, {}, json.dumps(ask).encode())
     except HelperError as error:
-        raise TokenizerError(f"tokenizer.json in {path.parent} cannot be used. {error}") from error
+        raise TokenizerError(f"{_named(ask)} cannot be used. {error}") from error
     if "refused" in said:
-        raise TokenizerError(f"tokenizer.json in {path.parent} cannot be read: {said['refused']}.")
+        raise TokenizerError(f"{_named(ask)} cannot be read: {said['refused']}.")
     kept_json.write(kept, told)
+
+
+def _named(ask: Mapping[str, Any]) -> str:
+    path = Path(ask["path"])
+    return f"{path.name} in {path.parent}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -295,7 +307,7 @@ def _turn_ends(inner: _Tokenizer, template: ChatTemplate | None) -> set[int]:
     return {i for name in written if (i := inner.token_to_id(name)) is not None}
 
 
-def _eos_ids(folder: Path, inner: _Tokenizer, settings: dict[str, Any]) -> frozenset[int]:
+def _eos_ids(folder: Path, inner: _Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
     """Every id that any of the model's files calls an end of text."""
     found: set[int] = set()
     config = read_json(folder / "config.json")
@@ -304,8 +316,6 @@ def _eos_ids(folder: Path, inner: _Tokenizer, settings: dict[str, Any]) -> froze
     for source in sources:
         ids = source.get("eos_token_id")
         found.update(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
-    named = settings.get("eos_token")
-    named = named.get("content") if isinstance(named, dict) else named
-    if isinstance(named, str) and inner.token_to_id(named) is not None:
-        found.add(inner.token_to_id(named))
+    if "eos_token" in special and inner.token_to_id(special["eos_token"]) is not None:
+        found.add(inner.token_to_id(special["eos_token"]))
     return frozenset(found)

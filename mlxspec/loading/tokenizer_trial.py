@@ -1,23 +1,36 @@
-"""Reads a tokenizer.json and uses it once. A helper process loads this file by itself (platform/helper.py): the library that reads it can
-panic, run for ever or abort the process on a crafted file.
+"""Makes the tokenizer that a folder spells, with the tokens that its files add, and uses it once. A helper process loads this file by
+itself (platform/helper.py): the library that reads it can panic, run for ever or abort the process on a crafted file.
 """
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers.decoders import DecodeStream
 
 _TEXT = "Hello, wörld! 12345\n\n\tdef f(x):  return 'é' + \"中文\" # \U0001f600\u0301 " + "a" * 300 + " " * 40
 _MOST = 64  # tokens of each kind that are decoded
+_WORDS_OF_QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """ask: `path`. Returns {}, or {"refused": why}."""
+    """body: JSON as added_tokens.spelled has it, and `tokens` that are added. Returns {}, or {"refused": why}."""
     try:
-        made = Tokenizer.from_file(ask["path"])
+        ask = json.loads(body)
+        made = made_of(ask)
+        add(made, ask["tokens"], ask.get("beginning"))
     except MemoryError:
         raise
     except BaseException as error:  # a panic of the library's is no Exception
@@ -28,6 +41,50 @@ def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     except BaseException as error:
         return {"refused": _reason(error)}, b""
     return {}, b""
+
+
+def made_of(ask: dict[str, Any]) -> Tokenizer:
+    """The tokenizer as added_tokens.spelled describes it. Raises what the library raises."""
+    if "merges" not in ask:
+        return Tokenizer.from_file(ask["path"])
+    made = Tokenizer(models.BPE.from_file(ask["path"], ask["merges"]))
+    is_gpt2 = ask["split"] == "gpt2"
+    into_bytes = pre_tokenizers.ByteLevel(add_prefix_space=ask["prefix_space"], use_regex=is_gpt2)
+    if is_gpt2:
+        made.pre_tokenizer = into_bytes
+    else:
+        made.normalizer = normalizers.NFC()
+        words = pre_tokenizers.Split(Regex(_WORDS_OF_QWEN2), behavior="isolated", invert=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([words, into_bytes])
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def add(made: Tokenizer, tokens: list[dict[str, Any]], beginning: str | None = None) -> None:
+    """Add tokens as added_tokens.declared lists them: one that is there already gets the flags that are declared for it. beginning: the
+    token in front of a plain text. Raises ValueError where one cannot have the id that is declared for it."""
+    there = made.get_added_tokens_decoder()
+    contents, same = {token.content for token in there.values()}, set(map(repr, there.values()))
+    added, places = [], {}
+    for token in tokens:
+        has_place = token["id"] is None and token["content"] in contents
+        if has_place or (token["may_go"] and token["id"] in there):
+            continue
+        flags = {name: token[name] for name in token if name not in ("content", "id", "may_go")}
+        found = AddedToken(token["content"], **flags)
+        if repr(found) not in same:
+            added.append(found)
+        if made.token_to_id(token["content"]) is None and token["id"] is not None:
+            places[token["content"]] = token["id"]
+    made.add_tokens(added)
+    for content, place in places.items():
+        if (got := made.token_to_id(content)) != place:
+            raise ValueError(
+                f"the added token {content[:40]!r} is declared with id {place}, and the vocabulary goes on at {got}"
+            )
+    if beginning is not None:
+        first = (beginning, made.token_to_id(beginning))
+        made.post_processor = processors.TemplateProcessing(single=f"{beginning} $A", special_tokens=[first])
 
 
 def _use(made: Tokenizer) -> None:

@@ -355,7 +355,7 @@ def test_a_missing_tokenizer_is_said(
 ) -> None:
     """A folder without one can be loaded for token ids, from Python; no command can use it."""
     assert main(["inspect", str(folders("tied/hub"))]) == 0
-    assert "tokenizer     missing: there is no tokenizer.json" in capsys.readouterr().out
+    assert "tokenizer     missing: there is neither tokenizer.json" in capsys.readouterr().out
     assert main(["inspect", "demo"]) == 0
     assert "tokenizer" not in capsys.readouterr().out
 

@@ -94,7 +94,7 @@ def test_ids_have_spellings_and_unknown_ones_have_none() -> None:
             {9, 256},
         ),
         ({"tokenizer_config.json": {"eos_token": {"content": "<|begin|>"}}}, {257}),
-        ({"tokenizer_config.json": {"eos_token": "<|nowhere|>"}}, set()),
+        ({"tokenizer_config.json": {"eos_token": "<|nowhere|>"}}, {258}),
         ({"tokenizer_config.json": {}}, set()),
     ],
     ids=str,

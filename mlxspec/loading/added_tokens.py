@@ -1,0 +1,140 @@
+"""Finds the tokens that a folder adds to its vocabulary beside tokenizer.json, as transformers does, and the vocabulary itself where
+vocab.json and merges.txt spell it. Reads JSON; builds no tokenizer (tokenizer_trial.py does).
+
+tokenizer_config.json counts first: where its `added_tokens_decoder` lists tokens by id, no other file adds any. Else added_tokens.json
+does, and special_tokens_map.json goes over the settings. Tokens with a role (`eos_token`) and extra special tokens are added in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxspec.errors import TokenizerError
+from mlxspec.loading.names import printable
+
+_FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # files of which one form is needed
+_LONGEST = 4096  # characters of a token
+_SPLITS = {"Qwen2Tokenizer": "qwen2", "GPT2Tokenizer": "gpt2"}  # how a class of transformers cuts texts
+_PLAIN = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
+_ROLES_OF = {
+    "Qwen2Tokenizer": {
+        "unk_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+    },
+    "GPT2Tokenizer": _PLAIN,
+}  # where the folder names none
+Token = dict[str, Any]  # content, special, the flags; and the id that a file declares for it, if one does
+
+
+def spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tokenizer_trial.made needs to make the tokenizer in a folder, without its added tokens. settings: tokenizer_config.json.
+    Raises TokenizerError, one sentence, where it cannot be made."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return {"path": str(path.resolve())}
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if not vocab.is_file() or not merges.is_file():
+        others = [n for n in ("tokenizer.model", "tiktoken.model", "vocab.json") if (folder / n).is_file()]
+        what = f" {others[0]} alone is not read; take a folder that has a tokenizer.json." if others else ""
+        raise TokenizerError(f"There is no tokenizer.json in {folder}.{what}")
+    kind = class_of(settings, config)
+    if kind not in _SPLITS:
+        raise TokenizerError(
+            f"There is no tokenizer.json in {folder}, and how texts are cut with its vocab.json and merges.txt is known of "
+            f"{' and '.join(_SPLITS)} only, not of {printable(kind) or 'an unnamed class'}."
+        )
+    around = [settings.get("bos_token") if settings.get("add_bos_token") is True else None]
+    return {
+        "path": str(vocab.resolve()),
+        "merges": str(merges.resolve()),
+        "split": _SPLITS[kind],
+        "prefix_space": settings.get("add_prefix_space") is True,
+        "beginning": _content(around[0]),
+    }
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether a folder holds a vocabulary in one of the forms that are read."""
+    return any(all((folder / name).is_file() for name in names) for names in VOCABULARIES)
+
+
+def class_of(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The class of transformers that a folder's tokenizer is of, without `Fast`; "" where no file names it."""
+    kind = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if isinstance(kind, str):
+        return kind.removesuffix("Fast")
+    return "Qwen2Tokenizer" if str(config.get("model_type")).startswith("qwen") else ""
+
+
+def declared(
+    settings: Mapping[str, Any],
+    beside: Mapping[str, Any],
+    listed: Mapping[str, Any],
+    kind: str = "",
+) -> list[Token]:
+    """The tokens to add, in the order in which ids are given. settings: tokenizer_config.json; beside: special_tokens_map.json; listed:
+    added_tokens.json; kind: the class of a tokenizer without a tokenizer.json. Raises TokenizerError for a damaged list."""
+    by_id = settings.get("added_tokens_decoder")
+    told = {**_ROLES_OF.get(kind, {}), **settings, **({} if by_id is not None else beside)}
+    main = [told.get(name) for name in _ROLES]
+    roles = [told[name] for name in told if name.endswith("_token") and name not in _ROLES]
+    extra: Any = next((told[name] for name in _EXTRA if told.get(name)), [])
+    if by_id is None and beside:
+        first: Any = next((settings[name] for name in _EXTRA if settings.get(name)), [])
+        extra = [*first, *extra] if isinstance(first, list) and isinstance(extra, list) else extra
+    if isinstance(extra, Mapping):
+        roles, extra = [*roles, *extra.values()], []
+    extra = extra if isinstance(extra, list) else []
+    special = {_content(value) for value in (*main, *extra)} - {None}
+    roles = [*main, *roles]
+    found = sorted(_numbered(by_id, listed, special), key=lambda token: token["id"])
+    numbered = {token["content"]: token for token in found}
+    for value in roles:
+        content = _content(value)
+        if content is None:
+            continue
+        if content in numbered:
+            numbered[content]["special"] = True
+        else:
+            flags = value if isinstance(value, Mapping) else {}
+            found.append(_token(content, flags, special=True))
+    contents = [content for content in map(_content, extra) if content is not None]
+    found += [_token(content, {}, special=True) for content in contents if content not in numbered]
+    return found
+
+
+def _numbered(by_id: Any, listed: Mapping[str, Any], special: Collection[str | None]) -> Iterator[Token]:
+    """The tokens that a file lists with their ids."""
+    if by_id is None:
+        for content, number in listed.items():
+            is_special = content in special
+            flags = {"normalized": not is_special}
+            yield _token(content, flags, special=is_special, number=number, may_go=True)
+        return
+    for number, value in by_id.items() if isinstance(by_id, Mapping) else [("", None)]:
+        name = _content(value)
+        if name is None or not isinstance(value, Mapping) or not number.isdecimal():
+            raise TokenizerError("added_tokens_decoder in tokenizer_config.json is no list of tokens by id.")
+        yield _token(name, value, special=value.get("special") is True, number=int(number))
+
+
+def _token(
+    content: str, flags: Mapping[str, Any], *, special: bool, number: Any = None, may_go: bool = False
+) -> Token:
+    """may_go: it counts only where tokenizer.json adds no token of its id."""
+    if len(content) > _LONGEST or not (number is None or (type(number) is int and 0 <= number < 1 << 31)):
+        raise TokenizerError(f"The added token {printable(content, 40)} is too long, or its id is none.")
+    kept = {name: flags[name] for name in _FLAGS if isinstance(flags.get(name), bool)}
+    kept = {"normalized": not special} | kept
+    return {"content": content, "id": number, "special": special, "may_go": may_go, **kept}
+
+
+def _content(value: Any) -> str | None:
+    found = value.get("content") if isinstance(value, Mapping) else value
+    return found if isinstance(found, str) and found else None
