@@ -32,10 +32,7 @@ from mlxspec.models.assemble_drafter import (
     assemble_head_lazily,
     assemble_named_head,
 )
-from mlxspec.models.dflash_config import unknown_dflash_keys
-from mlxspec.models.eagle3 import unknown_eagle3_keys
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
-from mlxspec.models.gemma4_assistant import unknown_assistant_keys
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -207,7 +204,7 @@ class DrafterBuilder:
 
         head = self._adapted("eagle3", make) or make(beside.read)
         self._check_own_tokenizer(beside)
-        self._say_unread(unknown_eagle3_keys(config), "the EAGLE-3 drafter's config.json")
+        self._say_unread(head.config.unread, "the EAGLE-3 drafter's config.json")
         if self.spec.draft_vocab:
             self.notices.append(
                 f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
@@ -227,7 +224,7 @@ class DrafterBuilder:
         self.notices.append(
             f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
         )
-        self._say_unread(unknown_dflash_keys(config), "the block drafter's config.json")
+        self._say_unread(block.config.unread, "the block drafter's config.json")
         self._say_quantized(block.title, block.bits_at_load)
         self.modules.append(block)
         rows = self._head_rows("dflash", block)
@@ -240,7 +237,7 @@ class DrafterBuilder:
         if beside is not None and kind == "assistant":
             config = beside.config()
             assistant = assemble_drafter("assistant", config, beside.read, model, self.dtype)
-            self._say_unread(unknown_assistant_keys(config), "the assistant's config.json")
+            self._say_unread(assistant.config.text.unread, "the assistant's config.json")
             self.modules.append(assistant)
             return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))
         head = self._own_head()

@@ -192,9 +192,8 @@ def assemble_lazily(
         notices.append(STAYS_PACKED)
     if head and refused is not None:
         notices.append(f"There is no drafting with this model's MTP head: {refused}.")
-    unknown = kind.unknown(config)
-    if unknown:
-        notices.append(not_read(unknown, "config.json"))
+    if parsed.unread:
+        notices.append(not_read(parsed.unread, "config.json"))
     lacks_head = (
         not head and refused is None and isinstance(parsed, Qwen35Config) and parsed.num_mtp_layers > 0
     )

@@ -38,10 +38,9 @@ AROUND = frozenset({"quantization", "quantization_config", "vision_config", "aud
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """What is done with each key of an object in config.json. read: its value is used. idle: it changes nothing about text. only: the
-    values that are supported, beside null and absence."""
+    """What is known of an object's keys beside those that are read. idle: they change nothing about text. only: the values that are
+    supported, beside null and absence."""
 
-    read: frozenset[str]
     idle: frozenset[str] = frozenset()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -50,10 +49,10 @@ class Keys:
         for key, allowed in self.only.items():
             get.only(key, *allowed)
 
-    def unknown(self, values: Mapping[str, Any]) -> list[str]:
-        """Keys that are in none of these, in order, without those that say no, nothing or empty."""
-        known = self.read | self.idle | self.only.keys()
-        return sorted(k for k, v in values.items() if k not in known and v not in (None, False, "", [], {}))
+    def unread(self, get: Values) -> list[str]:
+        """Keys that say something and that nobody has read: not those that say no, nothing or empty."""
+        known = self.idle | get.asked
+        return sorted(k for k, v in get.raw.items() if k not in known and v not in (None, False, "", [], {}))
 
 
 def short(value: Any) -> str:
@@ -73,14 +72,31 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 class Values:
-    """Bounded numbers, flags and choices of a JSON object. Every method raises ModelError naming the key; null is the same as absent."""
+    """Bounded numbers, flags and choices of a JSON object. Every method raises ModelError naming the key; null is the same as absent.
+    asked: the keys that have been read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.raw = values
+        self.asked: set[str] = set()
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A value as it stands."""
+        self.asked.add(key)
+        value = self.raw.get(key)
+        return default if value is None else value
+
+    def skip(self, *keys: str) -> None:
+        """These say nothing beside what else has been read."""
+        self.asked.update(keys)
+
+    def object(self, key: str) -> Mapping[str, Any]:
+        """The object under a key, empty where there is none."""
+        self.asked.add(key)
+        return mapping(self.raw, key)
 
     def size(self, key: str, default: int | None = None) -> int:
         """An integer from 1 (0 where the default is 0) to what is plausible."""
-        value = self._get(key, default)
+        value = self.value(key, default)
         low = 0 if default == 0 else 1
         if (
             isinstance(value, bool)
@@ -92,25 +108,21 @@ class Values:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
-        value = self._get(key, default)
+        value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
             raise ModelError(f"config.json: {key} is {short(value)}, which is no usable number.")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self._get(key, default)
+        value = self.value(key, default)
         if not isinstance(value, bool):
             raise ModelError(f"config.json: {key} is {short(value)}, which is neither true nor false.")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
         """The value must be one of `allowed`, or absent: what it would change is not implemented."""
-        value = self.raw.get(key)
+        value = self.value(key)
         if value is not None and not any(
             value is a or (value == a and type(value) is type(a)) for a in allowed
         ):
             raise ModelError(f"config.json: {key} {short(value)} is not supported.")
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self.raw.get(key)
-        return default if value is None else value

@@ -10,7 +10,7 @@ sees no later one: config.json says which are, and where it does not they are th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
@@ -18,18 +18,12 @@ from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mappi
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
+from mlxspec.models.rotary_scaling import unread as unread_of_rope
 from mlxspec.models.text_model import TextModel
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
 # these may stand at the top level or in `dflash_config`
 INNER_KEYS = Keys(
-    read=frozenset(
-        """
-        block_size causal confidence_head_with_markov conv_group_size conv_kernel_size dflash_query_causal final_logit_softcapping
-        is_causal markov_rank mask_token_id num_target_layers query_zero_predicts_next sample_from_anchor selector_rank selector_top_k
-        sliding_window target_layer_ids
-        """.split()
-    ),
     # how long other engines' drafts are, and which heads there are: the tensors tell
     idle=frozenset(
         """
@@ -47,14 +41,6 @@ INNER_KEYS = Keys(
     },
 )
 OWN_KEYS = Keys(
-    read=frozenset(
-        """
-        head_dim hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads num_hidden_layers
-        num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta vocab_size
-        """.split()
-    )
-    | INNER_KEYS.read
-    | {"draft_vocab_size", "sliding_window_non_causal", "speculators_model_type", "target_hidden_size"},
     idle=EVERYWHERE
     | AROUND
     | INNER_KEYS.idle
@@ -76,7 +62,8 @@ class DFlashConfig:
     reads. softcap: of its target's logits, None where it does not say. num_drafts: tokens of its longest draft.
     starts_at_anchor: the newest known token's own place predicts the first of them, in place of a mask's. draft_vocab: rows of a
     language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens. conv_kernel, conv_group: of
-    DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's Markov head."""
+    DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's Markov head.
+    unread: keys of config.json that say something and that nobody reads."""
 
     kind: BlockKind
     text: Qwen35Config
@@ -97,6 +84,7 @@ class DFlashConfig:
     has_embedding: bool = False
     has_head: bool = False
     draft_vocab: int | None = None
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], names: Collection[str]) -> DFlashConfig:
@@ -106,7 +94,7 @@ class DFlashConfig:
         get = Values({**config, **{k: v for k, v in inner.items() if v is not None}})
         OWN_KEYS.check(get)
         kind = kind_of(names)
-        rope = Values(merged(Values(config)))
+        rope = merged(get)
         has_vocabulary = "d2t" in names or get.size("draft_vocab_size", get.size("vocab_size")) != get.size(
             "vocab_size"
         )
@@ -122,11 +110,11 @@ class DFlashConfig:
             windows=(windows := _windows(get)),
             causal=_causal(get, windows),
             layer_ids=_layer_ids(get),
-            num_target_layers=get.size("num_target_layers") if "num_target_layers" in get.raw else None,
+            num_target_layers=get.size("num_target_layers") if get.value("num_target_layers") else None,
             mask_id=_index(get, "mask_token_id"),
             num_drafts=get.size("block_size", 16) - (0 if starts_at_anchor else 1),
             starts_at_anchor=starts_at_anchor,
-            softcap=get.number("final_logit_softcapping") if get.raw.get("final_logit_softcapping") else None,
+            softcap=get.number("final_logit_softcapping") if get.value("final_logit_softcapping") else None,
             conv_kernel=get.size("conv_kernel_size") if kind == "DFlash2" else 0,
             conv_group=get.size("conv_group_size") if kind == "DFlash2" else 0,
             top_k=get.size("selector_top_k") if kind == "DFlash2" else 0,
@@ -138,7 +126,9 @@ class DFlashConfig:
             draft_vocab=get.size("draft_vocab_size") if has_vocabulary else None,
         )
         made._check()
-        return made
+        get.skip(*_OF_KINDS)
+        unread = [f"dflash_config.{key}" if key in inner else key for key in OWN_KEYS.unread(get)]
+        return replace(made, unread=tuple(sorted({*unread, *unread_of_rope(rope)})))
 
     def _check(self) -> None:
         if not 1 <= self.num_drafts <= MOST_DRAFTS:
@@ -183,6 +173,8 @@ class DFlashConfig:
 MOST_DRAFTS = 64
 _SPECULATORS = ("dflash", "dflash2", "dspark")  # values of speculators_model_type
 _RANKS: Mapping[str, str] = {"DFlash2": "selector_rank", "DSpark": "markov_rank"}
+# read of some kinds only
+_OF_KINDS = "conv_kernel_size", "conv_group_size", "selector_top_k", "draft_vocab_size", *_RANKS.values()
 
 
 def kind_of(names: Collection[str]) -> BlockKind:
@@ -199,13 +191,6 @@ def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = 
     is_one = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= bare
     config = config or {}
     return is_one or "dflash_config" in config or config.get("speculators_model_type") in _SPECULATORS
-
-
-def unknown_dflash_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a block drafter's config.json that say something and that nobody reads."""
-    config = _in_one_layout(config)
-    inner = INNER_KEYS.unknown(mapping(config, "dflash_config"))
-    return sorted({*OWN_KEYS.unknown(config), *(f"dflash_config.{key}" for key in inner)})
 
 
 def _in_one_layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,11 +212,11 @@ def _in_one_layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _index(get: Values, key: str) -> int:
     """A number from 0 on."""
-    return get.size(key, None if get.raw.get(key) is None else 0)
+    return get.size(key, None if get.value(key) is None else 0)
 
 
 def _layer_ids(get: Values) -> tuple[int, ...]:
-    found = get.raw.get("target_layer_ids")
+    found = get.value("target_layer_ids")
     whole = isinstance(found, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in found)
     if not whole or not found or found[0] < 0 or sorted(set(found)) != found or len(found) > 64:
         raise ModelError(
@@ -254,23 +239,26 @@ def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
         )
     if said:
         return said.pop()
-    names = get.raw.get("architectures")
+    names = get.value("architectures")
     return kind == "DSpark" or (isinstance(names, list) and any("DSpark" in str(name) for name in names))
 
 
 def _causal(get: Values, windows: Sequence[int | None]) -> tuple[bool, ...]:
     """is_causal, or what others call it, speaks of all layers; the library's sliding_window_non_causal of those with a window, where
     DFlash2's default differs from the others'."""
-    for name in ("is_causal", "causal", "dflash_query_causal"):
-        if get.raw.get(name) is not None:
+    names = "is_causal", "causal", "dflash_query_causal"
+    get.skip(*names, "sliding_window_non_causal")
+    for name in names:
+        if get.value(name) is not None:
             return (get.flag(name),) * len(windows)
-    library = get.raw.get("speculators_model_type")
+    library = get.value("speculators_model_type")
     sees_all = library is not None and get.flag("sliding_window_non_causal", library == "dflash2")
     return tuple(window is not None and not sees_all for window in windows)
 
 
 def _windows(get: Values) -> tuple[int | None, ...]:
-    num_layers, kinds = get.size("num_hidden_layers"), get.raw.get("layer_types")
+    num_layers, kinds = get.size("num_hidden_layers"), get.value("layer_types")
+    get.skip("sliding_window")
     if kinds is None:
         return (None,) * num_layers
     known = ("full_attention", "sliding_attention")

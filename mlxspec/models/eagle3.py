@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -28,7 +28,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
 from mlxspec.models.cell_head import CellHead
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, short
 from mlxspec.models.draft_vocabulary import target_ids
 from mlxspec.models.layers import (
     FusedLinear,
@@ -41,19 +41,13 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35Attention
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
-from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+from mlxspec.models.rotary_scaling import unread as unread_of_rope
 from mlxspec.models.text_model import TextModel
 
 _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 LAYER_KEYS = Keys(
-    read=frozenset(
-        """
-        head_dim hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads
-        partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta vocab_size
-        """.split()
-    ),
     idle=EVERYWHERE | AROUND | {"pretraining_tp", "tie_word_embeddings", "max_window_layers", "layer_types"},
     only={
         "hidden_act": ("silu",),
@@ -64,19 +58,6 @@ LAYER_KEYS = Keys(
     },
 )
 OWN_KEYS = Keys(
-    read=frozenset(
-        {
-            _LAYERS,
-            "draft_vocab_size",
-            "eagle_config",
-            "fc_norm",
-            "norm_before_fc",
-            "norm_before_residual",
-            "norm_output",
-            "target_layer_ids",
-        }
-        | {"target_hidden_size", "transformer_layer_config", "speculators_model_type"}
-    ),
     idle=EVERYWHERE
     | AROUND
     | {
@@ -84,6 +65,7 @@ OWN_KEYS = Keys(
         "has_no_defaults_at_init",
         "inference_type",
         "speculators_config",
+        "speculators_model_type",
         "speculators_version",
     }
     | {"target_model_type", "tie_word_embeddings", "enable_sp_ulysses"}
@@ -97,11 +79,14 @@ OWN_KEYS = Keys(
     },
 )
 
+NESTED_KEYS = Keys(idle=OWN_KEYS.idle | {"use_aux_hidden_state"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
     """text: the shape of the layer. text.vocab_size: the target's; draft_vocab: the head's rows. layers: 0-based ids of the target's layers
-    behind which the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size."""
+    behind which the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size.
+    unread: keys of config.json that say something and that nobody reads."""
 
     text: Qwen35Config
     draft_vocab: int
@@ -111,6 +96,7 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.norm_before_fc and self.fc_norm:
@@ -119,32 +105,41 @@ class Eagle3Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
-        own, nested = Values(config), Values(mapping(config, "eagle_config"))
-        given = Values(mapping(config, "transformer_layer_config") or config)
-        LAYER_KEYS.check(given)
-        if given.size("num_hidden_layers", 1) != 1:
+        own = Values(config)
+        nested, layer = Values(own.object("eagle_config")), own.object("transformer_layer_config")
+        get = Values(layer) if layer else own
+        LAYER_KEYS.check(get)
+        if get.size("num_hidden_layers", 1) != 1:
             raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
-        hidden, heads = given.size("hidden_size"), given.size("num_attention_heads")
-        usual = {"head_dim": hidden // heads, "num_key_value_heads": heads, "num_hidden_layers": 1}
-        get = Values({**usual, **{k: v for k, v in given.raw.items() if v is not None}})
-        rope = Values({"rope_theta": 10000.0, **merged(given)})
-        layer = plain_layers(
-            get, rope, get.size("max_position_embeddings", 2048), get.size("intermediate_size")
+        rope = merged(get)
+        text = plain_layers(
+            get,
+            rope,
+            get.size("max_position_embeddings", 2048),
+            get.size("intermediate_size"),
+            num_layers=1,
+            head_dim=get.size("hidden_size") // get.size("num_attention_heads"),
+            num_kv_heads=get.size("num_attention_heads"),
+            rope_theta=10000.0,
         )
 
         def flag(key: str) -> bool:
             return own.flag(key, nested.flag(key))
 
-        return cls(
-            text=replace(layer, rope_dims=int(layer.head_dim * rope.number("partial_rotary_factor", 1.0))),
-            draft_vocab=own.size("draft_vocab_size", layer.vocab_size),
-            target_size=own.size("target_hidden_size", hidden),
+        made = cls(
+            text=replace(text, rope_dims=int(text.head_dim * rope.number("partial_rotary_factor", 1.0))),
+            draft_vocab=own.size("draft_vocab_size", text.vocab_size),
+            target_size=own.size("target_hidden_size", text.hidden_size),
             layers=_layers(own, nested),
             norm_before_residual=flag("norm_before_residual"),
             norm_before_fc=flag("norm_before_fc"),
             fc_norm=flag("fc_norm"),
             norm_output=flag("norm_output"),
         )
+        keys = OWN_KEYS if layer else Keys(idle=OWN_KEYS.idle | LAYER_KEYS.idle)
+        unread = [*keys.unread(own), *NESTED_KEYS.unread(nested), *unread_of_rope(rope)]
+        unread += LAYER_KEYS.unread(get) if layer else []
+        return replace(made, unread=tuple(sorted(set(unread))))
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
         """Of this target. Without a list they are those that were taken when the drafters were first published: behind the second layer,
@@ -175,9 +170,9 @@ def _layers(own: Values, nested: Values) -> tuple[int, ...]:
     """0-based ids. Published lists are of three kinds. In `target_layer_ids` (DeepSpec), and in the other's lists that begin with 1, an id
     names the layer whose output is taken. In all others it counts the layers that have run before: 2 is the output of layer 1. (The first
     layer's output, which is id 1 of this kind, is taken by none of them.)"""
+    own.skip(_LAYERS, "target_layer_ids")
     name = _LAYERS if "target_layer_ids" not in own.raw else "target_layer_ids"
-    ids = own.raw.get(name)
-    ids = nested.raw.get(name) if ids is None else ids
+    ids = own.value(name, nested.value(name))
     if ids is None:
         return ()
     if (
@@ -203,19 +198,6 @@ def is_eagle3(names: Collection[str], config: Mapping[str, Any] | None = None) -
     return (config or {}).get("speculators_model_type") == "eagle3" or any(
         "eagle3" in k.lower() for k in named
     )
-
-
-def unknown_eagle3_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a config.json that say something and that nobody reads."""
-    layer = mapping(config, "transformer_layer_config")
-    nested = mapping(config, "eagle_config")
-    known = Keys(
-        read=OWN_KEYS.read | (frozenset() if layer else LAYER_KEYS.read | set(LAYER_KEYS.only)),
-        idle=OWN_KEYS.idle | LAYER_KEYS.idle,
-    )
-    own = LAYER_KEYS.unknown(layer) if layer else []
-    inner = Keys(read=OWN_KEYS.read, idle=frozenset({"use_aux_hidden_state"})).unknown(nested)
-    return sorted({*known.unknown(config), *own, *inner, *unknown_of_rope(merged(Values(layer or config)))})
 
 
 def sanitize_eagle3(weights: Weights) -> Weights:

@@ -7,31 +7,24 @@ sliding_window_pattern) and the defaults that published multimodal configs leave
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import EVERYWHERE, Keys, Values, mapping, short
+from mlxspec.models.config_values import EVERYWHERE, Keys, Values, short
 from mlxspec.models.gemma_config import (
     TEXT_ONLY,
-    TEXT_READ,
     GemmaConfig,
     LayerShape,
     RotaryShape,
+    parts,
     rotary_descriptions,
-    text_values,
     tied,
+    unread_keys,
     windowed_layers,
 )
 
 TEXT_KEYS = Keys(
-    read=TEXT_READ
-    | {
-        "_sliding_window_pattern",
-        "query_pre_attn_scalar",
-        "rope_local_base_freq",
-        "rope_scaling",
-        "rope_theta",
-    },
     idle=EVERYWHERE,
     only={**TEXT_ONLY, "final_logit_softcapping": (), "use_bidirectional_attention": (False, True)},
 )
@@ -39,18 +32,18 @@ TEXT_KEYS = Keys(
 
 def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
     """Raises ModelError naming the first key that is missing, out of range or not supported."""
-    get = text_values(config)
+    outer, get = parts(config)
     TEXT_KEYS.check(get)
     hidden_size, head_dim = get.size("hidden_size"), get.size("head_dim", 256)
-    windowed, full = _rotaries(get, head_dim)
+    (windowed, full), ropes = _rotaries(get, head_dim)
     window, num_kv_heads = get.size("sliding_window", 4096), get.size("num_key_value_heads", 4)
     intermediate_size = get.size("intermediate_size")
-    both_ways = get.raw.get("use_bidirectional_attention") is True
+    both_ways = get.value("use_bidirectional_attention") is True
     if both_ways:
         window = window // 2 + 1  # the config counts both sides
     pattern = get.size("sliding_window_pattern", get.size("_sliding_window_pattern", 6))
-    return GemmaConfig(
-        vocab_size=get.size("vocab_size", Values(config).size("vocab_size", 262208)),
+    made = GemmaConfig(
+        vocab_size=get.size("vocab_size", outer.size("vocab_size", 262208)),
         hidden_size=hidden_size,
         layers=tuple(
             LayerShape(
@@ -67,27 +60,30 @@ def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
         embed_scale=_to_bfloat16(hidden_size**0.5),
         rms_eps=get.number("rms_norm_eps", 1e-6),
         max_context=get.size("max_position_embeddings", 131072),
-        tied=tied(config, get),
+        tied=tied(outer, get),
         reads_both_ways=both_ways,
     )
+    return replace(made, unread=unread_keys(outer, get, TEXT_KEYS, ropes))
 
 
-def _rotaries(get: Values, head_dim: int) -> tuple[RotaryShape, RotaryShape]:
-    """(of windowed layers, of full ones). `rope_scaling`, of an older dialect, is the full layers'; beside `rope_parameters` it may not
-    contradict them."""
-    windowed, full = rotary_descriptions(get) or ({}, {})
-    older = mapping(get.raw, "rope_scaling")
+def _rotaries(get: Values, head_dim: int) -> tuple[tuple[RotaryShape, RotaryShape], tuple[Values, Values]]:
+    """(of windowed layers, of full ones), and their descriptions. `rope_scaling`, of an older dialect, is the full layers'; beside
+    `rope_parameters` it may not contradict them."""
+    windowed, full = rotary_descriptions(get) or (Values({}), Values({}))
+    older = get.object("rope_scaling")
     for key, value in older.items():
-        if full.get(key, value) != value:
+        if full.raw.get(key, value) != value:
             raise ModelError(
-                f"config.json gives two values of {key} for rotary positions, {short(full[key])} and {short(value)}."
+                f"config.json gives two values of {key} for rotary positions, {short(full.raw[key])} and {short(value)}."
             )
     local, theta = get.number("rope_local_base_freq", 1e4), get.number("rope_theta", 1e6)
     max_context = get.size("max_position_embeddings", 131072)
-    return (
+    full = Values({**full.raw, **older})
+    shapes = (
         RotaryShape.of(head_dim, windowed, local, max_context),
-        RotaryShape.of(head_dim, {**full, **older}, theta, max_context),
+        RotaryShape.of(head_dim, full, theta, max_context),
     )
+    return shapes, (windowed, full)
 
 
 def _to_bfloat16(value: float) -> float:

@@ -26,19 +26,16 @@ from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.cut_layers import CutLayers
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma4_config import TEXT_KEYS, gemma4_config
-from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, unknown_keys
+from mlxspec.models.gemma4_config import gemma4_config
+from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig
 from mlxspec.models.layers import FusedLinear, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.seams import attending_by_row
 from mlxspec.platform.host import numbers
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
-OWN_KEYS = Keys(
-    read=OUTER_KEYS.read
-    | {"backbone_hidden_size", "centroid_intermediate_top_k", "num_centroids", "use_ordered_embeddings"},
-    idle=OUTER_KEYS.idle,
-)
+_OWN = "backbone_hidden_size", "centroid_intermediate_top_k", "num_centroids", "use_ordered_embeddings"
+OWN_KEYS = Keys(idle=OUTER_KEYS.idle.union(_OWN))  # its config.json is a Gemma 4's with these around it
 View = tuple[mx.array, mx.array]
 
 
@@ -55,7 +52,7 @@ class AssistantConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> AssistantConfig:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
-        get, text = Values(config), gemma4_config(config, borrows=True)
+        get, text = Values(config), gemma4_config(config, borrows=True, own=OWN_KEYS)
         if not text.tied or text.num_experts or text.per_layer_size:
             raise ModelError(
                 "config.json: an assistant has a tied head, no experts and no per-layer embeddings."
@@ -118,7 +115,7 @@ class Gemma4Assistant(nn.Module):
         super().__init__()
         config.check_fits(target.config)
         c = config.text
-        self._config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
         self.pre_projection = nn.Linear(2 * config.target_size, c.hidden_size, bias=False)
         self.post_projection = nn.Linear(c.hidden_size, config.target_size, bias=False)
         self.model = _Stack(c)
@@ -137,8 +134,8 @@ class Gemma4Assistant(nn.Module):
         """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
         from mlxspec.models.gemma_layers import fuse_layer  # slow to import
 
-        for layer, shape in zip(self.model.layers, self._config.text.layers, strict=True):
-            fuse_layer(layer, self._config.text, shape, self.dtype)
+        for layer, shape in zip(self.model.layers, self.config.text.layers, strict=True):
+            fuse_layer(layer, self.config.text, shape, self.dtype)
         for name in ("pre_projection", "post_projection"):
             self[name] = FusedLinear([self[name]])
         if "masked_embedding" in self:
@@ -150,7 +147,7 @@ class Gemma4Assistant(nn.Module):
         """Of the target's idle cache, for each of these rows: {True: what windowed layers read, False: what full ones do}."""
         own = [shape for shape in self._target[0].config.layers if shape.source is None]
         found: dict[bool, list[View]] = {}
-        for windowed in {shape.window is not None for shape in self._config.text.layers}:
+        for windowed in {shape.window is not None for shape in self.config.text.layers}:
             place = max(i for i, shape in enumerate(own) if (shape.window is not None) == windowed)
             window, layer = own[place].window, cache.attention(place)
             found[windowed] = []
@@ -173,7 +170,7 @@ class Gemma4Assistant(nn.Module):
     ) -> Output:
         """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
         hidden (B, target's H). head: (B, H) to the logits that are wanted, in place of the assistant's own head."""
-        c, rows = self._config.text, FlatRows((1,) * tokens.shape[0])
+        c, rows = self.config.text, FlatRows((1,) * tokens.shape[0])
         where = mx.array(np.asarray(positions, np.int32))
         num_cold, attended = self._cut.runners.num_cold, None
         x = self.pre_projection(mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1))[:, None]
@@ -191,12 +188,12 @@ class Gemma4Assistant(nn.Module):
     @property
     def scored(self) -> float:
         """Share of the vocabulary that the head gives scores of its own."""
-        c = self._config
+        c = self.config
         return c.num_chosen / c.num_centroids if "masked_embedding" in self else 1.0
 
     @property
     def vocab_size(self) -> int:
-        return self._config.text.vocab_size
+        return self.config.text.vocab_size
 
     @property
     def head_module(self) -> nn.Module | None:
@@ -207,19 +204,14 @@ class Gemma4Assistant(nn.Module):
         """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""
         if "masked_embedding" not in self:
             return project(self.model.embed_tokens, x)
-        k, masked = self._config.num_chosen, self.masked_embedding
-        clusters = masked.token_ordering.reshape(self._config.num_centroids, -1)
+        k, masked = self.config.num_chosen, self.masked_embedding
+        clusters = masked.token_ordering.reshape(self.config.num_centroids, -1)
         chosen = mx.argpartition(project(masked.centroids, x), kth=-k, axis=-1)[:, -k:]
         ids = clusters[chosen].reshape(x.shape[0], -1)  # (B, k * V / C)
         scores = (self.model.embed_tokens(ids) @ x[..., None])[..., 0]
         rest = scores.min(axis=-1, keepdims=True) - 1.0
-        everything = mx.broadcast_to(rest, (x.shape[0], self._config.text.vocab_size))
+        everything = mx.broadcast_to(rest, (x.shape[0], self.config.text.vocab_size))
         return mx.put_along_axis(everything, ids, scores, axis=-1)
-
-
-def unknown_assistant_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of an assistant's config.json that say something and that nobody reads."""
-    return unknown_keys(config, TEXT_KEYS, OWN_KEYS)
 
 
 def sanitize_assistant(weights: Weights) -> Weights:

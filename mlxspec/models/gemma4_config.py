@@ -7,31 +7,25 @@ it); knows no weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mlxspec.errors import ModelError
 from mlxspec.models.config_values import EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.gemma_config import (
+    OUTER_KEYS,
     TEXT_ONLY,
-    TEXT_READ,
     GemmaConfig,
     LayerShape,
     RotaryShape,
+    parts,
     rotary_descriptions,
-    text_values,
     tied,
+    unread_keys,
     windowed_layers,
 )
 
 TEXT_KEYS = Keys(
-    read=TEXT_READ
-    | frozenset(
-        """
-        attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim hidden_size_per_layer_input moe_intermediate_size
-        num_experts num_global_key_value_heads num_kv_shared_layers per_layer_config top_k_experts use_double_wide_mlp
-        vocab_size_per_layer_input
-        """.split()
-    ),
     idle=EVERYWHERE,
     only={
         **TEXT_ONLY,
@@ -45,28 +39,33 @@ _OF_A_LAYER = frozenset({"head_dim", "num_key_value_heads"})
 _FULL_ROTARY = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 
-def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False) -> GemmaConfig:
+def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False, own: Keys = OUTER_KEYS) -> GemmaConfig:
     """Raises ModelError naming the first key that is missing, out of range or not supported.
 
-    `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves.
+    `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves. own: keys that are
+    read elsewhere, or idle, around the text model's part.
     """
-    get = text_values(config)
+    outer, get = parts(config)
     TEXT_KEYS.check(get)
     has_experts = get.flag("enable_moe_block")
-    softcap = get.raw.get("final_logit_softcapping")
+    get.skip("num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input")
+    softcap, ropes = (
+        get.value("final_logit_softcapping"),
+        rotary_descriptions(get) or (Values({}), Values(_FULL_ROTARY)),
+    )
     per_layer_size = get.raw.get("hidden_size_per_layer_input", 256) and get.size(
         "hidden_size_per_layer_input", 256
     )
-    return GemmaConfig(
-        vocab_size=get.size("vocab_size", Values(config).size("vocab_size", 262144)),
+    made = GemmaConfig(
+        vocab_size=get.size("vocab_size", outer.size("vocab_size", 262144)),
         hidden_size=get.size("hidden_size"),
-        layers=_layers(get, borrows),
+        layers=_layers(get, ropes, borrows),
         num_heads=get.size("num_attention_heads", 8),
         scale=1.0,
         embed_scale=get.size("hidden_size") ** 0.5,
         rms_eps=get.number("rms_norm_eps", 1e-6),
         max_context=get.size("max_position_embeddings", 131072),
-        tied=tied(config, get),
+        tied=tied(outer, get),
         generation=4,
         softcap=None if softcap is None else get.number("final_logit_softcapping", 30.0),
         per_layer_size=per_layer_size or 0,
@@ -75,19 +74,20 @@ def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False) -> GemmaC
         num_experts_per_token=get.size("top_k_experts") if has_experts else 0,
         expert_size=get.size("moe_intermediate_size") if has_experts else 0,
     )
+    return replace(made, unread=unread_keys(outer, get, TEXT_KEYS, ropes, own))
 
 
-def _layers(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
+def _layers(get: Values, ropes: tuple[Values, Values], borrows: bool) -> tuple[LayerShape, ...]:
     kinds = list(windowed_layers(get, get.size("sliding_window_pattern", 6)))
+    get.skip("num_kv_shared_layers", "num_global_key_value_heads")
     kinds[-1] = False  # the last layer always sees everything
     if borrows:
         sources: list[int | None] = list(range(len(kinds)))
     else:
         sources = _sources(kinds, get.size("num_kv_shared_layers", 0))
-    by_layer = (
-        get.raw.get("per_layer_config") is not None
-    )  # then it says all; empty where full layers are like the others
-    theirs = mapping(get.raw, "per_layer_config")
+    theirs = get.object("per_layer_config")
+    # then it says all; empty where full layers are like the others
+    by_layer = get.value("per_layer_config") is not None
     other = sorted({key for i in theirs for key in mapping(theirs, i).keys() - _OF_A_LAYER})
     if other:
         raise ModelError(f"config.json: {short(other[0])} in per_layer_config is not supported.")
@@ -95,7 +95,6 @@ def _layers(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
     window, size = get.size("sliding_window", 512), get.size("intermediate_size")
     same = get.flag("attention_k_eq_v")
     wide = 2 if get.flag("use_double_wide_mlp") else 1
-    ropes = rotary_descriptions(get) or ({}, _FULL_ROTARY)
     head_dim, num_kv_heads = get.size("head_dim", 256), get.size("num_key_value_heads", 4)
     full_head_dim = get.size("global_head_dim", 512)
     full_kv_heads = get.size("num_global_key_value_heads", num_kv_heads) if same else num_kv_heads

@@ -6,24 +6,16 @@ which shapes make no sense.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
 from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling, kind_of
-from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+from mlxspec.models.rotary_scaling import unread as unread_of_rope
 
 _KINDS = ("sliding_attention", "full_attention")
-# What both generations' text configs have.
-TEXT_READ = frozenset(
-    """
-    head_dim hidden_size intermediate_size layer_types max_position_embeddings num_attention_heads
-    num_hidden_layers num_key_value_heads rms_norm_eps rope_parameters sliding_window sliding_window_pattern tie_word_embeddings
-    vocab_size
-    """.split()
-)
 TEXT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "attn_logit_softcapping": (),
@@ -33,7 +25,7 @@ TEXT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, 1.0),
 }
 OUTER_KEYS = Keys(
-    read=frozenset({"tie_word_embeddings", "vocab_size"}),
+    # vocab_size: read where a multimodal config's text model has none
     idle=EVERYWHERE
     | AROUND
     | frozenset(
@@ -57,10 +49,10 @@ class RotaryShape:
     scaling: Scaling = UNSCALED
 
     @classmethod
-    def of(cls, head_dim: int, rope: Mapping[str, Any], theta: float, max_context: int) -> RotaryShape:
+    def of(cls, head_dim: int, get: Values, theta: float, max_context: int) -> RotaryShape:
         """From a config's description; `theta` where that says none. max_context: the config's max_position_embeddings."""
-        get, part = Values(rope), Values(rope).number("partial_rotary_factor", 1.0)
-        proportional = kind_of(rope) == "proportional"
+        part, theta = get.number("partial_rotary_factor", 1.0), get.number("rope_theta", theta)
+        proportional = kind_of(get) == "proportional"
         if part > 1.0 or (part != 1.0 and not proportional):
             raise ModelError(
                 f"config.json: partial_rotary_factor {short(part)} is supported with rope_type 'proportional' only, up to 1."
@@ -68,10 +60,10 @@ class RotaryShape:
         if proportional:
             scaling = Scaling(kind="linear", factor=get.number("factor", 1.0))
         else:
-            scaling = Scaling.of(rope, max_context)
+            scaling = Scaling.of(get, max_context)
         return cls(
             head_dim=head_dim,
-            theta=get.number("rope_theta", theta),
+            theta=theta,
             num_pairs=int(part * head_dim // 2),
             scaling=scaling,
         )
@@ -102,6 +94,7 @@ class GemmaConfig:
     below it, None for straight ones.
     reads_both_ways: every token of a forward sees those behind it too, in windowed layers as many as before it.
     per_layer_size: width of the inputs that every layer gets from an embedding of its own, 0 for none; per_layer_vocab: that embedding's.
+    unread: keys of config.json that say something and that nobody reads.
     """
 
     vocab_size: int
@@ -121,6 +114,7 @@ class GemmaConfig:
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_size: int = 0
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for layer in self.layers:
@@ -155,19 +149,21 @@ class GemmaConfig:
             )
 
 
-def text_values(config: Mapping[str, Any]) -> Values:
-    """The text model's part of a config.json, multimodal or not."""
-    return Values(mapping(config, "text_config") or config)
+def parts(config: Mapping[str, Any]) -> tuple[Values, Values]:
+    """A config.json, and the text model's part of it: the same where it is of a text model alone."""
+    outer = Values(config)
+    text = outer.object("text_config")
+    return outer, Values(text) if text else outer
 
 
-def tied(config: Mapping[str, Any], text: Values) -> bool:
+def tied(outer: Values, text: Values) -> bool:
     """Gemma's head is its embedding unless a config says otherwise."""
-    return Values(config).flag("tie_word_embeddings", text.flag("tie_word_embeddings", True))
+    return outer.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True))
 
 
 def windowed_layers(get: Values, pattern: int) -> tuple[bool, ...]:
     """Which layers have a window: by layer_types, else all but every `pattern`-th."""
-    num_layers, kinds = get.size("num_hidden_layers"), get.raw.get("layer_types")
+    num_layers, kinds = get.size("num_hidden_layers"), get.value("layer_types")
     if kinds is None:
         return tuple((i + 1) % pattern != 0 for i in range(num_layers))
     known = {"sliding_attention": True, "full_attention": False}
@@ -182,24 +178,22 @@ def windowed_layers(get: Values, pattern: int) -> tuple[bool, ...]:
     return tuple(known[k] for k in kinds)
 
 
-def rotary_descriptions(get: Values) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+def rotary_descriptions(get: Values) -> tuple[Values, Values] | None:
     """(of windowed layers, of full ones) where a config has `rope_parameters` by kind of layer. Raises ModelError where it has others."""
-    rope = mapping(get.raw, "rope_parameters")
+    rope = get.object("rope_parameters")
     if not rope:
         return None
     if rope.keys() - set(_KINDS):
         raise ModelError(
             f"config.json: rope_parameters must describe {' and '.join(_KINDS)}, and nothing else."
         )
-    return mapping(rope, _KINDS[0]), mapping(rope, _KINDS[1])
+    return Values(mapping(rope, _KINDS[0])), Values(mapping(rope, _KINDS[1]))
 
 
-def unknown_keys(config: Mapping[str, Any], keys: Keys, outer: Keys = OUTER_KEYS) -> list[str]:
-    """Keys of a config.json that say something and that nobody reads. keys: of the text model's part."""
-    text = mapping(config, "text_config")
-    inner = Keys(
-        read=keys.read, idle=keys.idle | (frozenset() if text else outer.idle | outer.read), only=keys.only
-    )
-    ropes = [*(rotary_descriptions(Values(text or config)) or ()), mapping(text or config, "rope_scaling")]
-    found = [*inner.unknown(text or config), *(outer.unknown(config) if text else ())]
-    return sorted({*found, *(key for rope in ropes for key in unknown_of_rope(rope))})
+def unread_keys(
+    outer: Values, text: Values, keys: Keys, ropes: Iterable[Values], own: Keys = OUTER_KEYS
+) -> tuple[str, ...]:
+    """Keys of a config.json that say something and that nobody has read. keys: of the text model's part; own: of what is around it."""
+    found = [*keys.unread(text), *(key for rope in ropes for key in unread_of_rope(rope))]
+    found = own.unread(outer) + found if text is not outer else [k for k in found if k not in own.idle]
+    return tuple(sorted(set(found)))

@@ -6,26 +6,18 @@ Knows both dialects of the config (Hugging Face's `layer_types`, mlx-lm's `full_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping
+from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values
 from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
-from mlxspec.models.rotary_scaling import unknown as unknown_of_rope
+from mlxspec.models.rotary_scaling import unread as unread_of_rope
 
 TEXT_KEYS = Keys(
-    read=frozenset(
-        """
-        full_attention_interval head_dim hidden_size intermediate_size layer_types linear_conv_kernel_dim linear_key_head_dim
-        linear_num_key_heads linear_num_value_heads linear_value_head_dim max_position_embeddings moe_intermediate_size
-        mtp_num_hidden_layers mtp_use_dedicated_embeddings norm_topk_prob num_attention_heads num_experts num_experts_per_tok
-        num_hidden_layers num_key_value_heads partial_rotary_factor rms_norm_eps rope_parameters rope_scaling rope_theta
-        shared_expert_intermediate_size tie_word_embeddings vocab_size
-        """.split()
-    ),
     # recurrent states are float32 here whatever mamba_ssm_dtype says; windows are off without use_sliding_window
     idle=EVERYWHERE
+    | AROUND
     | {"mamba_ssm_dtype", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     only={
         "hidden_act": ("silu",),
@@ -40,7 +32,6 @@ TEXT_KEYS = Keys(
     },
 )
 OUTER_KEYS = Keys(
-    read=frozenset({"tie_word_embeddings"}),
     idle=EVERYWHERE
     | AROUND
     | {
@@ -63,7 +54,8 @@ class Qwen35Config:
 
     rope_sections: how many of the rotary pairs turn by each of a position's three axes (time, height, width), interleaved as
     `interleaved_axes` says. shared_expert_size: 0 where no expert is shared by all tokens. is_gated: attention has an output gate.
-    joins_projections: a Gated DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head.
+    joins_projections: a Gated DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head. unread:
+    keys of config.json that say something and that nobody reads.
     """
 
     vocab_size: int
@@ -94,6 +86,7 @@ class Qwen35Config:
     rope_sections: tuple[int, int, int] = SECTIONS
     is_gated: bool = True
     joins_projections: bool = False
+    unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -113,12 +106,14 @@ class Qwen35Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen35Config:
         """Raises ModelError naming the first key that is missing or out of range."""
-        get = Values(mapping(config, "text_config") or config)
+        outer = Values(config)
+        text = outer.object("text_config")
+        get = Values(text) if text else outer
         num_layers = get.size("num_hidden_layers")
         num_experts = get.size("num_experts", 0)
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
-        rope = Values(merged(get))
-        if rope.raw.get("rope_theta") is None:
+        rope = merged(get)
+        if rope.value("rope_theta") is None:
             raise ModelError("config.json names no rope_theta, for which there is no common default.")
         max_context = get.size("max_position_embeddings", 262144)
         TEXT_KEYS.check(get)
@@ -138,10 +133,10 @@ class Qwen35Config:
             rms_eps=get.number("rms_norm_eps", 1e-6),
             rope_theta=rope.number("rope_theta"),
             rope_dims=int(head_dim * rope.number("partial_rotary_factor", 0.25)),
-            rope_scaling=Scaling.of(rope.raw, max_context),
-            rope_sections=_sections(rope.raw.get("mrope_section")),
+            rope_scaling=Scaling.of(rope, max_context),
+            rope_sections=_sections(rope.value("mrope_section")),
             max_context=max_context,
-            tied=get.flag("tie_word_embeddings", Values(config).flag("tie_word_embeddings")),
+            tied=get.flag("tie_word_embeddings", outer.flag("tie_word_embeddings")),
             num_experts=num_experts,
             num_experts_per_token=get.size("num_experts_per_tok", 0),
             expert_size=get.size("moe_intermediate_size", 0),
@@ -152,7 +147,8 @@ class Qwen35Config:
         )
         if num_experts and made.shared_expert_size == 0:
             raise ModelError("config.json: experts need a shared_expert_intermediate_size.")
-        return made
+        unread = [*TEXT_KEYS.unread(get), *unread_of_rope(rope), *(OUTER_KEYS.unread(outer) if text else ())]
+        return replace(made, unread=tuple(sorted(set(unread))))
 
     @property
     def unsupported_head(self) -> str | None:
@@ -209,19 +205,9 @@ def interleaved_axes(num_pairs: int, sections: Sequence[int]) -> list[int]:
     return axes
 
 
-def unknown_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a config.json that say something and that nobody reads."""
-    text = mapping(config, "text_config")
-    outer = OUTER_KEYS.unknown(config) if text else []
-    inner = Keys(read=TEXT_KEYS.read, idle=TEXT_KEYS.idle | AROUND, only=TEXT_KEYS.only)
-    own = inner.unknown(text or config)
-    return sorted({*outer, *own, *unknown_of_rope(merged(Values(text or config)))})
-
-
 def _layer_kinds(get: Values, num_layers: int) -> tuple[bool, ...]:
-    kinds = get.raw.get("layer_types")
+    kinds, interval = get.value("layer_types"), get.size("full_attention_interval", 4)
     if kinds is None:
-        interval = get.size("full_attention_interval", 4)
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
     known = {"linear_attention": True, "full_attention": False}
     if (

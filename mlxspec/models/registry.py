@@ -14,7 +14,7 @@ from mlxspec.loading.qwen_weights import sanitize_qwen3, sanitize_qwen3_5
 from mlxspec.loading.weights import Weights
 from mlxspec.models import gemma3_config as gemma3
 from mlxspec.models import gemma4_config as gemma4
-from mlxspec.models import gemma_config, qwen3_5_config, qwen3_config
+from mlxspec.models import qwen3_config
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.qwen3_5 import Qwen35
@@ -28,13 +28,11 @@ Head = Qwen35Mtp
 
 class Architecture(NamedTuple):
     """parse: config.json to a checked config. build: that to modules, not yet loaded. sanitize: all tensors of a folder to those of the
-    trunk and of the MTP head, under our names. unknown: keys of config.json that say something and that nobody reads. head: config and
-    trunk to the head's modules, None where the architecture has none."""
+    trunk and of the MTP head, under our names. head: config and trunk to the head's modules, None where the architecture has none."""
 
     parse: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any], Trunk]
     sanitize: Callable[[Weights, Any], tuple[Weights, Weights]]
-    unknown: Callable[[Mapping[str, Any]], list[str]]
     head: Callable[[Any, Any], Head] | None = None
 
 
@@ -42,23 +40,18 @@ _QWEN35 = Architecture(
     parse=Qwen35Config.from_dict,
     build=Qwen35,
     sanitize=lambda weights, config: sanitize_qwen3_5(weights, tied=config.tied),
-    unknown=qwen3_5_config.unknown_keys,
     head=Qwen35Mtp,
 )
-_QWEN3_NEXT = _QWEN35._replace(
-    parse=qwen3_config.qwen3_next_config, unknown=qwen3_config.unknown_qwen3_next_keys
-)
+_QWEN3_NEXT = _QWEN35._replace(parse=qwen3_config.qwen3_next_config)
 _QWEN3 = Architecture(
     parse=qwen3_config.qwen3_config,
     build=Qwen35,
     sanitize=lambda weights, config: sanitize_qwen3(weights, tied=config.tied),
-    unknown=qwen3_config.unknown_qwen3_keys,
 )
 _GEMMA3 = Architecture(
     parse=gemma3.gemma3_config,
     build=Gemma,
     sanitize=lambda weights, config: (sanitize_gemma3(weights, tied=config.tied), {}),
-    unknown=lambda config: gemma_config.unknown_keys(config, gemma3.TEXT_KEYS),
 )
 
 
@@ -71,7 +64,6 @@ _GEMMA4 = Architecture(
     parse=gemma4.gemma4_config,
     build=Gemma,
     sanitize=_sanitize_gemma4,
-    unknown=lambda config: gemma_config.unknown_keys(config, gemma4.TEXT_KEYS),
 )
 
 ARCHITECTURES = {

@@ -14,33 +14,13 @@ from typing import Any
 import numpy as np
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import Keys, Values, mapping, short
+from mlxspec.models.config_values import Keys, Values, short
 
 KINDS = ("default", "linear", "yarn", "llama3")
-_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
-_IDLE = frozenset(
-    {"mrope_section", "mrope_interleaved", "finetuned"}
-)  # text has the same position on all axes
-_BY_KIND: Mapping[str, frozenset[str]] = {
-    "default": frozenset(),
-    "linear": frozenset({"factor"}),
-    "proportional": frozenset({"factor"}),
-    "llama3": frozenset(
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-    ),
-    "yarn": frozenset(
-        {
-            "factor",
-            "original_max_position_embeddings",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        }
-    ),
-}
+_COMMON = frozenset(
+    {"rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "finetuned"}
+)
+_KEYS = Keys(idle=_COMMON | {"type"})  # text has the same position on all axes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +39,10 @@ class Scaling:
     high: float = 4.0
 
     @classmethod
-    def of(cls, rope: Mapping[str, Any], max_context: int) -> Scaling:
+    def of(cls, get: Values, max_context: int) -> Scaling:
         """From a config's description. max_context: the config's max_position_embeddings, where a description names no other.
         Raises ModelError for kinds that are not supported and values that are out of range."""
-        kind, get = kind_of(rope), Values(rope)
+        kind = kind_of(get)
         if kind not in KINDS:
             raise ModelError(
                 f"config.json: rotary positions of kind {short(kind)} are not supported; supported are {', '.join(KINDS)}."
@@ -122,32 +102,30 @@ class Scaling:
 UNSCALED = Scaling()
 
 
-def kind_of(rope: Mapping[str, Any]) -> Any:
+def kind_of(rope: Values) -> Any:
     """What a description calls itself, under either name."""
-    found = rope.get("rope_type")
-    found = rope.get("type") if found is None else found
-    return "default" if found is None else found
+    return rope.value("rope_type", rope.value("type", "default"))
 
 
-def merged(get: Values) -> Mapping[str, Any]:
+def merged(get: Values) -> Values:
     """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. Raises ModelError where they differ."""
     found: dict[str, Any] = {}
-    described = [_plain(mapping(get.raw, key)) for key in ("rope_parameters", "rope_scaling")]
+    described = [_plain(get.object(key)) for key in ("rope_parameters", "rope_scaling")]
     stretches = any(rope.get("rope_type", "default") != "default" for rope in described)
     for rope in described:
         # transformers writes a default description beside an older one that stretches: only what all kinds have is meant
         is_idle = stretches and rope.get("rope_type") == "default"
         _add(
             found,
-            {k: v for k, v in rope.items() if not is_idle or (k in _COMMON | _IDLE and k != "rope_type")},
+            {k: v for k, v in rope.items() if not is_idle or (k in _COMMON and k != "rope_type")},
         )
-    _add(found, {k: get.raw.get(k) for k in ("rope_theta", "partial_rotary_factor")})
-    return found
+    _add(found, {k: get.value(k) for k in ("rope_theta", "partial_rotary_factor")})
+    return Values(found)
 
 
 def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
     own = {k: v for k, v in rope.items() if k != "type"}
-    return own | {"rope_type": kind_of(rope)} if rope else own
+    return own | {"rope_type": kind_of(Values(rope))} if rope else own
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -158,10 +136,9 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
             )
 
 
-def unknown(rope: Mapping[str, Any]) -> list[str]:
+def unread(rope: Values) -> list[str]:
     """Keys of a description that its kind does not use."""
-    used = _BY_KIND.get(kind_of(rope), frozenset())
-    return Keys(read=_COMMON | used, idle=_IDLE).unknown(rope)
+    return _KEYS.unread(rope)
 
 
 def _amplitude(get: Values, factor: float) -> float:
@@ -170,8 +147,9 @@ def _amplitude(get: Values, factor: float) -> float:
     def by(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    if get.raw.get("attention_factor") is not None:
+    scales = [get.value("mscale"), get.value("mscale_all_dim")]
+    if get.value("attention_factor") is not None:
         return get.number("attention_factor")
-    if get.raw.get("mscale") and get.raw.get("mscale_all_dim"):
+    if all(scales):
         return by(get.number("mscale")) / by(get.number("mscale_all_dim"))
     return by(1.0)

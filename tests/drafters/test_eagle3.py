@@ -18,7 +18,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ModelError
 from mlxspec.models.assemble_drafter import assemble_drafter
-from mlxspec.models.eagle3 import Eagle3Head, unknown_eagle3_keys
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.fill import check_finite
 from mlxspec.models.folder import ModelFolder
 from mlxspec.platform import device, memory
@@ -371,7 +371,7 @@ def test_without_an_embedding_the_sizes_must_be_the_targets(tmp_path: Path) -> N
 
 
 def test_what_deepspec_writes_of_its_training_is_no_unknown_key() -> None:
-    assert unknown_eagle3_keys(config(KINDS["DeepSpec"], 96, SIZE, LAYERS)) == []
+    assert Eagle3Config.from_dict(config(KINDS["DeepSpec"], 96, SIZE, LAYERS)).unread == ()
 
 
 def test_layer_lists_of_all_kinds_name_layers(tmp_path: Path) -> None:

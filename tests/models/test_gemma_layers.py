@@ -11,6 +11,7 @@ import pytest
 from planting import catches
 
 from mlxspec.models import gemma_layers
+from mlxspec.models.config_values import Values
 from mlxspec.models.gemma_config import RotaryShape
 from mlxspec.models.gemma_layers import Turn
 from mlxspec.platform.host import numbers
@@ -59,7 +60,7 @@ def unstretched(right: Any) -> Any:
 @catches("the amplitude is left out", "mlxspec.models.gemma_layers:Turn.__call__", unstretched, case="yarn")
 @pytest.mark.parametrize("kind", ROPES)
 def test_heads_are_turned_as_the_config_says(kind: str) -> None:
-    shape = RotaryShape.of(DIM, ROPES[kind], 1e4, 4096)
+    shape = RotaryShape.of(DIM, Values(ROPES[kind]), 1e4, 4096)
     x = np.random.default_rng(0).standard_normal((len(POSITIONS), 3, 1, DIM)).astype(np.float32)
     found = numbers(Turn(shape)(mx.array(x), mx.array(POSITIONS)))
     np.testing.assert_allclose(found, plain(shape, x.astype(np.float64)), atol=2e-3)
@@ -80,7 +81,7 @@ def rounded(right: Any) -> Any:
 @pytest.mark.parametrize("family", ["gemma3", "gemma4-dense"])
 def test_a_fused_layer_turns_far_heads_exactly(family: str, dtype: mx.Dtype) -> None:
     """Angles are exact at far positions; only what is turned has 16 bits."""
-    rotary = RotaryShape.of(DIM, {}, 1e6, 4096)
+    rotary = RotaryShape.of(DIM, Values({}), 1e6, 4096)
     shape = replace(families.gemma_layer(None), rotary=rotary)
     c = families.gemma_config(shape, generation=families.GEMMA[family].generation)
     layer: Any = gemma_layers.decoder_layer(c, shape)

@@ -28,7 +28,6 @@ from mlxspec.models.vision.parts import (
 )
 
 _KEYS = Keys(
-    read=frozenset(),
     only={"hidden_activation": ("gelu_pytorch_tanh",), "attention_bias": (False,)},
 )
 _LAYER_NORM_EPS = 1e-5  # of models without a tower; not in their config

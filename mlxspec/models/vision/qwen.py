@@ -31,7 +31,6 @@ from mlxspec.models.vision.parts import (
 
 _EPS = 1e-6
 _KEYS = Keys(
-    read=frozenset(),
     only={
         "hidden_act": ("gelu_pytorch_tanh",),
         "in_channels": (3,),

@@ -105,7 +105,7 @@ def gemma4_images(
 def _checked(settings: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -> Values:
     get = Values(settings)
     try:
-        Keys(read=frozenset(), only={**_STEPS, **only}).check(get)
+        Keys(only={**_STEPS, **only}).check(get)
     except ModelError as error:
         raise ModelError(f"{FILE}{str(error).removeprefix('config.json')}") from error
     return get

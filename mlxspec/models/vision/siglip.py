@@ -19,7 +19,6 @@ from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.vision.parts import attend, gelu_tanh, layer_bytes, layer_norm
 
 _KEYS = Keys(
-    read=frozenset(),
     only={
         "hidden_act": ("gelu_pytorch_tanh",),
         "num_channels": (3,),
