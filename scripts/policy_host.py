@@ -71,7 +71,7 @@ class _Head(ModelDrafter):
 
     def close(self, row: int) -> None: ...
 
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
+    def _make_cache(self, num_rows: int, kv_bits: int | None = None) -> ModelCache:
         raise NotImplementedError
 
     def _forward(self, step: DraftStep) -> Output:

@@ -9,7 +9,6 @@ and queues by model_based.py; the network is models/dflash.py's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +22,6 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Output
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.reads import Reads, reads
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted
 from mlxspec.sampling.sampler import OF_A_DRAW, BatchSampler, Drawn
@@ -52,13 +50,6 @@ class DFlashDrafter(BehindUnread):
         super().__init__(model, min(max_context, model.config.text.max_context), head_rows, kv_bits=kv_bits)
         self.needs = Needs(layers=model.config.layer_ids)
         self.max_draft = model.config.num_drafts
-
-    @property
-    def reads(self) -> Reads:
-        whole = reads(self.model)
-        if not self.model.config.has_head:
-            whole = replace(whole, head=reads(self.model.target).head)
-        return whole if self.proposals is None else replace(whole, head=self.proposals.weight_bytes)
 
     def _forward(self, step: DraftStep) -> Output:
         """Context cells; the tokens say nothing that the layers' outputs do not."""

@@ -17,7 +17,6 @@ from mlxspec.models.base import LogitsAt, Model, Output
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_features import HeldFeatures, ImageFeatures
 from mlxspec.models.image_rows import SeenImages
-from mlxspec.models.reads import Reads, reads
 from mlxspec.models.vision.base import Vision
 
 _SIZE_DIFFERENCE = 128  # padding of the embedding may differ that much, as llama.cpp allows
@@ -49,10 +48,6 @@ class DraftModel(ModelDrafter):
     @property
     def weight_bytes(self) -> int:
         return super().weight_bytes + (0 if self._vision is None else self._vision.nbytes)
-
-    @property
-    def reads(self) -> Reads:
-        return reads(self.model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:

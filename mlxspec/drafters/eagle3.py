@@ -11,7 +11,6 @@ from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Needs
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.models.eagle3 import Eagle3Head
-from mlxspec.models.reads import Reads, reads
 
 
 class Eagle3(Mtp):
@@ -28,10 +27,6 @@ class Eagle3(Mtp):
     @property
     def ids(self) -> mx.array | None:
         return self.model.ids
-
-    @property
-    def reads(self) -> Reads:
-        return reads(self.model)
 
     def _taken(self, hidden: mx.array) -> mx.array:
         return self.model.take(hidden)

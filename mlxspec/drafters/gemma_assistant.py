@@ -8,7 +8,6 @@ nothing to catch up: whatever has been observed, a draft costs its steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -19,7 +18,6 @@ from mlxspec.drafters.model_based import DraftStep, ModelDrafter, _Row
 from mlxspec.models.base import Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -88,13 +86,6 @@ class GemmaAssistant(ModelDrafter):
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self._newest.values())
-
-    @property
-    def reads(self) -> Reads:
-        whole = reads(self.model)
-        if self.proposals is not None:
-            return replace(whole, head=self.proposals.weight_bytes)
-        return replace(whole, head=int(whole.head * self.model.scored))
 
     def row_bytes(self, length: int) -> int:
         return 0 if self.reduced is None else self.reduced.own_bytes(length)

@@ -22,7 +22,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.image_rows import ImageInput, RowPiece, SeenImages, image_input
-from mlxspec.models.reads import Reads
+from mlxspec.models.reads import Reads, drafted_reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
@@ -120,7 +120,7 @@ class ModelDrafter(Drafter):
         self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
         self._seen: dict[int, SeenImages] = {}  # of rows with images
         if kv_bits != PLAIN:
-            whole = self._cache_in(0, PLAIN).layers
+            whole = self._make_cache(0, PLAIN).layers
             check_kv_bits(whole, kv_bits, f"The drafter {self.name}", "draft_kv_bits")
 
     def num_queued(self, row: int) -> int:
@@ -145,7 +145,7 @@ class ModelDrafter(Drafter):
     @property
     def reads(self) -> Reads:
         """What drafting a token reads of weights, the language-model head included: its cost is guessed from that."""
-        return Reads(dense=self.weight_bytes)
+        return drafted_reads(self.model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
@@ -155,13 +155,11 @@ class ModelDrafter(Drafter):
     def weight_bytes(self) -> int:
         return bytes_of(self.model) + (0 if self.reduced is None else self.reduced.weight_bytes)
 
-    def _cache_in(self, num_rows: int, kv_bits: int) -> ModelCache:
-        """A cache whose layers that attend to the whole context keep keys and values in so many bits."""
-        found: ModelCache = self.model.make_cache(num_rows, kv_bits=kv_bits)
+    def _make_cache(self, num_rows: int, kv_bits: int | None = None) -> ModelCache:
+        found: ModelCache = self.model.make_cache(
+            num_rows, kv_bits=self.kv_bits if kv_bits is None else kv_bits
+        )
         return found
-
-    def _make_cache(self, num_rows: int) -> ModelCache:
-        return self._cache_in(num_rows, self.kv_bits)
 
     @abstractmethod
     def _forward(self, step: DraftStep) -> Output:

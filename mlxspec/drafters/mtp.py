@@ -17,7 +17,6 @@ from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.drafters.model_based import DraftStep
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.reads import Reads, reads
 from mlxspec.sampling.sampler import BatchSampler
 
 
@@ -28,11 +27,6 @@ class Mtp(BehindUnread):
     needs = Needs(hidden=True)
     skips = 1
     sees_images = True
-
-    @property
-    def reads(self) -> Reads:
-        whole = reads(self.model.target).head
-        return reads(self.model, head=whole if self.proposals is None else self.proposals.weight_bytes)
 
     def _draft_behind(
         self,

@@ -41,6 +41,11 @@ class CellHead(nn.Module):
         return self._target[0]
 
     @property
+    def head_owner(self) -> Any:
+        """The model whose head gives the logits."""
+        return self.target
+
+    @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: the target's."""
         return self.target.dtype  # type: ignore[no-any-return]

@@ -243,6 +243,11 @@ class DFlash(nn.Module):
         return self._target[0]
 
     @property
+    def head_owner(self) -> Any:
+        """The model whose head gives the logits: the target, unless the drafter has a head of its own."""
+        return self if self.config.has_head else self.target
+
+    @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype: that of its matrices. Never float16, in which sums of several layers' outputs do not fit."""
         return compute_dtype(self.fc) if self._dtype is None else self._dtype

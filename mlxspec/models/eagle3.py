@@ -295,6 +295,10 @@ class Eagle3Head(CellHead):
         return compute_dtype(self.fc) if self._dtype is None else self._dtype
 
     @property
+    def head_owner(self) -> Eagle3Head:
+        return self
+
+    @property
     def num_proposed(self) -> int:
         """How many of the target's tokens it can propose."""
         return self.config.draft_vocab

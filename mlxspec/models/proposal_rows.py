@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.nn as nn
 import numpy as np
@@ -16,7 +17,7 @@ from mlxspec.models.fill import is_packed
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.reads import Reads, reads
+from mlxspec.models.reads import Reads, drafted_reads
 from mlxspec.models.shard import GatheredHead
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.text_model import TextModel
@@ -54,13 +55,6 @@ class Proposing:
         )
 
 
-def whole_reads(drafter: Drafting) -> Reads:
-    """What a drafted token reads with the whole head."""
-    if isinstance(drafter, Qwen35Mtp) or (isinstance(drafter, DFlash) and not drafter.config.has_head):
-        return reads(drafter, head=reads(drafter.target).head)
-    return reads(drafter)
-
-
 def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
     """How many rows are read, 0 for all. asked: as SpecConfig.draft_vocab."""
     if asked is not None:
@@ -68,6 +62,11 @@ def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
     if vocab_size < LEAST_VOCABULARY or whole.head < LEAST_SHARE * whole.bytes():
         return 0
     return DEFAULT_ROWS
+
+
+def _owner(drafter: Drafting) -> Any:
+    """The model whose head gives a drafter's logits."""
+    return getattr(drafter, "head_owner", drafter)
 
 
 def rows_of(
@@ -78,7 +77,7 @@ def rows_of(
     bits = draft_bits if draft_bits < 16 and is_packed(target) else None
     if isinstance(drafter, DFlash) and (drafter.picks_in_order or drafter.config.has_head):
         return None
-    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
+    owner = _owner(drafter)
     head = owner.head_module
     if head is None:
         return None
@@ -93,9 +92,7 @@ def rows_of(
 
 def proposing(drafter: Drafting, target: nn.Module, asked: int | None, draft_bits: int) -> Proposing | None:
     """What a drafted token would read; None where the drafter scores clusters of tokens."""
-    whole = whole_reads(drafter)
-    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
-    vocab_size = owner.vocab_size
+    whole, vocab_size = drafted_reads(drafter), _owner(drafter).vocab_size
     num = num_rows(asked, vocab_size, whole)
     made = rows_of(drafter, target, np.arange(num or 1), draft_bits)
     if made is None:
@@ -120,8 +117,7 @@ def choose_rows(
 ) -> tuple[HeadRows | None, list[str]]:
     """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences. Of a head that is
     divided among ranks all are taken, where nothing was asked for."""
-    owner = drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
-    if not asked and isinstance(owner.head_module, GatheredHead):
+    if not asked and isinstance(_owner(drafter).head_module, GatheredHead):
         return None, []
     found = proposing(drafter, target, asked, draft_bits)
     if found is None:

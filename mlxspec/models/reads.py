@@ -7,7 +7,7 @@ proportional to the bytes it reads. Runs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx.utils import tree_flatten
@@ -55,6 +55,17 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
         each=each / num if num else 1.0,
         head=own_head or embedding if head is None else head,
         layers=max(1, len(_layers(module))),
+    )
+
+
+def drafted_reads(module: Any, *, head: int | None = None) -> Reads:
+    """What drafting a token reads, by a drafter's module: of the language-model head that its logits come from, too. A module that
+    borrows one has it in `head_owner`; one that scores a part of the vocabulary says which in `scored`. head: bytes of what stands for the
+    head, None for all of it."""
+    owner = getattr(module, "head_owner", module)
+    whole = reads(module, head=head) if owner is module else reads(module, head=head or reads(owner).head)
+    return (
+        whole if head is not None else replace(whole, head=int(whole.head * getattr(module, "scored", 1.0)))
     )
 
 

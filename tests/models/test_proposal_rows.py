@@ -25,6 +25,7 @@ from mlxspec.models import proposal_rows
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.reads import drafted_reads
 from mlxspec.models.registry import architecture
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform import memory
@@ -57,7 +58,7 @@ def test_large_vocabularies_are_proposed_from_in_part(size: str, bits: int | Non
     found = proposal_rows.proposing(head, target, None, 4)
     assert found is not None
     assert (found.num_rows, found.vocab_size) == (32_768, 248_320)
-    whole_head = proposal_rows.whole_reads(head).head
+    whole_head = drafted_reads(head).head
     assert found.row_bytes * 248_320 == whole_head * 32_768  # packed rows with their scales, and nothing else
     assert found.whole - found.reduced == whole_head - found.row_bytes
     assert found.whole > 1.5 * found.reduced
@@ -87,12 +88,12 @@ def test_small_vocabularies_are_not_unless_asked_for(asked: int | None, wanted: 
     made = assemble_lazily(
         ModelFolder(demo_folder("target")).config(), ModelFolder(demo_folder("target")).read
     )
-    assert proposal_rows.num_rows(asked, 2048, proposal_rows.whole_reads(made.mtp)) == wanted
+    assert proposal_rows.num_rows(asked, 2048, drafted_reads(made.mtp)) == wanted
 
 
 def test_a_head_that_is_little_of_the_bytes_stays_whole() -> None:
     target, head = built(DENSE, 4)
-    whole = proposal_rows.whole_reads(head)
+    whole = drafted_reads(head)
     assert proposal_rows.num_rows(None, 100_000, whole) == 32_768
     assert proposal_rows.num_rows(None, 99_999, whole) == 0
     fewer = type(whole)(dense=whole.dense, head=int(0.4 * whole.dense))
