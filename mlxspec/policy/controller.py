@@ -16,13 +16,14 @@ Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, Offer
 from mlxspec.policy.account import CAP, Account, Bank
 from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, DraftCall
+from mlxspec.policy.shares import share_out
 
 MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
 PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
@@ -156,34 +157,77 @@ class Controller:
         curve, num_rows = self.curve(rows), len(rows)
         if not curve.is_timed:
             return [PLAIN] * num_rows
-        left, width = self._available(rows, curve), num_rows
-        choices, is_probing = [], False  # one row's probe holds up all others, so they take turns
+        left = self._available(rows, curve)
+        choices, reaches, is_probing = list[Choice](), list[Sequence[float]](), False
         for row, given, asked in zip(rows, offers, models, strict=True):
-            choice = PLAIN
+            choice, reach = PLAIN, list[float]()
             for i, offer in enumerate(given):
-                gain, depth = self._longest(row, self.reaches(row, offer), num_rows, width, left, curve=curve)
+                expected = self.reaches(row, offer)
+                gain, depth = self._longest(row, expected, num_rows, left, curve=curve)
                 if gain > max(choice.gain, MARGIN):
-                    choice = Choice(offer=i, depth=depth, gain=gain)
+                    choice, reach = Choice(offer=i, depth=depth, gain=gain), expected
             for name, (limit, queued) in asked.items():
                 found = self._model(row, name, limit, queued, curve, num_rows, left)
                 if found.gain > max(choice.gain, MARGIN):
-                    choice = found
-            if choice is PLAIN and asked and not is_probing:
+                    choice, reach = found, self._reach(row, name)
+            if choice is PLAIN and asked and not is_probing:  # one row's probe holds up all: they take turns
                 choice = self._probe(row, asked, curve, num_rows, left)
                 is_probing = choice.probe
-            if choice is not PLAIN:
-                wider = width if choice.probe else width + choice.depth
-                left -= choice.price + curve.seconds(wider) - curve.seconds(width)
-                width = wider
             choices.append(choice)
-        return choices
+            reaches.append([] if choice.probe else reach[: choice.depth])
+        return choices if num_rows == 1 else self._together(rows, choices, reaches, models, curve, left)
+
+    def _together(
+        self,
+        rows: Sequence[PolicyRow],
+        choices: Sequence[Choice],
+        reaches: Sequence[Sequence[float]],
+        models: Sequence[Mapping[str, tuple[int, int]]],
+        curve: Curve,
+        left: float,
+    ) -> list[Choice]:
+        """What each of several rows chose if all drafted alike, cut to its share of a round that pays as a whole."""
+        prices: dict[str | None, float] = {None: 0.0}
+        for name in {c.model for c in choices if c.model is not None}:
+            places = [i for i, c in enumerate(choices) if c.model == name]
+            cost = self.costs.draft(name, dearest([rows[i] for i in places]), curve.plain)
+            depth, queued = max(choices[i].depth for i in places), sum(models[i][name][1] for i in places)
+            prices[name] = cost.seconds(depth, queued, len(places)) / len(places)
+        priced = [c._replace(price=prices[c.model]) for c in choices]
+        shares = self._shares(rows, priced, reaches, curve, left - sum(c.price for c in priced))
+        return [
+            c if c.probe else c._replace(depth=num) if num else PLAIN
+            for c, num in zip(priced, shares, strict=True)
+        ]
+
+    def _shares(
+        self,
+        rows: Sequence[PolicyRow],
+        choices: Sequence[Choice],
+        reaches: Sequence[Sequence[float]],
+        curve: Curve,
+        left: float,
+    ) -> list[int]:
+        """How many tokens of each row's draft several rows verify together. left: seconds that verifying may take longer."""
+        num_rows, plain = len(rows), curve.plain
+
+        def longer(num: int, accepted: float) -> float:
+            seconds = curve.seconds(num_rows + num) - plain
+            if seconds > left:
+                return inf
+            return seconds + self._compiling(rows[0], num_rows, num_rows + num, accepted / num_rows)
+
+        rates = [
+            num_rows / plain if c.model is None else self._rate(row, plain, num_rows)
+            for row, c in zip(rows, choices, strict=True)
+        ]
+        return share_out(reaches, rates, longer)
 
     def _longest(
         self,
         row: PolicyRow,
         reach: Sequence[float],
         num_rows: int,
-        width: int,
         left: float,
         *,
         curve: Curve,
@@ -192,17 +236,17 @@ class Controller:
         step: float = 0.0,
         worst: float = 0.0,
     ) -> tuple[float, int]:
-        """Expected gain of a draft beside `width` other tokens, and the length that it is cut to; (0, 0) if it does not gain.
+        """Expected gain of a draft if all rows draft as much, and the length that it is cut to; (0, 0) if it does not gain.
 
         reach[i]: the chance that its first i + 1 tokens are accepted. left: seconds that verifying may take longer, and drafting. call,
         step: seconds of drafting however long, and for each token; worst: for each token if no other row shares the call. rate: tokens a
         second without the draft; None for a lookup's: lookups come in bursts, which set a pace of their own, so what counts is the gain
         over plain decoding for each second of the round. A lookup's draft that fails leaves enough for the next one: what verifying takes
         longer must be within that share of what is left which is the chance that as many tokens are accepted as pay for it."""
-        narrow, price = curve.seconds(width), num_rows / curve.plain if rate is None else rate
+        narrow, price = curve.plain, num_rows / curve.plain if rate is None else rate
         best, depth, total, done = 0.0, 0, 0.0, 0
         for length in _lengths(len(reach)):
-            longer = curve.seconds(width + length) - narrow
+            longer = (curve.seconds(num_rows + num_rows * length) - narrow) / num_rows
             if longer + worst * length > left:
                 break
             total += sum(reach[done:length])
@@ -214,7 +258,7 @@ class Controller:
                 PRUDENCE * longer
                 + call
                 + step * length
-                + self._compiling(row, num_rows, width + length, total)
+                + self._compiling(row, num_rows, num_rows * (1 + length), total)
             )
             gain = total - price * longer
             if rate is None:
@@ -235,7 +279,6 @@ class Controller:
         gain, depth = self._longest(
             row,
             reach,
-            num_rows,
             num_rows,
             left - at_least,
             curve=curve,
@@ -362,17 +405,25 @@ class Controller:
                 row.is_drafting = False
             return Decision([0] * len(rows))
         curve, num_rows, drafting = self.curve(rows), len(rows), sum(c.price for c in choices)
-        left, widths, width = self._available(rows, curve) - drafting, list[int](), num_rows
-        for row, draft, choice in zip(rows, drafts, choices, strict=True):
-            num = choice.depth if choice.offer is not None else 0
-            if draft is not None and choice.model is not None and draft.confidences is None:
-                num = 0 if choice.probe else draft.length
-            elif draft is not None and choice.model is not None:
-                rate, reach = self._rate(row, curve.plain, num_rows), self.reaches(row, draft)
-                _, num = self._longest(row, reach, num_rows, width, left, curve=curve, rate=rate)
-            left -= curve.seconds(width + num) - curve.seconds(width)
-            widths.append(num)
-            width += num
+        left = self._available(rows, curve) - drafting
+        reaches, unread = list[list[float]](), [0] * num_rows
+        for i, (row, draft, choice) in enumerate(zip(rows, drafts, choices, strict=True)):
+            is_read = draft is not None and (choice.model is None or draft.confidences is not None)
+            reaches.append(self.reaches(row, draft) if draft is not None and is_read else [])
+            if choice.offer is not None:
+                reaches[i] = reaches[i][: choice.depth]
+            elif draft is not None and not is_read and not choice.probe:
+                unread[i] = draft.length
+        if num_rows > 1:
+            left -= curve.seconds(num_rows + sum(unread)) - curve.plain
+            shares = self._shares(rows, choices, reaches, curve, left)
+        elif choices[0].offer is not None:
+            shares = [choices[0].depth]
+        else:
+            rate = self._rate(rows[0], curve.plain, 1)
+            shares = [self._longest(rows[0], reaches[0], 1, left, curve=curve, rate=rate)[1]]
+        widths = [a + b for a, b in zip(shares, unread, strict=True)]
+        width = num_rows + sum(widths)
         worst = None
         if drafting or width > num_rows:
             longer = max(0.0, curve.seconds(width) - curve.plain)
