@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from mlxspec.bench.demo_prompts import DemoPrompt
 from mlxspec.bench.prompts import encode
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
-from mlxspec.errors import ConfigError
+from mlxspec.engine.receipt import Difference
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine, Result
@@ -26,16 +25,6 @@ _MOST_TURNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flip:
-    """The first place where two answers to a prompt differ. gap: by how much the best token there led, in what the choice was made on."""
-
-    position: int
-    gap: float
-    plain_token: int | None
-    drafted_token: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One prompt with one choice of drafters beside plain decoding. Speeds are tokens a second behind the first token, medians."""
 
@@ -43,12 +32,12 @@ class Comparison:
     plain_speed: float
     decode_speed: float
     stats: RequestStats
-    flip: Flip | None
+    difference: Difference | None
 
     @property
     def is_identical(self) -> bool:
         """Whether every run gave the same token ids."""
-        return self.flip is None
+        return self.difference is None
 
     @property
     def speedup(self) -> float | None:
@@ -94,9 +83,9 @@ def run_prompt(
                 plain_speed=_speed(plain[1:]),
                 decode_speed=_speed(drafted[1:]),
                 stats=drafted[-1].stats,
-                flip=None
+                difference=None
                 if other is None
-                else find_flip(engine, tokens, params, plain[0].tokens, other.tokens),
+                else engine.difference(tokens, other.tokens, plain[0].tokens),
             )
         )
     return DemoOutcome(prompt=prompt, result=plain[0], comparisons=tuple(comparisons))
@@ -112,57 +101,3 @@ def asked(engine: Engine, prompt: DemoPrompt) -> list[int] | PromptWithImages:
 
 def _speed(results: Sequence[Result]) -> float:
     return median(r.stats.decode_speed for r in results)
-
-
-def find_flip(
-    engine: Engine,
-    prompt: list[int] | PromptWithImages,
-    params: SamplingParams,
-    plain: Sequence[int],
-    drafted: Sequence[int],
-) -> Flip:
-    """Where two answers part, and how near a tie that was: logits over temperature plus the position's noise, as in sampling.
-
-    Holds for parameters without penalties, bias and truncation, which the demo does not use.
-    """
-    import mlx.core as mx
-
-    from mlxspec.engine.image_prompt import in_one_forward
-    from mlxspec.kernels.flat import FlatRows
-    from mlxspec.platform import device
-    from mlxspec.sampling.noise import gumbel
-
-    place = next(
-        (i for i, (a, b) in enumerate(zip(plain, drafted, strict=False)) if a != b),
-        min(len(plain), len(drafted)),
-    )
-    model, images = engine.model, None
-    if not isinstance(prompt, PromptWithImages):
-        known = [*prompt, *plain[:place]]
-    elif engine.vision is None or engine.features is None:
-        raise ConfigError(engine.no_images)
-    else:
-        known, images = in_one_forward(
-            prompt, plain[:place], engine.vision, partial(engine.features.rows, owner="")
-        )
-    with device.private_kernels():
-        out = model.forward(
-            mx.array(known, mx.int32),
-            FlatRows((len(known),)),
-            model.make_cache(1),
-            certain=True,
-            logits_at="last",
-            images=images,
-        )
-        if out.logits is None:
-            raise ValueError("logits were asked for")
-        scores = out.logits.astype(mx.float32)
-        if params.temperature > 0:
-            scores = scores / params.temperature + gumbel([params.seed or 0], [len(known)], model.vocab_size)
-        best = mx.sort(scores[0])[-2:].tolist()
-    return Flip(
-        position=place,
-        gap=best[1] - best[0],
-        plain_token=plain[place] if place < len(plain) else None,
-        drafted_token=drafted[place] if place < len(drafted) else None,
-    )

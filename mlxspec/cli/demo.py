@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -248,8 +249,10 @@ def _cells(c: Comparison) -> list[str]:
 def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> None:
     pairs = [(o, c) for o in outcomes for c in o.comparisons]
     for outcome, c in pairs:
-        if c.flip is not None:
-            console.print(_flip(outcome, c), markup=False, highlight=False)
+        if c.difference is not None:
+            who = f"{outcome.prompt.name} with {' + '.join(c.drafters)}"
+            said = stats_line.difference(c.difference, engine.tokenizer)
+            console.print(f"{who}: {said}", markup=False, highlight=False)
     lines = ["", *_read(outcomes), f"{stats_line.machine()} · {seconds:.0f} s in all."]
     notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
     lines += [terminal.sentence(n) for n in notices]
@@ -302,16 +305,6 @@ def _next_steps(model: str) -> str:
     )
 
 
-def _flip(outcome: DemoOutcome, c: Comparison) -> str:
-    flip = c.flip
-    if flip is None:
-        return ""
-    return (
-        f"{outcome.prompt.name} with {' + '.join(c.drafters)}: token {flip.position} of the answer is {flip.plain_token} without"
-        f" drafting and {flip.drafted_token} with it; the best token there leads by {flip.gap:.2g}."
-    )
-
-
 def _console() -> Console:
     """rich's console on stdout: colour by its own rules (NO_COLOR, TERM), a fixed width where nobody looks on."""
     from rich.console import Console
@@ -334,7 +327,7 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
                 "plain_speed": round(c.plain_speed, 2),
                 "decode_speed": round(c.decode_speed, 2),
                 "speedup": None if c.speedup is None else round(c.speedup, 4),
-                "flip": None if c.flip is None else vars(c.flip),
+                "difference": None if c.difference is None else asdict(c.difference),
                 "stats": stats_line.as_data(c.stats),
             }
             for c in outcome.comparisons

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
-    from mlxspec.engine.receipt import Receipt
+    from mlxspec.engine.receipt import Difference, Receipt
     from mlxspec.engine.request import Request
     from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
     from mlxspec.kernels.launch import KernelReport
@@ -161,6 +161,11 @@ def proof(receipt: Receipt, tokenizer: Tokenizer | None) -> str:
     if (found := receipt.difference) is None:
         times = f"in {receipt.plain_seconds:.2f} s; with drafting {receipt.seconds:.2f} s"
         return f"proved: plain decoding gives the same {receipt.num_tokens} tokens, {times}"
+    return f"NOT THE SAME: {difference(found, tokenizer)}"
+
+
+def difference(found: Difference, tokenizer: Tokenizer | None) -> str:
+    """`at token 4 the answer says ' a' (log-probability -0.6931) and plain decoding ends`"""
 
     def said(token: int | None, logprob: float | None) -> str:
         if token is None:
@@ -169,7 +174,7 @@ def proof(receipt: Receipt, tokenizer: Tokenizer | None) -> str:
         return f"says {text}" + ("" if logprob is None else f" (log-probability {logprob:.4f})")
 
     return (
-        f"NOT THE SAME: at token {found.place + 1} the answer {said(found.answer, found.answer_logprob)} and plain decoding "
+        f"at token {found.place + 1} the answer {said(found.answer, found.answer_logprob)} and plain decoding "
         f"{said(found.plain, found.plain_logprob)}"
     )
 

@@ -138,7 +138,7 @@ class EngineApi(ABC):
         difference = None
         if plain.tokens != result.tokens or not (is_cut or plain.finish_reason == result.finish_reason):
             before = prompt if isinstance(prompt, PromptWithImages) else request.prompt
-            difference = self._difference(before, result.tokens, plain.tokens)
+            difference = self.difference(before, result.tokens, plain.tokens)
         return Receipt(
             num_tokens=len(result.tokens),
             num_accepted=result.stats.num_accepted,
@@ -147,10 +147,11 @@ class EngineApi(ABC):
             difference=difference,
         )
 
-    def _difference(
+    def difference(
         self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
     ) -> Difference:
-        """The model is asked once more for what may follow the tokens that both have."""
+        """Where an answer to `prompt` differs from plain decoding's. The model is asked once more for what may follow the tokens that both
+        have."""
         place = first_difference(answer, plain)
         if isinstance(prompt, PromptWithImages):
             shown: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])

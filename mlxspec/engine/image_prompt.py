@@ -14,15 +14,7 @@ from mlxspec.images.decode import ImageLimits
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.images.source import ImageSource, source_of
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.image_rows import (
-    ImageInput,
-    ImageSpan,
-    RowImages,
-    RowPiece,
-    RowSource,
-    SeenImages,
-    image_input,
-)
+from mlxspec.models.image_rows import ImageSpan, RowImages
 from mlxspec.models.vision.base import Vision
 
 NO_IMAGES = "This model reads no images: it has no vision tower that mlxspec can run."
@@ -48,15 +40,6 @@ def row_images(prompt: PromptWithImages, vision: Vision) -> RowImages:
     """The images of a row whose prompt this is."""
     spans = [ImageSpan(s, p) for s, p in zip(prompt.spans, prompt.images, strict=True)]
     return RowImages(spans, len(prompt.tokens), vision.prompt, vision.bidirectional)
-
-
-def in_one_forward(
-    prompt: PromptWithImages, answer: Sequence[int], vision: Vision, tower: RowSource
-) -> tuple[list[int], ImageInput | None]:
-    """The input of a forward over all of a prompt and an answer: ids as the embedding looks them up, and what it takes of images."""
-    images = row_images(prompt, vision)
-    ids = [*images.ids(images.keyed(prompt.tokens)), *answer]
-    return ids, image_input([RowPiece(SeenImages(images, tower), 0, len(ids))])
 
 
 def split_images(

@@ -58,23 +58,6 @@ def test_models_that_read_no_images(run: Run, model: Path) -> None:
     refused(run("demo", "--vision", "--no-images"), "--no-images")
 
 
-def test_the_gap_behind_an_image_is_that_of_the_choice(sighted: Path) -> None:
-    import mlxspec
-    from mlxspec.config import SamplingParams
-
-    with mlxspec.load(sighted, draft="off") as engine:
-        prompt, params = (
-            demo_runs.asked(engine, demo_prompts.picture_prompts()[0]),
-            SamplingParams(max_tokens=4),
-        )
-        tokens = engine.generate(prompt, params).tokens
-        for place in range(3):
-            other = (*tokens[:place], tokens[place] ^ 1)
-            flip = demo_runs.find_flip(engine, prompt, params, tokens, other)
-            assert (flip.position, flip.plain_token) == (place, tokens[place])
-            assert flip.gap >= 0
-
-
 def test_pictures_are_files_and_say_something() -> None:
     prompts = demo_prompts.picture_prompts()
     assert {p.image for p in prompts} == set(demo.PICTURES.glob("*.png"))
