@@ -150,8 +150,8 @@ class EngineApi(ABC):
     def difference(
         self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
     ) -> Difference:
-        """Where an answer to `prompt` differs from plain decoding's. The model is asked once more for what may follow the tokens that both
-        have."""
+        """The first place at which an answer to `prompt` differs from plain decoding's. The model is asked once more for what may follow
+        the tokens that both have."""
         place = first_difference(answer, plain)
         if isinstance(prompt, PromptWithImages):
             shown: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
