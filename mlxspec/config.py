@@ -81,7 +81,9 @@ class SamplingParams:
     logprobs too). They are those of the model's own distribution, before everything above.
     prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too. bad_words:
     strings that the answer's bytes will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at
-    most one, the answer is of that language. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a
+    most one, the answer is of that language. lark_at: a text with which `lark` begins: the grammar holds from each place on where that text
+    begins a line, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends behind the first such text.
+    thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a
     grammar begins behind thinking that the prompt has opened.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
@@ -148,6 +150,8 @@ class SamplingParams:
     # fmt: on
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    lark_at: str = ""
+    lark_once: bool = False
     adapters: Mapping[str, float] = field(default_factory=dict)
     logits_processors: Sequence[Callable[[Any, Any], Any]] = ()
     sampler: Callable[[Any], Any] | None = None
@@ -193,6 +197,12 @@ class SamplingParams:
         given = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"An answer can follow one grammar only, not {' and '.join(given)}.")
+        if not isinstance(self.lark_at, str) or not isinstance(self.lark_once, bool):
+            raise ConfigError("lark_at must be a text, and lark_once true or false.")
+        if self.lark_at and self.lark is None:
+            raise ConfigError("lark_at needs a grammar in lark, which begins with that text.")
+        if self.lark_at:
+            return  # it says nothing of where the answer ends
         if given and self.ignore_eos:
             raise ConfigError(
                 f"ignore_eos and {given[0]} contradict each other: what follows a grammar ends."

@@ -304,8 +304,9 @@ class Chain:
 
     def drafters_of(self, state: ChainRow) -> tuple[Drafter, ...]:
         """Who may draft for a row, in its order."""
-        if state.queue is None:
-            brought: list[Drafter] = [self._forced] if state.sampler.constraints is not None else []
+        if state.queue is None or state.is_bound != state.sampler.is_bound:
+            state.is_bound = state.sampler.is_bound
+            brought: list[Drafter] = [self._forced] if state.is_bound else []
             brought += [self._predicted] if state.predicted else []
             brought += [self._suffix] if self._suffix.name in state.spec.drafters else []
             named = [self.drafters[n] for n in state.spec.drafters if n in self.drafters]

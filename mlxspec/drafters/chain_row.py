@@ -25,8 +25,8 @@ class AskedDrafter:
 @dataclass(kw_only=True)
 class ChainRow:
     """ended: drafters that failed for it, or reached their context's end. asked: by drafter. queue: who drafts for it, in order, None to be
-    found out anew; lookups: those of them that run no model, and the longest draft of each. unheard: what its drafters have not been told,
-    tokens with their hiddens."""
+    found out anew; is_bound: whether its sampler was bound then; lookups: those of them that run no model, and the longest draft of each.
+    unheard: what its drafters have not been told, tokens with their hiddens."""
 
     row: int
     spec: SpecConfig
@@ -35,6 +35,7 @@ class ChainRow:
     ended: set[str] = field(default_factory=set)
     asked: defaultdict[str, AskedDrafter] = field(default_factory=lambda: defaultdict(AskedDrafter))
     queue: tuple[Drafter, ...] | None = None
+    is_bound: bool = False
     lookups: tuple[tuple[Drafter, int], ...] = ()
     unheard: list[Heard] = field(default_factory=list)
 
@@ -52,7 +53,7 @@ class ChainRow:
     @property
     def is_blind(self) -> bool:
         """Whether nobody needs to see a token of it between drafting and verifying."""
-        return not self.has_limits and self.sampler.constraints is None
+        return not self.has_limits and not self.sampler.is_bound
 
     @cached_property
     def has_limits(self) -> bool:

@@ -105,7 +105,9 @@ class Pipeline:
                 current, rows, model, cache, drafting, stats, drafts=self._overlaps, holds=holds
             )
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        events = read(current, cache, drafting, stats, behind=self.next, holds=holds)
+        events, has_changed = read(current, cache, drafting, stats, behind=self.next, holds=holds)
+        if has_changed:
+            self.drop(cache)
         self._close(cache)
         seconds = time.perf_counter() - started - self._launching
         if is_shared:

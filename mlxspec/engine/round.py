@@ -40,7 +40,8 @@ _PLAIN = Proposal()
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A launched target forward. tokens (N,), sampled and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
-    layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in it or in its drafts."""
+    layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in it or in its drafts. blind: places of rows in
+    which a tag may open a grammar, and whose tokens nobody knew when they were sampled. logits (N, V), lazy: where there are such rows."""
 
     requests: tuple[Request, ...]
     proposals: tuple[Proposal, ...]
@@ -50,6 +51,8 @@ class Round:
     hidden: mx.array
     is_open: bool
     is_warm: bool
+    blind: tuple[int, ...] = ()
+    logits: mx.array | None = None
 
     @property
     def unread(self) -> Unread:
@@ -208,12 +211,12 @@ def read(
     *,
     behind: Round | None = None,
     holds: bool = False,
-) -> list[Event]:
+) -> tuple[list[Event], bool]:
     """Wait for a round, accept, commit, and tell requests and drafters. Every row that still runs advances by at least one token, or ends.
-    An error in the host's work for a row ends that row only.
+    An error in the host's work for a row ends that row only. Returns whether a row went on otherwise than the device knew, too.
 
     Only tokens that requests took are committed: nothing after the end of an answer enters the cache. behind: the next round, if it has
-    been launched; it must be dropped if a row has ended. holds: the device has not begun on that.
+    been launched; it must be dropped if a row has ended or gone on otherwise. holds: the device has not begun on that.
     """
     rows = round_.rows
     started = time.perf_counter()
@@ -227,15 +230,23 @@ def read(
         raise
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
-    accepted = []  # drafted tokens, by row
+    accepted, has_changed = [], False  # drafted tokens, by row
     wanted = drafting.chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
     hiddens = _by_row(round_) if wanted else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
-        num_accepted = match(given[start + 1 : end], chosen[start:end])
+        draft, own = given[start + 1 : end], chosen[start:end]
+        num_accepted = match(draft, own)
         if request.finish_reason is None:
             try:
-                events += _take(request, round_, place, chosen[start:end], num_accepted, drafting, hiddens)
+                sampled = _held(round_, place, draft[:num_accepted])
+                if sampled is not None:
+                    before, own = own[: num_accepted + 1], numbers(sampled.tokens).tolist()
+                    num_accepted = match(draft, own)
+                    has_changed = has_changed or own[: num_accepted + 1] != before
+                    stats.num_synchronised += 1
+                found = (round_.sampled, place, start) if sampled is None else (sampled, 0, 0)
+                events += _take(request, round_, place, found, own, num_accepted, drafting, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
             stats.num_emitted += len(request.newest) + (request.end_token is not None)
@@ -256,7 +267,23 @@ def read(
     stats.num_synchronised += behind is None
     stats.num_plain_rounds += rows.max_width == 1
     stats.num_verified += rows.num_tokens
-    return events
+    return events, has_changed
+
+
+def _held(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | None:
+    """What a blind row's grammar leaves of its tokens: a tag has come, in the round before or among its accepted drafts. None where
+    nothing is forbidden."""
+    request, logits = round_.requests[place], round_.logits
+    constraints = request.constraints
+    if place not in round_.blind or logits is None or constraints is None:
+        return None
+    if all(mask is None for mask in constraints.masks(accepted)):
+        return None
+    start, end = round_.rows.starts[place], round_.rows.starts[place + 1]
+    tokens = round_.tokens[start:end]
+    draft = round_.proposals[place].draft
+    known = replace(round_.proposals[place], draft=draft._replace(tokens=numbers(tokens).tolist()[1:]))
+    return sample_round([request], [known], tokens, logits[start:end])
 
 
 def _by_row(round_: Round) -> Sequence[mx.array]:
@@ -269,17 +296,18 @@ def _take(
     request: Request,
     round_: Round,
     place: int,
+    found: tuple[Sampled, int, int],
     chosen: list[int],
     num_accepted: int,
     drafting: Drafting,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
-    """Give a row its accepted tokens and the one behind them, and the drafters those that the row took. chosen: by the target, at each of
-    the row's places. hiddens: each row's, if somebody needs them."""
-    proposal, start = round_.proposals[place], round_.rows.starts[place]
+    """Give a row its accepted tokens and the one behind them, and the drafters those that the row took. found: what was sampled, the row's
+    index there, and its first place. chosen: by the target, at each of the row's places. hiddens: each row's, if somebody needs them."""
+    proposal, (sampled, index, start) = round_.proposals[place], found
     request.count(proposal.drafter, proposal.draft.length, num_accepted)
-    tokens, failure = round_.sampled.take(place, chosen[: num_accepted + 1])
-    logprobs = request.read_logprobs(round_.sampled.logprobs, tokens, start)
+    tokens, failure = sampled.take(index, chosen[: num_accepted + 1])
+    logprobs = request.read_logprobs(sampled.logprobs, tokens, start)
     events = request.accept(tokens, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
     if failure is not None:
         request.fail(failure)
@@ -314,9 +342,15 @@ def _forward(
         hidden = chain.streams.join(out)
         if out.logits is None:
             raise ValueError("a verify needs logits at every position")
-        if any(r.sampler.constraints is not None for r in requests):
+        if any(r.sampler.is_bound for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
         sampled = sample_round(requests, proposals, tokens, out.logits, ahead=ahead)
+        is_known = ahead == 0 if isinstance(ahead, int) else False
+        blind = tuple(
+            i
+            for i, (r, p) in enumerate(zip(requests, proposals, strict=True))
+            if r.sampler.is_waiting and not (is_known and isinstance(p.draft.tokens, list))
+        )
         device.launch(*sampled.arrays, *(x for p in proposals for x in p.beside))
     except BaseException:
         cache.abort()
@@ -334,6 +368,8 @@ def _forward(
         hidden=hidden,
         is_open=not plain,
         is_warm=is_warm and out.is_warm,
+        blind=blind,
+        logits=out.logits if blind else None,
     )
 
 

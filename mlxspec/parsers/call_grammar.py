@@ -36,14 +36,17 @@ def calls_grammar(
     tokens: Mapping[str, int],
     several: bool,
     lead: str = "",
+    is_opened: bool = False,
+    loose: list[str] | None = None,
     otherwise: Mapping[str, Any] | None = None,
     schemas: ToolSchemas | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> str:
-    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. otherwise: a JSON
-    schema, as kept by its reading, that the answer may follow instead. schemas: of the tools, where they have been read. texts: Lark of
-    tools that take one text, `input`, by name, in a notation that writes texts as they stand. Raises GrammarError for a schema that cannot
-    be written in the format."""
+    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. is_opened: any
+    text may stand in front of the opening tag, which is the first in it. loose: gets a sentence for each tool whose schema cannot be
+    written, and which may have any arguments then; None to raise. otherwise: a JSON schema, as kept by its reading, that the answer may
+    follow instead. schemas: of the tools, where they have been read. texts: Lark of tools that take one text, `input`, by name, in a
+    notation that writes texts as they stand. Raises GrammarError for a schema that cannot be written in the format."""
     schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
     if tags is None:
@@ -54,10 +57,22 @@ def calls_grammar(
         try:
             lark = (texts or {}).get(name)
             bodies.append(writer.call(name, schemas.of(name)) if lark is None else writer.custom(name, lark))
-        except RecursionError as error:
-            raise GrammarError(f"The parameters of the tool {name} are nested too deeply.") from error
+        except (GrammarError, RecursionError) as error:
+            said = (
+                str(error)
+                if isinstance(error, GrammarError)
+                else f"The parameters of the tool {name} are nested too deeply."
+            )
+            if loose is None:
+                raise GrammarError(said) from error
+            loose.append(f"calls of {name} may have any arguments: {said}")
+            bodies.append(writer.call(name, Schema({"type": "object"})))
     between = "" if tags.mark else '"\\n"'
-    call = writer.rule(f"{writer.text(tags.open)} ({' | '.join(bodies)}) {writer.text(tags.close)}")
+    head = writer.text(tags.open)
+    if is_opened:
+        ahead = writer.rule("/(?s:.*)/", tags.open)
+        head = f"({head} | {ahead})" if tags.open in tokens else ahead
+    call = writer.rule(f"{head} ({' | '.join(bodies)}) {writer.text(tags.close)}")
     more = f" ({between} {call}){{0,{MAX_CALLS - 1}}}" if several else ""
     start = f"{writer.text(lead)} {call}{more}".lstrip()
     if otherwise is not None:

@@ -96,7 +96,7 @@ class Auto(Policy):
 
     def begin(self, state: ChainRow) -> None:
         kind = "greedy" if state.sampler.is_greedy else "sampled"
-        kind = kind if state.sampler.constraints is None else "constrained"
+        kind = "constrained" if state.sampler.is_bound else kind
         self._learn_rested()
         self._rows[state.row] = AutoRow(kind, self.control.bank.start)
 

@@ -25,15 +25,21 @@ from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.grammar import Grammar, GrammarCompiler, RoundClock, grammar_bytes
 from mlxspec.sampling.loops import Loops
+from mlxspec.sampling.opening import Opening, Seen
 from mlxspec.sampling.thinking import Thinking, ThinkingState
 
 _NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking budgets, min_tokens or DRY."
 
 
 class _State(NamedTuple):
+    """words: where the forbidden words' automaton stands. grammar: the one in force, or what follows a text that may open one. seen: the
+    text before a call, where a tag opens it. num: tokens of the answer."""
+
     thinking: ThinkingState
-    words: int  # where the forbidden words' automaton stands
-    num: int = 0  # tokens of the answer
+    words: int
+    grammar: Grammar | None
+    seen: Seen | None
+    num: int = 0
 
 
 class Constraints:
@@ -49,18 +55,22 @@ class Constraints:
         vocabulary: TokenBytes,
         ends: frozenset[int],
         least: int = 0,
+        opening: Opening | None = None,
     ) -> None:
-        """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come."""
-        self._thinking, self._words, self._grammar = thinking, words, grammar
+        """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come.
+        opening: of the calls that the grammar is of; None where it is the whole answer's."""
+        self._thinking, self._words, self._opening, self._call = thinking, words, opening, grammar
         self._ends, self._size, self._least = ends, vocabulary.size, least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
-        # what the model opens by itself, a grammar has forbidden already
-        if grammar and start.phase == "waiting":
+        # what the model opens by itself, a grammar of the whole answer has forbidden already
+        if grammar and opening is None and start.phase == "waiting":
             start = ThinkingState("done")
-        self._state = _State(start, START)
+        self._state = _State(start, START, None if opening else grammar, opening.start() if opening else None)
         # an answer whose grammar has not begun is not complete
         ends = frozenset(token for token in ends if token < self._size)
-        self._all_but_ends = bitsets.all_but(ends, self._size) if grammar or least else None
+        self._is_whole = grammar is not None and opening is None
+        self._all_but_ends = bitsets.all_but(ends, self._size) if self._is_whole or least else None
+        self._no_text = bitsets.only(ends | vocabulary.special, self._size) if opening else None
         self._looked: tuple[list[int], list[Bits | None]] | None = (
             None  # the draft last looked along, and what was seen
         )
@@ -86,18 +96,30 @@ class Constraints:
     @property
     def is_finished(self) -> bool:
         """The grammar allows nothing more: the answer is complete."""
-        return self._grammar is not None and self._is_grammar_on(self._state) and self._grammar.is_finished
+        grammar = self._holds(self._state)
+        return grammar is not None and grammar.is_finished
 
     @property
     def overdue(self) -> str | None:
         """Why the row must end, where its grammar has taken too long and could not end it by itself."""
-        return None if self._grammar is None else self._grammar.overdue
+        return None if self._state.grammar is None else self._state.grammar.overdue
+
+    @property
+    def watches(self) -> bool:
+        """Whether a tag in the text opens a grammar: what may come behind it depends on the tokens before."""
+        return self._opening is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is forbidden but by a tag that has not begun, or by a thinking budget."""
+        return self.watches and not self.reaches(0)
 
     def reaches(self, width: int) -> bool:
-        """Whether anything may be forbidden at one of the next `width` places, whatever comes before it."""
-        if self._words is not None or self._grammar is not None or self._state.num < self._least:
+        """Whether anything may be forbidden at one of the next `width` places, whatever comes before it; a tag in that text aside."""
+        state = self._state
+        if self._words is not None or state.grammar is not None or state.num < self._least:
             return True
-        return self._thinking is not None and self._thinking.reaches(self._state.thinking, width)
+        return self._thinking is not None and self._thinking.reaches(state.thinking, width)
 
     def masks(self, draft: Sequence[int]) -> list[Bits | None]:
         """The tokens that may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
@@ -112,24 +134,24 @@ class Constraints:
     def _look(self, draft: list[int], *, may_cut: bool = False) -> tuple[list[Bits | None], int]:
         """The sets of `masks`, and how many tokens of the draft have been looked at: with may_cut fewer, if the grammar costs too much."""
         found: list[Bits | None] = []
-        state, consumed = self._state, 0
+        state, grammar = self._state, self._state.grammar
+        before = 0 if grammar is None else grammar.num_tokens
         for place, token in enumerate(draft):
             mask = self._mask(state)
             found.append(mask)
-            if may_cut and self._grammar is not None and self._grammar.is_costly:
+            if may_cut and state.grammar is not None and state.grammar.is_costly:
                 draft = draft[:place]
                 break
             if token in self._ends or (mask is not None and not bitsets.holds(mask, token)):
                 break
-            if self._grammar is not None and self._is_grammar_on(state):
-                if not self._grammar.consume(token):
-                    break
-                consumed += 1
-            state = self._step(state, token)
+            after = self._step(state, token)
+            if after is None:
+                break
+            state = after
         else:
             found.append(self._mask(state))
-        if self._grammar is not None:
-            self._grammar.rollback(consumed)
+        if grammar is not None:
+            grammar.rollback(grammar.num_tokens - before)
         return found + [None] * (len(draft) + 1 - len(found)), len(draft)
 
     def validate(self, draft: Sequence[int]) -> int:
@@ -146,27 +168,26 @@ class Constraints:
     def forced(self) -> list[int]:
         """Tokens there is no choice about, as far as anybody can tell now."""
         closing = self._thinking.forced(self._state.thinking) if self._thinking else []
-        if closing or self._grammar is None or not self._is_grammar_on(self._state):
-            return closing
-        return self._grammar.forced()
+        grammar = self._holds(self._state)
+        return closing if closing or grammar is None else grammar.forced()
 
     def push(self, token: int) -> bool:
         """A token of the answer. False if nothing allowed was left to choose, and this was not allowed either."""
         own = self._own_mask(self._state)
         if own is not None and not bitsets.holds(own, token):
             return False
-        if (
-            self._grammar is not None
-            and self._is_grammar_on(self._state)
-            and not self._grammar.consume(token)
-        ):
+        after = self._step(self._state, token)
+        if after is None:
             return False
         self.num_forced += self._state.thinking.phase == "closing"
-        self._state, self._looked = self._step(self._state, token), None
+        self._state, self._looked = after, None
         return True
 
-    def _is_grammar_on(self, state: _State) -> bool:
-        return state.thinking.phase == "done"
+    def _holds(self, state: _State) -> Grammar | None:
+        """The grammar that the next token must follow."""
+        if state.seen is not None:
+            return state.grammar if state.seen.is_open else None
+        return state.grammar if state.thinking.phase == "done" else None
 
     def _own_mask(self, state: _State) -> Bits | None:
         """Tokens that forced ones and forbidden words leave; while a grammar waits for the end of thinking, no end token."""
@@ -174,19 +195,49 @@ class Constraints:
         if forced:
             return bitsets.only(forced[:1], self._size)
         mask = self._words.mask(state.words) if self._words else None
-        may_end = state.num >= self._least and (self._grammar is None or self._is_grammar_on(state))
+        may_end = state.num >= self._least and not (self._is_whole and self._holds(state) is None)
         return mask if may_end else _both(mask, self._all_but_ends)
 
     def _mask(self, state: _State) -> Bits | None:
         mask = self._own_mask(state)
-        if self._grammar is None or not self._is_grammar_on(state):
+        grammar = self._holds(state)
+        if grammar is not None:
+            return _both(mask, grammar.mask())
+        if state.seen is None or state.grammar is None or self._no_text is None:
             return mask
-        return _both(mask, self._grammar.mask())
+        # a token may complete the tag and say more
+        return _both(mask, np.bitwise_or(state.grammar.mask(), self._no_text))
 
-    def _step(self, state: _State, token: int) -> _State:
+    def _step(self, state: _State, token: int) -> _State | None:
+        """The state behind one more token; None where the grammar does not allow it."""
+        held = self._holds(state)
+        if held is not None and not held.consume(token):
+            return None
         thinking = self._thinking.step(state.thinking, token) if self._thinking else state.thinking
         words = self._words.step(state.words, token) if self._words else START
-        return _State(thinking, words, state.num + 1)
+        grammar, seen = state.grammar, state.seen
+        if self._opening is not None and seen is not None:
+            grammar, seen = self._followed(self._opening, state, seen, thinking, token)
+        return _State(thinking, words, grammar, seen, state.num + 1)
+
+    def _followed(
+        self, opening: Opening, state: _State, seen: Seen, thinking: ThinkingState, token: int
+    ) -> tuple[Grammar | None, Seen]:
+        """The grammar of calls, and the text before them, behind one more token."""
+        grammar = state.grammar
+        if seen.is_open and grammar is not None:
+            is_over = grammar.is_finished and not opening.once
+            return (None, Seen(seen.place)) if is_over else (grammar, seen)
+        if thinking.phase not in ("waiting", "done") or state.thinking.phase not in ("waiting", "done"):
+            return None, opening.start()
+        after = opening.step(seen, token)
+        if not after.may_open:
+            return None, after
+        if grammar is None and self._call is not None:
+            grammar = self._call.copy()
+        if grammar is None or not grammar.consume(token):  # half a character stands before the tag
+            return None, after._replace(is_open=False, tail="")
+        return grammar, after
 
 
 def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
@@ -238,7 +289,13 @@ class ConstraintMaker:
         self._prepare_vocabulary()
         words = BadWords(params.bad_words, self.vocabulary) if params.bad_words else None
         grammar = self._compiler.compile(params, owner) if params.has_grammar else None
-        if words is not None and grammar is not None and not np.any(words.mask(START) & grammar.mask()):
+        is_whole = not params.lark_at
+        if (
+            words is not None
+            and grammar is not None
+            and is_whole
+            and not np.any(words.mask(START) & grammar.mask())
+        ):
             raise GrammarError("No text is both of this grammar and without the bad words.")
         breaks = self._breaks(params) if params.dry_multiplier else None
         nbytes = grammar_bytes(params) + (0 if words is None else words.nbytes)
@@ -267,6 +324,9 @@ class ConstraintMaker:
             thinking=thinking,
             words=compiled.words,
             grammar=None if compiled.grammar is None else compiled.grammar.copy(self.clock),
+            opening=Opening(params.lark_at, self.vocabulary, once=params.lark_once)
+            if params.lark_at
+            else None,
             prompt=prompt,
             vocabulary=self.vocabulary,
             ends=ends_of(params, self.vocabulary.eos_ids),
@@ -281,7 +341,7 @@ class ConstraintMaker:
         thinking = self._thinking(params, None)
         if thinking is not None and not _may_close(thinking, params):
             thinking = None
-        is_free = not (params.has_grammar or params.ignore_eos or params.min_tokens)
+        is_free = not ((params.has_grammar and not params.lark_at) or params.ignore_eos or params.min_tokens)
         ends = params.loop_breaker == "all" or (params.loop_breaker is None and is_free)
         loops = Loops(thinking, prompt, opens=opens, ends=ends)
         return loops if loops.is_on else None

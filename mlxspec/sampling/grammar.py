@@ -172,12 +172,12 @@ class Grammar:
         """clock: what its time is charged to."""
         self._matcher, self._vocabulary, self._clock = matcher, vocabulary, clock
         self.overdue: str | None = None  # why it must end, where its clock only marks it
-        self._eos = vocabulary.eos_ids
+        self.num_tokens = 0  # consumed
         self._num_words = num_words(len(vocabulary.tokens))
 
-    def copy(self, clock: RoundClock) -> Grammar:
-        """A copy of this matcher in the same state. The compiled grammar is shared."""
-        return Grammar(self._matcher.deep_copy(), self._vocabulary, clock)
+    def copy(self, clock: RoundClock | None = None) -> Grammar:
+        """A copy of this matcher in the same state, with the same clock if none is given. The compiled grammar is shared."""
+        return Grammar(self._matcher.deep_copy(), self._vocabulary, clock or self._clock)
 
     @property
     def is_finished(self) -> bool:
@@ -204,7 +204,9 @@ class Grammar:
 
     def consume(self, token: int) -> bool:
         """Go on by one token; False, and nothing happened, if it may not come."""
-        return self.validate([token]) == 1 and bool(self._timed(self._matcher.consume_token, token))
+        is_taken = self.validate([token]) == 1 and bool(self._timed(self._matcher.consume_token, token))
+        self.num_tokens += is_taken
+        return is_taken
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
@@ -212,6 +214,7 @@ class Grammar:
             raise GrammarError(
                 f"The grammar's matcher could not go back: {_first_line(self._matcher.get_error())}."
             )
+        self.num_tokens -= num_tokens
 
     def _timed(self, work: Callable[..., Any], *args: Any) -> Any:
         if self._clock is not None:

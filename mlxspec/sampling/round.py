@@ -171,7 +171,10 @@ def _masks(
     for i, row in enumerate(rows):
         constraints, width = row.sampler.constraints, 1 + row.num_drafted
         own: list[Bits | None] = [None] * width
-        if constraints is not None and constraints.reaches(width + most):
+        is_seen = not most and not isinstance(row.draft, mx.array)
+        if constraints is not None and (
+            constraints.reaches(width + most) or (is_seen and constraints.watches)
+        ):
             if most:
                 raise ValueError("constraints must know the tokens before them")
             try:

@@ -74,6 +74,16 @@ class RowSampler:
                 "No token may begin the answer: allowed_token_ids, min_tokens, bad words, the grammar and the thinking budget leave none."
             )
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is forbidden until a tag comes, which opens a grammar."""
+        return self.constraints is not None and self.constraints.is_waiting
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether what may come has to be found out for every token."""
+        return self.constraints is not None and not self.constraints.is_waiting
+
     def observe(self, tokens: Sequence[int]) -> None:
         """These tokens of the answer are final."""
         if self.counts is not None and tokens:

@@ -86,7 +86,7 @@ def chat_job(
     if form.thinking:
         extra["thinking_tags"] = form.thinking
     grammar, notices = _grammar(request, form, tools, choice, engine)
-    notices += _not_enforced(request, form, choice)
+    notices += _not_enforced(request, form)
     extra |= grammar
     params, spec = (
         params_of(request.options, defaults, extra, len(prompt.tokens), engine),
@@ -273,9 +273,9 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
 def _grammar(
     request: ChatRequest, form: ChatFormat, tools: Sequence[Any], choice: ToolChoice, engine: Engine
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the answer must look like: the format that was asked for, a call, or either; and sentences on what of it is not held."""
-    wanted, named = request.wanted, choice.named
-    must_call = choice.kind == "required"
+    """What the answer must look like: the format that was asked for, a call, or either; or what its calls look like, where it has some.
+    And sentences on what of it is not held."""
+    wanted, must_call = request.wanted, choice.kind == "required"
     notices: list[str] = []
     schema = None
     if wanted is not None and must_call:
@@ -285,23 +285,34 @@ def _grammar(
         return {wanted.kind: wanted.value}, notices
     if wanted is not None:
         schema, notices = held_schema(wanted)
-    if not must_call and (schema is None or not tools):
-        return {} if schema is None else {"json_schema": schema}, notices
     chosen = choice.of(tools)
+    if schema is not None and not chosen:
+        return {"json_schema": schema}, notices
+    tags = form.call_tags
+    if not chosen or (tags is None and not must_call and schema is None):
+        return {}, notices
+    is_free = not must_call and schema is None
     schemas = ToolSchemas([_with_pattern(tool, request.customs) for tool in chosen])
-    for name in schemas:
-        notices += held(schemas.left_out(name), f"tools.{name}.parameters", strict=schemas.is_strict(name))
+    loose: list[str] | None = [] if is_free else None
     grammar = calls_grammar(
         form,
         chosen,
         schemas=schemas,
         tokens=_special_tags(form, engine),
-        several=named is None and request.several_calls,
-        lead=_lead(request, form, engine),
+        several=choice.named is None and request.several_calls and not is_free,
+        lead="" if is_free else _lead(request, form, engine),
+        is_opened=is_free,
+        loose=loose,
         texts={c.tool: c.definition for c in request.customs if c.syntax == "lark" and form.tools != "json"},
         otherwise=None if must_call else schema,
     )
-    return {"lark": grammar}, notices
+    for name in schemas:
+        strict = schemas.is_strict(name)
+        if strict or not is_free:
+            left_out = [] if loose and any(name in said for said in loose) else schemas.left_out(name)
+            notices += held(left_out, f"tools.{name}.parameters", strict=strict and not is_free)
+    at = {"lark_at": tags.open, "lark_once": not request.several_calls} if is_free and tags else {}
+    return {"lark": grammar, **at}, [*notices, *(loose or ())]
 
 
 def _with_pattern(tool: Mapping[str, Any], customs: Sequence[CustomGrammar]) -> Mapping[str, Any]:
@@ -314,13 +325,16 @@ def _with_pattern(tool: Mapping[str, Any], customs: Sequence[CustomGrammar]) -> 
     return {**tool, "function": {**tool["function"], "parameters": schema}}
 
 
-def _not_enforced(request: ChatRequest, form: ChatFormat, choice: ToolChoice) -> list[str]:
+def _not_enforced(request: ChatRequest, form: ChatFormat) -> list[str]:
     """Notices about grammars of custom tools that are told to the model alone."""
-    if choice.kind != "required":
-        why = "only a required call is held to it"
-        return [f"{c.path}.format is told to the model and not enforced: {why}" for c in request.customs]
-    why = "this model writes calls as JSON, in which only a regex can be held"
-    loose = [c for c in request.customs if form.tools == "json" and c.syntax != "regex"]
+    why = (
+        "no grammar of its calls is known"
+        if form.tools is None
+        else "this model writes calls as JSON, in which only a regex can be held"
+    )
+    loose = [
+        c for c in request.customs if form.tools is None or (form.tools == "json" and c.syntax != "regex")
+    ]
     return [f"{c.path}.format is told to the model and not enforced: {why}" for c in loose]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import SamplingParams
+from mlxspec.errors import GrammarError
 from mlxspec.sampling.grammar import source_bytes
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.shared import has_several
@@ -26,10 +27,21 @@ def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> No
 
 
 def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:
-    """The job with what its answers' parameters are compiled to, which is the same for all of them. Raises BadField, GrammarError."""
+    """The job with what its answers' parameters are compiled to, which is the same for all of them. Calls that a model may write are held
+    to no grammar where that is too large or cannot be compiled, with a notice. Raises BadField, GrammarError."""
     params = job.asks[0].params
-    check_constraints(params, limits)
-    return replace(job, compiled=engine.compile(params, len(job.asks), job.spec.owner))
+    try:
+        check_constraints(params, limits)
+        return replace(job, compiled=engine.compile(params, len(job.asks), job.spec.owner))
+    except (BadField, GrammarError) as error:
+        if not params.lark_at:
+            raise
+        asks = [
+            replace(ask, params=replace(ask.params, lark=None, lark_at="", lark_once=False))
+            for ask in job.asks
+        ]
+        notice = f"calls may have any arguments: {error}"
+        return compiled(replace(job, asks=tuple(asks), notices=(*job.notices, notice)), engine, limits)
 
 
 def check_constraints(params: SamplingParams, limits: ServerLimits) -> None:

@@ -38,7 +38,7 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         patch.setattr(pipeline.time, "perf_counter", lambda: clock[0])
         patch.setattr(pipeline, "launch", lambda *_, **__: spend(LAUNCH, rounds))
         patch.setattr(pipeline, "launch_behind", behind)
-        patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, []))
+        patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, ([], False)))
         own = Pipeline(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
         cache = SimpleNamespace(buffer_bytes=0)
         read = [own.advance([], None, cache, may_follow=True).times for _ in follows]  # type: ignore[arg-type]

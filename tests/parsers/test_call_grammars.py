@@ -24,8 +24,9 @@ from mlxspec.errors import GrammarError
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat
-from mlxspec.parsers.pieces import CallArguments, CallStart
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content
 from mlxspec.parsers.schema import Schema
+from mlxspec.sampling import bits
 from mlxspec.sampling.constraints import ConstraintMaker
 
 STYLES = ("json", "xml", "gemma4", "function-gemma")
@@ -58,23 +59,35 @@ def tool(schema: Any, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
 
 
-def grammar_of(style: str, schema: Any) -> str:
+def grammar_of(style: str, schema: Any, **more: Any) -> str:
     form = ChatFormat(tools=style)  # type: ignore[arg-type]
     tags = form.call_tags
     special = {
         t: i for t, i in maker()[2].items() if tags is not None and t in (tags.open, tags.close, tags.mark)
     }
-    return calls_grammar(form, [tool(schema)], tokens=special, several=False)
+    return calls_grammar(form, [tool(schema)], tokens=special, several=False, **more)
 
 
 def walk(style: str, lark: str, seed: int, most: int = 1500, mark: str = "") -> str:
     """A text of the grammar. What ends a value is tried often, so that texts end. mark: such an end, where it is no special token."""
-    constraints, tokenizer, ids = maker()
+    constraints = maker()[0]
     grammar = constraints.compile(SamplingParams(lark=lark)).grammar
     assert grammar is not None
     grammar = grammar.copy(grammar._clock)
-    pieces, special = constraints.vocabulary.tokens, {i: tag for tag, i in ids.items()}
-    rng, text = random.Random(f"{lark} {seed}"), b""
+    tokens = _walked(grammar, f"{lark} {seed}", most, mark)
+    return b"".join(_spelled(t) for t in tokens).decode()
+
+
+def _spelled(token: int) -> bytes:
+    constraints, _, ids = maker()
+    special = {i: tag for tag, i in ids.items()}
+    return special[token].encode() if token in special else constraints.vocabulary.tokens[token]
+
+
+def _walked(grammar: Any, seed: str, most: int, mark: str = "") -> list[int]:
+    """Tokens up to the end of the grammar's text."""
+    constraints, tokenizer, ids = maker()
+    size, rng, found = len(constraints.vocabulary.tokens), random.Random(seed), list[int]()
     ends = [
         tokenizer.encode(end, special=False)
         for end in ("\n</parameter>\n", "<escape>", '"', "}", "]", "@a.bc")
@@ -83,15 +96,49 @@ def walk(style: str, lark: str, seed: int, most: int = 1500, mark: str = "") -> 
     ends += [tokenizer.encode_plain(mark)] * 4 if mark else []
     for _ in range(most):
         mask = grammar.mask()
-        allowed = [i for i in range(len(pieces)) if mask[i // 32] >> (i % 32) & 1]
+        allowed = [i for i in range(size) if mask[i // 32] >> (i % 32) & 1]
         if grammar.is_finished or any(i in constraints.vocabulary.eos_ids for i in allowed):
-            return text.decode()
+            return found
         end = rng.choice(ends)
         tokens = end if rng.random() < 0.5 and grammar.validate(end) == len(end) else [rng.choice(allowed)]
         for token in tokens:
+            if not bits.holds(grammar.mask(), token):
+                break  # of a forced text one way to cut it into tokens is allowed
             assert grammar.consume(token)
-            text += special[token].encode() if token in special else pieces[token]
-    raise AssertionError(f"no end: {text[-200:]!r}")
+            found.append(token)
+    raise AssertionError(f"no end: {found[-40:]}")
+
+
+def free_answer(style: str, schema: Any, seed: int) -> str:
+    """An answer that calls the tool twice because it wants to: text, a tag, and from there what the constraints allow."""
+    constraints, tokenizer, _ = maker()
+    tags = ChatFormat(tools=style).call_tags  # type: ignore[arg-type]
+    assert tags is not None
+    lark = grammar_of(style, schema, is_opened=True)
+    answer = constraints.constraints_for(SamplingParams(lark=lark, lark_at=tags.open), [1])
+    assert answer is not None
+    tokens = list[int]()
+
+    def say(new: list[int]) -> None:
+        for token in new:
+            assert answer.push(token)
+            tokens.append(token)
+
+    for place in range(2):
+        say(tokenizer.encode(f"Now <{place}>: `{tags.open}`.\n\n", special=False))
+        assert answer.is_waiting
+        assert answer.masks(()) == [None]
+        say(tokenizer.encode(tags.open, special=False))
+        assert not answer.is_waiting
+        grammar = answer._state.grammar
+        assert grammar is not None
+        call = _walked(grammar.copy(), f"{lark} {seed} {place}", 1500)
+        *inside, behind = answer.masks(call)
+        assert all(m is not None and bits.holds(m, t) for m, t in zip(inside, call, strict=True))
+        assert behind is None, "a draft that ends the call goes on freely"
+        say(call)
+        assert answer.is_waiting
+    return b"".join(map(_spelled, tokens)).decode()
 
 
 def read(style: str, text: str, *tools: dict[str, Any], cut: bool = False) -> list[tuple[str, str]]:
@@ -108,14 +155,29 @@ def read(style: str, text: str, *tools: dict[str, Any], cut: bool = False) -> li
 
 
 def check_walks(style: str, name: str, seeds: range) -> None:
-    schema = SCHEMAS[name]
-    lark = grammar_of(style, schema)
-    validator = Draft202012Validator(_as_2020(schema), format_checker=_CHECKER)
+    lark = grammar_of(style, SCHEMAS[name])
     for seed in seeds:
         text = walk(style, lark, seed)
-        calls = read(style, text, tool(schema))
-        assert [c for c, _ in calls] == ["f"], text
-        arguments = json.loads(calls[0][1], parse_constant=pytest.fail)
+        check_calls(read(style, text, tool(SCHEMAS[name])), name, text, 1)
+
+
+def check_free_walks(style: str, name: str, seeds: range) -> None:
+    for seed in seeds:
+        text = free_answer(style, SCHEMAS[name], seed)
+        check_calls(read(style, text, tool(SCHEMAS[name])), name, text, 2)
+        form = ChatFormat(tools=style)  # type: ignore[arg-type]
+        parser = form.parser("", [tool(SCHEMAS[name])])
+        pieces = [*parser.push(text), *parser.finish()]
+        said = "".join(p.text for p in pieces if isinstance(p, Content))
+        tag = form.call_tags.open if form.call_tags else ""
+        assert "".join(said.split()) == f"Now<0>:`{tag}`.Now<1>:`{tag}`.", text
+
+
+def check_calls(calls: list[tuple[str, str]], name: str, text: str, num: int) -> None:
+    validator = Draft202012Validator(_as_2020(SCHEMAS[name]), format_checker=_CHECKER)
+    assert [c for c, _ in calls] == ["f"] * num, text
+    for _, given in calls:
+        arguments = json.loads(given, parse_constant=pytest.fail)
         assert isinstance(arguments, dict), text
         errors = [e.message for e in validator.iter_errors(arguments)]
         assert not errors, f"{errors} in {arguments!r} of {text!r}"
@@ -146,6 +208,18 @@ def _as_2020(schema: Any) -> Any:
 @pytest.mark.parametrize(("name", "style"), [(name, STYLES[i % 4]) for i, name in enumerate(SCHEMAS)])
 def test_a_walk_of_the_grammar_follows_the_schema(style: str, name: str) -> None:
     check_walks(style, name, range(1))
+
+
+@pytest.mark.parametrize(("name", "style"), [(name, STYLES[i % 4]) for i, name in enumerate(SCHEMAS)])
+def test_a_call_that_nobody_required_follows_the_schema(style: str, name: str) -> None:
+    check_free_walks(style, name, range(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_seven_answers_with_calls_that_nobody_required_follow_the_schema(style: str, name: str) -> None:
+    check_free_walks(style, name, range(1, 8))
 
 
 @pytest.mark.slow

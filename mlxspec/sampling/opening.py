@@ -1,0 +1,50 @@
+"""Follows the text of an answer up to the tag from which a grammar holds: one that begins a line, outside code (parsers/place.py).
+
+A state is a value, so the effect of a draft can be computed and dropped. Bytes stand for characters, one each: what is looked for is ASCII.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import NamedTuple
+
+from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.parsers.pieces import overlap
+from mlxspec.parsers.place import Place
+
+
+class Seen(NamedTuple):
+    """place: the end of the text before tail. tail: an end that begins the tag. is_open: the tag is complete, and the grammar holds."""
+
+    place: Place
+    tail: str = ""
+    is_open: bool = False
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the tag is complete, or the next tokens can complete it."""
+        return self.is_open or (bool(self.tail) and self.place.begins_line and not self.place.is_code)
+
+
+class Opening:
+    """The rule of one request. tag: the text that opens a call. once: the answer ends behind the first call."""
+
+    def __init__(self, tag: str, vocabulary: TokenBytes, *, once: bool) -> None:
+        self._tag, self._spelled, self.once = tag.encode().decode("latin-1"), vocabulary.spelled, once
+
+    def start(self) -> Seen:
+        """The state where no text has come."""
+        return Seen(Place())
+
+    def step(self, seen: Seen, token: int) -> Seen:
+        """The state after one more token of text."""
+        text, place = seen.tail + self._spelled(token).decode("latin-1"), copy(seen.place)
+        while (at := text.find(self._tag)) >= 0:
+            place.push(text[:at])
+            if place.begins_line and not place.is_code:
+                return Seen(place, is_open=True)
+            place.push(self._tag)
+            text = text[at + len(self._tag) :]
+        cut = len(text) - overlap(text, self._tag)
+        place.push(text[:cut])
+        return Seen(place, text[cut:])
