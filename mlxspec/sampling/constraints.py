@@ -25,7 +25,7 @@ from mlxspec.sampling.bad_words import START, BadWords
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.grammar import Grammar, GrammarCompiler, RoundClock, grammar_bytes
 from mlxspec.sampling.loops import Loops
-from mlxspec.sampling.opening import Opening, Seen
+from mlxspec.sampling.opening import BeforeCall, Opening
 from mlxspec.sampling.thinking import Thinking, ThinkingState
 
 _NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking budgets, min_tokens or DRY."
@@ -38,7 +38,7 @@ class _State(NamedTuple):
     thinking: ThinkingState
     words: int
     grammar: Grammar | None
-    seen: Seen | None
+    seen: BeforeCall | None
     num: int = 0
 
 
@@ -221,13 +221,13 @@ class Constraints:
         return _State(thinking, words, grammar, seen, state.num + 1)
 
     def _followed(
-        self, opening: Opening, state: _State, seen: Seen, thinking: ThinkingState, token: int
-    ) -> tuple[Grammar | None, Seen]:
+        self, opening: Opening, state: _State, seen: BeforeCall, thinking: ThinkingState, token: int
+    ) -> tuple[Grammar | None, BeforeCall]:
         """The grammar of calls, and the text before them, behind one more token."""
         grammar = state.grammar
         if seen.is_open and grammar is not None:
             is_over = grammar.is_finished and not opening.once
-            return (None, Seen(seen.place)) if is_over else (grammar, seen)
+            return (None, BeforeCall(seen.place)) if is_over else (grammar, seen)
         if thinking.phase not in ("waiting", "done") or state.thinking.phase not in ("waiting", "done"):
             return None, opening.start()
         after = opening.step(seen, token)

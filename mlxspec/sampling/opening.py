@@ -13,7 +13,7 @@ from mlxspec.parsers.pieces import overlap
 from mlxspec.parsers.place import Place
 
 
-class Seen(NamedTuple):
+class BeforeCall(NamedTuple):
     """place: the end of the text before tail. tail: an end that begins the tag. is_open: the tag is complete, and the grammar holds."""
 
     place: Place
@@ -32,19 +32,19 @@ class Opening:
     def __init__(self, tag: str, vocabulary: TokenBytes, *, once: bool) -> None:
         self._tag, self._spelled, self.once = tag.encode().decode("latin-1"), vocabulary.spelled, once
 
-    def start(self) -> Seen:
+    def start(self) -> BeforeCall:
         """The state where no text has come."""
-        return Seen(Place())
+        return BeforeCall(Place())
 
-    def step(self, seen: Seen, token: int) -> Seen:
+    def step(self, seen: BeforeCall, token: int) -> BeforeCall:
         """The state after one more token of text."""
         text, place = seen.tail + self._spelled(token).decode("latin-1"), copy(seen.place)
         while (at := text.find(self._tag)) >= 0:
             place.push(text[:at])
             if place.begins_line and not place.is_code:
-                return Seen(place, is_open=True)
+                return BeforeCall(place, is_open=True)
             place.push(self._tag)
             text = text[at + len(self._tag) :]
         cut = len(text) - overlap(text, self._tag)
         place.push(text[:cut])
-        return Seen(place, text[cut:])
+        return BeforeCall(place, text[cut:])
