@@ -271,7 +271,7 @@ def read(
 
 
 def _held(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | None:
-    """What a blind row's grammar leaves of its tokens: a tag has come, in the round before or among its accepted drafts. None where
+    """A blind row's tokens, sampled again under its grammar: a tag has come, in the round before or among its accepted drafts. None where
     nothing is forbidden."""
     request, logits = round_.requests[place], round_.logits
     constraints = request.constraints
