@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.kernels.flat import LADDER
-from mlxspec.policy.acceptance import FIRST_CHANCE, Offer
+from mlxspec.policy.acceptance import FIRST_CHANCE, PROBED, Offer
 from mlxspec.policy.account import LEAST, MOST
 from mlxspec.policy.controller import (
     PLAIN,
@@ -150,6 +150,23 @@ def test_no_more_is_verified_than_the_account_pays_for_at_worst(num_rows: int, b
         row.account.reserved = 0.0
     chosen = control.choose(rows, [[offer]] * num_rows, [{}] * num_rows)
     assert any(c.offer is not None for c in chosen) == (balance > 0.6)
+
+
+@catches(
+    "the richest row's account pays for all",
+    "mlxspec.policy.controller:Controller._available",
+    lambda right: (
+        lambda self, rows, curve: max(r.account.available(is_alone=False) for r in rows) * curve.plain
+    ),
+)
+def test_the_poorest_row_decides_what_a_round_may_lose() -> None:
+    """All rows wait for a round that fails, so a row that has gained does not spend what another has not."""
+    control, offer = controller({1: 1.0, 2: 1.6, 17: 3.3, 24: 5.0}), Offer("ngram-simple", 16)
+    for balances, drafts in (((8.0, 8.0), True), ((8.0, 0.05), False), ((0.05, 8.0), False)):
+        rows = [opened(balance=balance + UNTOUCHED) for balance in balances]
+        for row in rows:
+            taught(control, row, offer, 16)
+        assert (sum(cut(control, rows, [offer, offer])) > 0) == drafts, balances
 
 
 @catches(
@@ -312,6 +329,21 @@ def test_probes_become_rare() -> None:
     assert 8 <= len(probed) <= 20
     assert gaps == sorted(gaps)
     assert max(gaps) == PROBE_GAP
+
+
+@catches(
+    "probes stay rare behind drafts that were asked for what they gain",
+    "mlxspec.policy.controller:Controller.asked",
+    lambda right: lambda self, row, choice: right(self, row, choice._replace(probe=True)),
+)
+def test_a_drafter_that_was_asked_for_its_gain_is_probed_as_at_first() -> None:
+    control = controller(LINEAR, mtp=HEAD)
+    row, table = opened(), control.costs.accepted("", "mtp")
+    for _ in range(9):
+        control.asked(row, Choice(model="mtp", depth=3, probe=True))
+    assert table.gap == PROBE_GAP
+    control.asked(row, Choice(model="mtp", depth=3))
+    assert table.gap == PROBED
 
 
 def test_a_drafter_that_has_the_prompt_to_catch_up_on_is_not_probed() -> None:
