@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from planting import catches
@@ -115,6 +116,34 @@ def test_whichever_ending_comes_first_counts() -> None:
         plain = check(number, SamplingParams(max_tokens=budget, stop=stop, ignore_eos=True))
         assert (plain.finish_reason, len(plain.tokens)) == (reason, min(budget, at))
         assert plain.tokens == tokens[: min(budget, at)]
+
+
+def one_late(right: Any) -> Any:
+    """A rule by which stop strings count one token later."""
+    could: dict[int, bool] = {}
+
+    def push(self: Any, token: int, *, may_stop: bool = True) -> tuple[str, bool]:
+        before, could[id(self)] = could.get(id(self), False), may_stop
+        return right(self, token, may_stop=may_stop and before)  # type: ignore[no-any-return]
+
+    return push
+
+
+@catches(
+    "a stop string that ends with the last token of min_tokens is passed over",
+    "mlxspec.engine.text:AnswerText.push",
+    one_late,
+)
+def test_a_stop_string_counts_from_min_tokens_on() -> None:
+    text = long_answer(4, 0.0).text  # a letter a token
+    stop = max(text[:30], key=text.index)
+    at = text.index(stop) + 1
+    assert at > 2
+    for least in (0, at - 1, at):
+        plain = check(4, SamplingParams(max_tokens=60, stop=stop, min_tokens=least, ignore_eos=True))
+        assert (plain.finish_reason, len(plain.tokens)) == ("stop", at)
+    later = check(4, SamplingParams(max_tokens=60, stop=stop, min_tokens=at + 1, ignore_eos=True))
+    assert len(later.tokens) > at
 
 
 @pytest.mark.parametrize("drafters", [(), ALL], ids=["plain", "drafted"])

@@ -376,3 +376,28 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     made.generate(PROMPTS[1], PARAMS["greedy"])
     assert asked
     assert "mtp" not in {call.name for call in seen}
+
+
+@catches(
+    "rows with constraints are learned beside the others",
+    "mlxspec.policy.auto:Auto.begin",
+    lambda right: (
+        lambda self, state: (
+            right(self, state),
+            vars(self)["_rows"].__setitem__(state.row, auto.AutoRow("sampled", 2.0)),
+        )[0]
+    ),
+)
+def test_rows_are_learned_by_how_they_are_sampled() -> None:
+    """A grammar costs each round more, and drafts behind it fare otherwise."""
+    spec = SpecConfig(drafters=("ngram-simple",), policy="auto")
+    made = Engine(
+        tiny_models.target(),
+        tiny_models.tokenizer(),
+        drafters=[ngram_lookup("ngram-simple", 3, 12)],
+        spec=spec,
+    )
+    asked = {"greedy": {}, "sampled": {"temperature": 1.0}, "constrained": {"bad_words": ("zz",)}}
+    for num, more in enumerate(asked.values()):
+        made.generate(PROMPTS[0], SamplingParams(max_tokens=4 + num, ignore_eos=True, seed=1, **more))
+        assert set(made.drafting.costs.lengths) == set(list(asked)[: num + 1])

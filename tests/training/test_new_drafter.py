@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from mlxspec.errors import ConfigError, MemoryBudgetError, ModelError, StorageEr
 from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from tests import tiny_models
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("SELECT", "name", "price", "FROM", "orders", "WHERE", "amount", ">", "AND", "region", ";\n")
 PROMPT = "SELECT name FROM orders WHERE amount > price AND region ;\n SELECT name"
 IDS = np.array([95, 3, 40, 41, 7, 60, 61, 62])
@@ -108,13 +109,12 @@ def test_a_new_drafter_has_nothing_to_lose(tmp_path: Path, monkeypatch: pytest.M
         guards.append(guard)
         return head
 
-    def shares() -> Iterator[teach.DepthShares]:
-        for text, own in ((0.1, 0.4), (0.5, 0.2)) * 2:  # before and after
-            yield from (teach.DepthShares((x,)) for x in (text, own))
-
-    told = shares()
+    texts, own = (
+        iter(teach.DepthShares((x,)) for x in xs * 2) for xs in ((0.1, 0.5), (0.4, 0.2))
+    )  # before and after
     monkeypatch.setattr(adapting, "train", train)
-    monkeypatch.setattr(adapting, "accepted", lambda *_: next(told))
+    monkeypatch.setattr(adapting, "_each", lambda *_: [next(texts)] * 4)
+    monkeypatch.setattr(adapting, "accepted", lambda *_: next(own))
     assert made(tmp_path / "drafter").is_kept
     assert not adapt("demo", TEXTS, minutes=1, clock=ticking()).is_kept
     assert [len(guard) > 0 for guard in guards] == [False, True]
@@ -253,7 +253,7 @@ KILLED = """
 import os, signal, sys
 from training import adapt, command, new_drafter
 new_drafter._WORDS, adapt._OWN, adapt._HELD_OUT = 512, 2, 4
-adapt._SHARES, adapt._STATES = (0.5, 0.0), 5 << 20  # what ends reading is the room, on machines of any speed
+adapt._SHARES, adapt._STATES = (0.5, 0.0), 20 << 20  # what ends reading is the room, on machines of any speed
 adapt.train = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 command.main(["demo", "--texts", sys.argv[1], "--minutes", "60", *sys.argv[2:]])
 """
@@ -270,15 +270,14 @@ def test_a_killed_run_loses_nothing_and_its_states_go_with_the_next(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL while states lie on the disk, before anything is kept."""
-    for name, content in TEXTS:
-        (tmp_path / name).write_text(content)
-    folder, scratch = tmp_path / "drafter", tmp_path / "scratch"
+    folder, scratch, texts = tmp_path / "drafter", tmp_path / "scratch", tmp_path / "texts"
     scratch.mkdir()
+    texts.mkdir()
+    for name, content in TEXTS:
+        (texts / name).write_text(content)
     more = ["--new", str(folder)] if kind == "new" else ["--draft-model", f"demo-{kind}"]
-    texts = str(tmp_path / TEXTS[0][0])
-    ran = subprocess.run(
-        [sys.executable, "-c", KILLED, texts, *more], env={**os.environ, "TMPDIR": str(scratch)}, timeout=600
-    )
+    env = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT / "scripts")}
+    ran = subprocess.run([sys.executable, "-c", KILLED, str(texts), *more], env=env, timeout=600)
     assert ran.returncode == -signal.SIGKILL
     left = list(scratch.glob("mlxspec-adapt-*/"))
     assert list(scratch.rglob("*.safetensors"))
