@@ -22,6 +22,7 @@ from mlxspec.models.adapted.sizes import LeafForm
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.reads import reads
 from mlxspec.models.sizes import bytes_of
 from mlxspec.platform.memory import machine_memory
 
@@ -52,7 +53,7 @@ def inspect_adapted(
     context = context or min(memory.DEFAULT_CONTEXT, model.max_context)
     num, each = expert_counts(config)
     parameters = get_total_parameters(model.module)
-    stacks = model.agreed.stacks / max(1, bytes_of(model))
+    stacks = reads(model).stacks / max(1, bytes_of(model))
     advice = f"{made.unsupported_head}"
     return InspectReport(
         name=name,

@@ -65,8 +65,8 @@ def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
 
 
 def _owner(drafter: Drafting) -> Any:
-    """The model whose head gives a drafter's logits."""
-    return getattr(drafter, "head_owner", drafter)
+    """The model whose rows of a head a drafter may propose from."""
+    return drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
 
 
 def rows_of(

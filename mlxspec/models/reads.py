@@ -6,13 +6,14 @@ proportional to the bytes it reads. Runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-_STACKS = ("switch_mlp.", "switch_glu.")  # one matrix an expert
+_STACKS = ("SwitchLinear", "QuantizedSwitchLinear")  # mlx-lm's, of one matrix an expert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +33,31 @@ class Reads:
 
 
 def reads(module: Any, *, head: int | None = None) -> Reads:
-    """Of a model or a part of one. head: bytes of the head where it is not among the module's parameters; None: it is, or is the embedding
-    once more. Other embeddings are read a row at a time, which is nothing."""
-    dense = stacks = own_head = embedding = 0
-    parameters: Callable[[], Any] = getattr(module, "parameters", dict)
+    """Of a model or a part of one, by the classes of its parts. head: bytes of the head where it is not among the module's parameters;
+    None: it is, or is the embedding once more. Embeddings are read a row at a time, which is nothing."""
+    inner = getattr(module, "module", module)  # of a model by mlx-lm's code
+    parts = dict(inner.named_modules()) if isinstance(inner, nn.Module) else {}
+    own_head, parameters = getattr(module, "head_module", None), getattr(module, "parameters", dict)
+    sizes, tables = Counter[str](), Counter[str]()
     for name, value in tree_flatten(parameters()):
-        if "embed_tokens_per_layer" in name:
-            continue
-        if "embed_tokens." in name:
-            embedding += value.nbytes
-        elif "lm_head." in name:
-            own_head += value.nbytes
-        elif any(stack in name for stack in _STACKS):
-            stacks += value.nbytes
+        path = name.rpartition(".")[0]
+        part = parts.get(path)
+        if isinstance(part, nn.Embedding | nn.QuantizedEmbedding):
+            tables[path] += value.nbytes * ("embed_tokens_per_layer" not in path)
+        elif "lm_head." in name or (part is not None and part is own_head):
+            sizes["head"] += value.nbytes
         else:
-            dense += value.nbytes
+            sizes["stacks" if type(part).__name__ in _STACKS else "dense"] += value.nbytes
     config = getattr(module, "config", None) or getattr(module, "_config", None)
     num, each = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_token", 0)
+    if head is None:
+        head = sizes["head"] or max(tables.values(), default=0)
     return Reads(
-        dense=dense,
-        stacks=stacks,
-        each=each / num if num else 1.0,
-        head=own_head or embedding if head is None else head,
-        layers=max(1, len(_layers(module))),
+        dense=sizes["dense"],
+        stacks=sizes["stacks"],
+        each=getattr(config, "experts_share", each / num if num else 1.0),
+        head=head,
+        layers=max(1, len(_layers(inner))),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import adapted_zoo
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from test_published_sizes import SIZES
 
 from mlxspec.models.reads import Reads, reads
@@ -54,3 +56,22 @@ def test_layers_own_embeddings_are_read_a_row_at_a_time() -> None:
     target, _, _ = built("gemma-4-E2B")
     assert target.head == 262144 * 1536 * 4
     assert target.bytes() / 4 < 2.4e9  # the effective size, and not five billions
+
+
+@pytest.mark.parametrize(("name", "each"), [("gpt_oss", 0.5), ("mixtral", 0.5), ("llama", 1.0)])
+def test_models_by_mlx_lms_code_are_read_by_their_parts(name: str, each: float) -> None:
+    """Whatever its code calls them: experts by their share, the head once, the embedding not at all beside a head of its own."""
+    from mlxspec.models.adapted.loading import blank
+
+    config = adapted_zoo.config_of(name)
+    model = blank(config)
+    found, sizes = reads(model), {n: x.nbytes for n, x in tree_flatten(model.parameters())}
+    experts = sum(size for n, size in sizes.items() if "experts" in n or "switch_mlp" in n)
+    assert (found.each, found.stacks > 0) == (each, each < 1)
+    assert found.stacks <= experts
+    head, table = (
+        sum(size for n, size in sizes.items() if part in n) for part in ("lm_head", "embed_tokens")
+    )
+    assert found.head == (head or table)
+    assert found.layers == config["num_hidden_layers"]
+    assert found.dense + found.stacks == sum(sizes.values()) - head - table

@@ -13,9 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
@@ -42,7 +40,6 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.cut_layers import CutLayers
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
-from mlxspec.models.reads import Reads
 from mlxspec.models.seams import FlatLayer, SeamError, Seams, attending_by_row, blank_layers, find_seams
 from mlxspec.models.sizes import bytes_of
 
@@ -179,25 +176,6 @@ class AdaptedModel:
             if form.is_per_token
         }
         return sorted(found, key=str)
-
-    @cached_property
-    def agreed(self) -> Reads:
-        """Bytes that a forward reads, by the modules' classes: of embeddings a row, of experts a share, of the rest all."""
-        trunk = None if self._trunk is None else self._trunk.owner[self._trunk.name]
-        inside = {id(v) for _, v in tree_flatten(trunk.parameters())} if trunk is not None else set()
-        sizes = {id(v): v.nbytes for _, v in tree_flatten(self.parameters())}
-        embedding, stacks = 0, 0
-        for part in self.module.modules():
-            nbytes = sum(v.nbytes for _, v in tree_flatten(part.parameters()))
-            if isinstance(part, nn.Embedding | nn.QuantizedEmbedding):
-                embedding = max(embedding, nbytes)
-            elif isinstance(part, SwitchLinear | QuantizedSwitchLinear):
-                stacks += nbytes
-        own_head = sum(size for name, size in sizes.items() if name not in inside) if inside else 0
-        dense = sum(sizes.values()) - embedding - stacks - own_head
-        head = own_head or embedding
-        each, layers = self.config.experts_share, max(1, len(self.new_caches()))
-        return Reads(dense=max(0, dense), stacks=stacks, each=each, head=head, layers=layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """Raises CacheError for kv_bits that the caches do not have."""
