@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from difflib import get_close_matches
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
@@ -60,6 +60,52 @@ class Result:
             prompt_logprobs=None if request.prompt_logprobs is None else tuple(request.prompt_logprobs),
             error=request.error,
         )
+
+
+T = TypeVar("T")
+Asking = Generator[
+    tuple[Prompt, SamplingParams], Result | None, T
+]  # yields what is to be asked, is sent results
+
+
+def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Receipt]:
+    """Makes the receipt of an answer. Yields a prompt and parameters that must be answered without drafts, and is sent the result: first
+    the answer again, then, where that differs, what the model finds likely there. Raises ConfigError for an answer that failed."""
+    if result.finish_reason == "error":
+        raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
+    is_cut = result.finish_reason == "cancelled"
+    if is_cut and not result.tokens:
+        raise ConfigError("An answer that was stopped before its first token cannot be proved.")
+    asked = replace(params, seed=result.stats.seed)
+    plain = yield prompt, replace(asked, max_tokens=len(result.tokens)) if is_cut else asked
+    if plain is None or plain.error is not None:
+        raise MlxspecError(f"Plain decoding of this prompt failed: {plain and plain.error}")
+    difference = None
+    if plain.tokens != result.tokens or not (is_cut or plain.finish_reason == result.finish_reason):
+        difference = yield from _differing(prompt, result.tokens, plain.tokens)
+    return Receipt(
+        num_tokens=len(result.tokens),
+        num_accepted=result.stats.num_accepted,
+        seconds=result.stats.decode_seconds,
+        plain_seconds=plain.stats.decode_seconds,
+        difference=difference,
+    )
+
+
+def _differing(prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> Asking[Difference]:
+    place = first_difference(answer, plain)
+    if isinstance(prompt, PromptWithImages):
+        there: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
+    else:
+        there = [*(int(token) for token in prompt), *answer[:place]]
+    said = yield (
+        there,
+        SamplingParams(
+            max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=MAX_TOP_LOGPROBS, ignore_eos=True
+        ),
+    )
+    likely = {t.token: t.logprob for one in (said and said.logprobs) or () for t in one.top}
+    return Difference.at(place, answer, plain, likely)
 
 
 class EngineApi(ABC):
@@ -123,46 +169,27 @@ class EngineApi(ABC):
     ) -> Receipt:
         """The receipt of an answer to `prompt`: it is decoded again without drafts. params, fields: those that it was asked with. Raises
         ConfigError for an answer that failed."""
-        if result.finish_reason == "error":
-            raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
-        is_cut = result.finish_reason == "cancelled"
-        if is_cut and not result.tokens:
-            raise ConfigError("An answer that was stopped before its first token cannot be proved.")
-        asked = replace(with_fields(params, fields), seed=result.stats.seed)
-        asked = replace(asked, max_tokens=len(result.tokens)) if is_cut else asked
-        request = self._new_request(prompt, asked, SpecConfig())
-        self._run_until([request])
-        plain = Result.of(request)
-        if plain.error is not None:
-            raise MlxspecError(f"Plain decoding of this prompt failed: {plain.error}")
-        difference = None
-        if plain.tokens != result.tokens or not (is_cut or plain.finish_reason == result.finish_reason):
-            before = prompt if isinstance(prompt, PromptWithImages) else request.prompt
-            difference = self.difference(before, result.tokens, plain.tokens)
-        return Receipt(
-            num_tokens=len(result.tokens),
-            num_accepted=result.stats.num_accepted,
-            seconds=result.stats.decode_seconds,
-            plain_seconds=plain.stats.decode_seconds,
-            difference=difference,
-        )
+        if isinstance(prompt, str) and self.tokenizer is not None:
+            prompt = self.tokenizer.encode(prompt)
+        return self._plainly(proof(prompt, result, with_fields(params, fields)))
 
     def difference(
         self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
     ) -> Difference:
         """The first place at which an answer to `prompt` differs from plain decoding's. The model is asked once more for what may follow
         the tokens that both have."""
-        place = first_difference(answer, plain)
-        if isinstance(prompt, PromptWithImages):
-            shown: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
-        else:
-            shown = [*prompt, *answer[:place]]
-        there = SamplingParams(
-            max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=MAX_TOP_LOGPROBS, ignore_eos=True
-        )
-        said = self.generate(shown, there, spec=SpecConfig())
-        logprobs = {t.token: t.logprob for one in said.logprobs or () for t in one.top}
-        return Difference.at(place, answer, plain, logprobs)
+        return self._plainly(_differing(prompt, answer, plain))
+
+    def _plainly(self, steps: Asking[T]) -> T:
+        """Runs `steps` to its value; all that it asks is answered without drafts."""
+        answer: Result | None = None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as done:
+                found: T = done.value
+                return found
+            answer = self.generate(*asked, spec=SpecConfig())
 
     @by_name
     def stream(

@@ -167,7 +167,9 @@ class AnswerWriter:
     def _measured(self) -> dict[str, Any]:
         """What this server says beside the API's own fields."""
         stats = self._stats()
-        return {"timings": timings(stats), "mlxspec": drafting(stats, self._job.notices)}
+        ends = [answer.end for answer in self._answers if answer.end is not None]
+        receipts = [end.receipt for end in ends if end.receipt is not None]
+        return {"timings": timings(stats), "mlxspec": drafting(stats, self._job.notices, receipts)}
 
 
 class SingleWriter(AnswerWriter):

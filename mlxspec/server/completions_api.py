@@ -192,6 +192,7 @@ def completion_job(
         spec=spec,
         num_prompts=len(prompts),
         timeout=body.get("timeout"),
+        proves=bool(body.get("prove")),
         notices=(*notices, *unused_prediction(spec)),
         prompts=tuple(tokenizer.decode(token_ids(a.prompt)) for a in shown),
         first_tokens=tuple(tokenizer.decode(token_ids(a.prompt)[:1]) for a in first),
@@ -419,7 +420,7 @@ class LlamaWriter(AnswerWriter):
             "stop_type": _STOP_TYPES[end.cause],
             "tokens_cached": stats.num_cached,
             "timings": timings([stats]),
-            "mlxspec": drafting([stats], self._job.notices),
+            "mlxspec": drafting([stats], self._job.notices, [end.receipt] if end.receipt else []),
         }
 
 

@@ -17,6 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.api import Prompt, Result, proof
+from mlxspec.engine.receipt import Receipt
 from mlxspec.engine.request import UNREAD
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
@@ -24,11 +27,12 @@ from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece, merged
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
-from mlxspec.server.request_parsing import Job
+from mlxspec.server.request_parsing import AnswerRequest, Job
 
 if TYPE_CHECKING:
     from mlxspec.engine.request import Request
     from mlxspec.engine.stats import RequestStats
+    from mlxspec.sampling.constraints import Compiled
 
 _AT_ONCE = 16  # updates that wait to be written; more wait in the streams, which are bounded
 EndReason = Literal["stop", "length", "tool_calls"]
@@ -64,7 +68,8 @@ class Delta:
 @dataclass(frozen=True, kw_only=True)
 class End:
     """Answer `choice` is complete. cause: the model (or a grammar) ended it, a stop string did, or there was no room for more tokens,
-    by the request's limit or in the context. stop_string: the one that ended it. prompt_logprobs: where they are wanted."""
+    by the request's limit or in the context. stop_string: the one that ended it. prompt_logprobs: where they are wanted. receipt: whether
+    plain decoding gives the same tokens, where that is wanted."""
 
     choice: int
     reason: EndReason
@@ -72,6 +77,7 @@ class End:
     stats: RequestStats
     stop_string: str | None = None
     prompt_logprobs: Sequence[TokenLogprob] = ()
+    receipt: Receipt | None = None
 
 
 Update = Progress | Delta | End
@@ -90,22 +96,43 @@ class JobRun:
     async def start(self) -> None:
         try:
             for ask in self._job.asks:
-                self._streams.append(
-                    self._worker.submit(
-                        ask.prompt,
-                        ask.params,
-                        spec=self._job.spec,
-                        deadline=self._job.timeout,
-                        compiled=self._job.compiled,
-                        client=self._client,
-                        most_unread=UNREAD,
-                    )
-                )
+                self._submit(ask.prompt, ask.params, self._job.spec, self._job.compiled)
             for stream in self._streams:
                 await stream.accepted()
         except BaseException:
             self.close()
             raise
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, spec: SpecConfig, compiled: Compiled | None
+    ) -> Stream:
+        stream = self._worker.submit(
+            prompt,
+            params,
+            spec=spec,
+            deadline=self._job.timeout,
+            compiled=compiled,
+            client=self._client,
+            most_unread=UNREAD,
+        )
+        self._streams.append(stream)
+        return stream
+
+    async def _prove(self, ask: AnswerRequest, request: Request) -> Receipt:
+        """Decodes the answer again without drafts. Raises ApiError where that fails."""
+        steps = proof(ask.prompt, Result.of(request), request.params)
+        said, compiled, plainly = None, self._job.compiled, SpecConfig(owner=self._job.spec.owner)
+        while True:
+            try:
+                prompt, params = steps.send(said)
+            except StopIteration as done:
+                receipt: Receipt = done.value
+                return receipt
+            stream, compiled = self._submit(prompt, params, plainly, compiled), None
+            async for event in stream:
+                if isinstance(event, FinishEvent) and event.reason in ("error", "cancelled"):
+                    raise _failed(event, await stream.accepted())
+            said = Result.of(await stream.accepted())
 
     def close(self) -> None:
         """Cancel what still runs."""
@@ -196,6 +223,7 @@ class JobRun:
                     stats=stats,
                     stop_string=request.answer.stop_string,
                     prompt_logprobs=request.prompt_logprobs or (),
+                    receipt=await self._prove(self._job.asks[choice], request) if self._job.proves else None,
                 )
             else:
                 # the first says what the prefix cache had

@@ -51,7 +51,8 @@ class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called.
     goes_on: which part of the last message the answers continue. compiled: of the parameters that all
     answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
-    first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. fingerprint: of the model."""
+    first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. fingerprint: of the model. proves: each answer is
+    decoded again without drafts, and the client gets a receipt."""
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -67,6 +68,7 @@ class Job:
     prompts: tuple[str, ...] = ()
     first_tokens: tuple[str, ...] = ()
     fingerprint: str = ""
+    proves: bool = False
 
     def parser(self) -> AnswerParser | ChannelParser | None:
         if not self.is_chat:
@@ -101,6 +103,7 @@ def chat_job(
         tools=choice.of(tools),
         is_chat=True,
         goes_on=request.goes_on,
+        proves=bool(request.options.get("prove")),
         notices=(*request.notices, *prompt.notices, *notices, *unused_prediction(spec)),
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from mlxspec.engine.receipt import Receipt
 from mlxspec.server.job_run import Progress
 
 if TYPE_CHECKING:
@@ -66,8 +68,10 @@ def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
     return out
 
 
-def drafting(stats: Sequence[RequestStats], notices: Sequence[str] = ()) -> dict[str, Any]:
-    """Who drafted, and what there is to say: nothing is switched off silently."""
+def drafting(
+    stats: Sequence[RequestStats], notices: Sequence[str] = (), receipts: Sequence[Receipt] = ()
+) -> dict[str, Any]:
+    """Who drafted, and what there is to say: nothing is switched off silently. receipts: of the answers that were decoded again."""
     drafters: dict[str, dict[str, int]] = {}
     for one in stats:
         for name, found in one.drafters.items():
@@ -84,6 +88,7 @@ def drafting(stats: Sequence[RequestStats], notices: Sequence[str] = ()) -> dict
         "tokens_per_round": _over(decoded, rounds),
         "seeds": [s.seed for s in stats],
         "notices": list(said),
+        **({"receipts": [{"equal": r.is_equal, **asdict(r)} for r in receipts]} if receipts else {}),
     }
 
 

@@ -7,7 +7,7 @@ import { asJson, asMarkdown, fileName } from "./web/export.js";
 import { coloured } from "./web/colours.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
-import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, sdk, sizeOf } from "./web/words.js";
+import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, proofOf, sdk, sizeOf } from "./web/words.js";
 
 /** A tree without positions, short enough to write down. */
 function short(node) {
@@ -151,6 +151,7 @@ for (const size of [1, 2, 7, 10_000]) {
   assert.deepEqual(received.thoughtMarks, [[0, 1]]);
   assert.equal(received.reason, "length");
   assert.deepEqual(received.notices, ["n"]);
+  assert.deepEqual(received.receipts, []);
   assert.deepEqual(received.progress, { processed: 3, total: 9 });
   assert.equal(countsOf(received).tokens, 5);
 }
@@ -216,6 +217,8 @@ const own = new Settings(new Storage());
 assert.deepEqual(own.fields(7), { seed: 7 });
 own.change({ temperature: 0, draft: "off", thinking: "off", max_tokens: 5, seed: 0 });
 assert.deepEqual(own.fields(7), { temperature: 0, draft: "off", enable_thinking: false, max_tokens: 5, seed: 0 });
+own.change({ prove: true });
+assert.equal(own.fields(7).prove, true);
 assert.deepEqual(numbersOf({ temperature: " 0.5 ", max_tokens: "", seed: "3" }), { values: { temperature: 0.5, max_tokens: null, seed: 3 } });
 for (const [field, text] of [["temperature", "-1"], ["temperature", "x"], ["max_tokens", "0"], ["max_tokens", "1.5"], ["seed", "1e99"]])
   assert.equal(numbersOf({ temperature: "", max_tokens: "", seed: "", [field]: text }).field, field);
@@ -259,6 +262,11 @@ assert.equal(sizeOf(counts(0, { tokens: 1 })), "1 token");
 assert.equal(draftingOf(counts(1), {}), "41 of 45 drafted tokens accepted (91 %)");
 assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
 assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
+assert.equal(proofOf({ equal: true, num_tokens: 1, difference: null }), "Proved: decoding without drafts gives the same 1 token.");
+assert.equal(
+  proofOf({ equal: false, num_tokens: 9, difference: { place: 3 } }),
+  "Not proved: decoding without drafts gives another text from token 4 on.",
+);
 const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
 const compare = (drafted, plain, speeds = [[drafted.counts.speed, plain.counts.speed]]) => compared(drafted, plain, speeds);
 assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in the median of 1 runs each (2.00 to 2.00 in single pairs)." });

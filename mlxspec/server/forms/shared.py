@@ -212,6 +212,9 @@ class Generation(t.Fields):
     return_drafted: t.Flag = t.optional(
         "every chunk of a stream says how many characters at the beginning of its text were drafted, and who drafted them"
     )
+    prove: t.Flag = t.optional(
+        "the answer is decoded again without drafts before the response ends, and mlxspec.receipts says whether the text is the same"
+    )
     seed: Annotated[int, t.Range(-(2**63), 2**64 - 1)] | None = t.optional(
         "the same seed gives the same text, with drafting and without; -1 draws one"
     )

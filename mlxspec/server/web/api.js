@@ -125,12 +125,14 @@ export class Received {
   timings = null;
   usage = null;
   notices = [];
+  receipts = []; // of proved answers
 
   take(chunk) {
     this.progress = chunk.prompt_progress ?? this.progress;
     this.timings = chunk.timings ?? this.timings;
     this.usage = chunk.usage ?? this.usage;
     this.notices = chunk.mlxspec?.notices ?? this.notices;
+    this.receipts = chunk.mlxspec?.receipts ?? this.receipts;
     const choice = chunk.choices?.[0];
     if (!choice) return;
     this.reason = choice.finish_reason ?? this.reason;

@@ -5,6 +5,7 @@ import { numbersOf } from "./settings.js";
 import { curl, sdk } from "./words.js";
 
 const FIELDS = ["temperature", "max_tokens", "seed", "thinking", "system"]; // beside drafting and tint
+const CHECKS = ["colour", "prove"];
 const NUMBERS = FIELDS.slice(0, 3);
 
 /** meta: of the current model. */
@@ -16,7 +17,7 @@ export function openSettings({ values }, meta) {
   byId("draft").value = options.some(([value]) => value === values.draft) ? values.draft : "";
   for (const name of FIELDS) fieldOf(name).value = values[name] ?? "";
   for (const name of NUMBERS) fieldOf(name).placeholder = meta?.defaults?.[name] ?? "";
-  byId("colour").checked = values.colour;
+  for (const name of CHECKS) byId(name).checked = values[name];
   wrong(null, "");
   byId("settings").showModal();
 }
@@ -32,7 +33,7 @@ export function onSettings(settings, onsave) {
       return;
     }
     const chosen = Object.fromEntries(["draft", "thinking", "system"].map((name) => [name, fieldOf(name).value]));
-    const kept = settings.change({ ...found.values, ...chosen, colour: byId("colour").checked });
+    const kept = settings.change({ ...found.values, ...chosen, ...Object.fromEntries(CHECKS.map((name) => [name, byId(name).checked])) });
     byId("settings").close();
     onsave(kept);
   });

@@ -11,7 +11,7 @@ import { Server, UNKNOWN } from "./server.js";
 import { Settings } from "./settings.js";
 import { openStore } from "./store.js";
 import { AnswerTurn, UserTurn, isSend } from "./turn.js";
-import { compared, contextOf, count, countsOf, endOf, isFull, sizeOf } from "./words.js";
+import { compared, contextOf, count, countsOf, endOf, isFull, proofOf, sizeOf } from "./words.js";
 
 const EXAMPLES = [
   "what does os.path.join do?",
@@ -366,7 +366,7 @@ async function follow(own, body, view, run) {
     if (turn.end === "failed") blame(turn, error);
   }
   cancelAnimationFrame(drawn);
-  Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: received.notices });
+  Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: [...received.notices, ...received.receipts.map(proofOf)] });
   own.touch(turn);
 }
 
@@ -414,7 +414,7 @@ function speak(run, blocks, isWhole = false) {
 async function compare(turn, number, num) {
   if (conversation.run) return;
   const own = conversation;
-  const { draft, ...fields } = turn.asked;
+  const { draft, prove: _, ...fields } = turn.asked;
   const drafters = draft && draft !== "off" ? draft : server.draftersOf(turn.model).filter((name) => name !== "suffix").join(",");
   const [drafting, plainly] = [{ ...fields, ...(drafters ? { draft: drafters } : {}) }, { ...fields, draft: "off" }];
   const view = views.get(turn);

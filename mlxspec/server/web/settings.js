@@ -1,7 +1,7 @@
 // The settings: kept in the browser's storage, edited in a dialog, and turned into fields of a request.
 
 const KEY = "mlxspec.settings";
-const DEFAULTS = { model: "", temperature: null, draft: "", thinking: "", system: "", max_tokens: null, seed: null, colour: true };
+const DEFAULTS = { model: "", temperature: null, draft: "", thinking: "", system: "", max_tokens: null, seed: null, colour: true, prove: false };
 const NUMBERS = {
   temperature: { name: "Temperature", low: 0, high: 100, integer: false },
   max_tokens: { name: "Longest answer", low: 1, high: 10_000_000, integer: true },
@@ -29,11 +29,12 @@ export class Settings {
 
   /** The fields of a request that these settings stand for. seed: the one that is drawn where none is set. */
   fields(seed) {
-    const { temperature, draft, thinking, max_tokens: longest, seed: own } = this.values;
+    const { temperature, draft, thinking, prove, max_tokens: longest, seed: own } = this.values;
     return {
       ...(temperature === null ? {} : { temperature }),
       ...(draft ? { draft } : {}),
       ...(thinking ? { enable_thinking: thinking === "on" } : {}),
+      ...(prove ? { prove } : {}),
       ...(longest === null ? {} : { max_tokens: longest }),
       seed: own ?? seed,
     };

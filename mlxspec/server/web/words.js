@@ -30,6 +30,12 @@ export function sizeOf(counts) {
   return parts.join(" · ");
 }
 
+/** What a receipt of the server says. */
+export function proofOf({ equal, num_tokens: tokens, difference }) {
+  if (equal) return `Proved: decoding without drafts gives the same ${count(tokens, "token")}.`;
+  return `Not proved: decoding without drafts gives another text from token ${NUMBER.format(difference.place + 1)} on.`;
+}
+
 /** "41 of 45 drafted tokens accepted (91 %)", or that nothing was drafted. */
 export function draftingOf(counts, asked) {
   if (asked?.draft === "off") return "without drafting";

@@ -1,0 +1,89 @@
+"""`prove: true`: the server decodes an answer again without drafts and says whether the text is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.serving import QUESTION, Served
+
+_CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {**_CHAT, "max_tokens": 24},
+    "/v1/completions": {"prompt": "def main():", "max_tokens": 24},
+    "/v1/completion": {"prompt": "def main():", "max_tokens": 24},
+    "/v1/messages": {**_CHAT, "max_tokens": 24},
+    "/v1/responses": {"input": QUESTION, "max_output_tokens": 24},
+    "/api/chat": {**_CHAT, "stream": False},
+}
+DRAFTED = {"policy": "fixed", "draft": "mtp", "n_max": 3, "temperature": 0.8}
+
+
+def _receipts(said: dict[str, Any]) -> list[dict[str, Any]]:
+    receipts: list[dict[str, Any]] = said["mlxspec"]["receipts"]
+    return receipts
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_api_proves_an_answer(demo: Served, route: str) -> None:
+    proved: dict[str, Any] = {**DRAFTED, "prove": True}
+    asked: dict[str, Any] = dict(DRAFTED)
+    if route == "/api/chat":  # Ollama's options have a place of their own
+        proved, asked = {"options": {**proved, "num_predict": 24}}, {"options": {**asked, "num_predict": 24}}
+    status, said = demo.post(route, {**ROUTES[route], **proved})
+    assert status == 200, said
+    (receipt,) = _receipts(said)
+    assert receipt["equal"]
+    assert receipt["difference"] is None
+    assert receipt["num_tokens"] == 24
+    assert receipt["num_accepted"] > 0
+    status, said = demo.post(route, {**ROUTES[route], **asked})
+    assert status == 200
+    assert "receipts" not in said["mlxspec"]
+
+
+def test_a_stream_ends_with_the_receipts_of_all_its_answers(demo: Served) -> None:
+    body = {**ROUTES["/v1/chat/completions"], **DRAFTED, "n": 2, "prove": True}
+    chunks, _, _ = demo.stream("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+    said = [c for c in chunks if "receipts" in c.get("mlxspec", {})][-1]
+    assert [r["equal"] for r in _receipts(said)] == [True, True]
+    text, _, _ = demo.stream("/v1/chat/completions", {**body, "prove": False})
+    assert len([c for c in text if c["choices"]]) > 2
+
+
+PLANT = """
+import mlxspec.engine.round as rounds
+right = rounds.match
+rounds.match = lambda drafted, sampled: min(len(drafted), right(drafted, sampled) + 1)
+"""
+
+
+def test_one_draft_accepted_too_many_is_found() -> None:
+    body = {**ROUTES["/v1/completions"], **DRAFTED, "max_tokens": 60, "seed": 3, "prove": True}
+    with Served(plant=PLANT) as served:
+        status, said = served.post("/v1/completions", body)
+    assert status == 200
+    (receipt,) = _receipts(said)
+    found = receipt["difference"]
+    assert not receipt["equal"]
+    assert found["answer"] != found["plain"]
+    assert found["plain_logprob"] is not None
+    assert 0 <= found["place"] < receipt["num_tokens"]
+
+
+def test_a_call_and_an_object_are_proved_too(demo: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    status, said = demo.post(
+        "/v1/chat/completions",
+        {**ROUTES["/v1/chat/completions"], **DRAFTED, "json_schema": schema, "prove": True},
+    )
+    assert status == 200
+    assert [r["equal"] for r in _receipts(said)] == [True]
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1, {}])
+def test_prove_is_a_flag(demo: Served, wrong: Any) -> None:
+    status, said = demo.post("/v1/chat/completions", {**ROUTES["/v1/chat/completions"], "prove": wrong})
+    assert status == 400
+    assert "prove" in said["error"]["message"]
