@@ -75,8 +75,9 @@ class Values:
     """Bounded numbers, flags and choices of a JSON object. Every method raises ModelError naming the key; null is the same as absent.
     asked: the keys that have been read."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.raw = values
+    def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
+        """file: whose values they are, for sentences."""
+        self.raw, self.file = values, file
         self.asked: set[str] = set()
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -103,20 +104,20 @@ class Values:
             or not isinstance(value, int)
             or not low <= value <= _MOST.get(key, 1 << 24)
         ):
-            raise ModelError(f"config.json: {key} is {short(value)}, which is no usable size.")
+            raise ModelError(f"{self.file}: {key} is {short(value)}, which is no usable size.")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0."""
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-            raise ModelError(f"config.json: {key} is {short(value)}, which is no usable number.")
+            raise ModelError(f"{self.file}: {key} is {short(value)}, which is no usable number.")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.value(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"config.json: {key} is {short(value)}, which is neither true nor false.")
+            raise ModelError(f"{self.file}: {key} is {short(value)}, which is neither true nor false.")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -125,4 +126,4 @@ class Values:
         if value is not None and not any(
             value is a or (value == a and type(value) is type(a)) for a in allowed
         ):
-            raise ModelError(f"config.json: {key} {short(value)} is not supported.")
+            raise ModelError(f"{self.file}: {key} {short(value)} is not supported.")

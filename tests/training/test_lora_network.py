@@ -57,7 +57,7 @@ def folder(name: str) -> ModelFolder:
 @pytest.mark.parametrize("name", ["draft", "gemma"])
 @catches(
     "the halves of a change lie the other way round",
-    "mlxspec.models.adapters:_pair",
+    "mlxspec.models.adapter_files:_pair",
     lambda right: lambda *given: tuple(-x for x in right(*given))[:1] + right(*given)[1:],
 )
 def test_changes_mean_the_same_where_it_is_taught_and_where_it_drafts(name: str, tmp_path: Path) -> None:

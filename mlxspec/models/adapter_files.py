@@ -1,0 +1,351 @@
+"""Reads what an adapter in a folder changes, as mlx-lm's training or PEFT writes it, by the paths of a model's modules.
+
+Formats: mlx-lm has `NAME.lora_a` (in, r), `NAME.lora_b` (r, out) and `NAME.m`; PEFT has `NAME.lora_A.weight` (r, in),
+`NAME.lora_B.weight` (out, r) and `NAME.lora_magnitude_vector`, and beside them whole layers (`NAME.weight`) and rows of an embedding
+(`NAME.token_adapter.trainable_tokens_delta`).
+
+PEFT adapts experts in two ways: one by one (`experts.3.up_proj`), or as the stacked parameters that transformers has (`target_parameters`).
+Then one A (experts * r, in) has the expert as its slowest axis, and one B (out, experts * r) has it as its fastest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.names import printable
+from mlxspec.loading.weights import Weights, our_name, read_file
+from mlxspec.models.adapter_keys import CONFIG_FILE, check_keys
+
+MLX_FILE, PEFT_FILE = "adapters.safetensors", "adapter_model.safetensors"
+ADAPTER_FILES = (CONFIG_FILE, MLX_FILE, PEFT_FILE)  # of which one with tensors is there
+LOOKED_UP = (nn.Embedding, nn.QuantizedEmbedding)
+LINEAR = (nn.Linear, nn.QuantizedLinear)
+_START, _END = r"(?:base_model\.model\.)?(.+?)", r"(?:\.default)?"
+_LORA = re.compile(
+    rf"{_START}((?:\.base_layer)*)\.lora_(?:(?:embedding_)?([AB])|(magnitude_vector)){_END}(?:\.weight)?"
+)
+_ROWS = re.compile(rf"{_START}\.token_adapter\.trainable_tokens_delta{_END}")
+_WHOLE = re.compile(rf"{_START}(?:\.base_layer|\.modules_to_save)*{_END}\.weight")
+_LAYER = re.compile(r"(.*layers\.\d+)\.(.+)\.(\w+)")
+_EXPERT = re.compile(r".+\.experts\.(\d{1,5})\.(\w+)")
+_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's names
+_OURS = "language_model."
+
+Modules = Mapping[str, Any]
+
+
+class Change(NamedTuple):
+    """The change that an adapter makes to a module: scale * a @ b, with a (..., in, r) and b (..., r, out); of an embedding a is
+    (tokens, r). lengths: of the rows of the adapted weight, None where they are not learned."""
+
+    a: mx.array
+    b: mx.array
+    scale: float
+    lengths: mx.array | None
+
+
+class AdapterChanges(NamedTuple):
+    """What an adapter changes. changes: low-rank, by module path; layers: weights (rows, in) that stand in a module's place, by its path;
+    rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm. Rows and layers
+    come first where a module has a low-rank change as well."""
+
+    changes: dict[str, Change]
+    layers: dict[str, mx.array]
+    rows: dict[str, tuple[list[int], mx.array]]
+    tensors: Weights
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Whether low-rank changes are all of it, so that rows can have it each for themselves."""
+        return bool(self.changes) and not (self.layers or self.rows or self.tensors)
+
+
+@contextmanager
+def read_adapter(adapter: str | Path, modules: Modules) -> Iterator[AdapterChanges]:
+    """The adapter in a folder, lazily, by the paths of these modules; a path may be that of a file of `scripts/adapt`. Whatever is wrong
+    with it, also within the `with`, is raised as ModelError with one sentence."""
+    is_file = isinstance(adapter, Path) and adapter.is_file()
+    folder = Path(adapter) if is_file else _folder(str(adapter))
+    try:
+        if is_file:
+            tensors = read_file(folder)
+            rank = next((x.shape[-1] for name, x in tensors.items() if name.endswith("lora_a")), 0)
+            yield _of_mlx_lm(tensors, {"lora_parameters": {"scale": 1.0, "rank": rank}}, modules)
+            return
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ModelError(f"{CONFIG_FILE} is no object.")
+        is_mlx_lms = (folder / MLX_FILE).is_file()
+        check_keys(config, of_mlx_lm=is_mlx_lms)
+        tensors = read_file(folder / (MLX_FILE if is_mlx_lms else PEFT_FILE))
+        if is_mlx_lms and config.get("fine_tune_type", "lora") == "full":
+            yield AdapterChanges({}, {}, {}, tensors)
+            return
+        found = (_of_mlx_lm if is_mlx_lms else _of_peft)(tensors, config, modules)
+        if not (found.changes or found.layers or found.rows):
+            raise ModelError("It adapts no layer.")
+        yield found
+    except KeyError as error:
+        raise ModelError(f"The adapter in {folder} has no {error} in {CONFIG_FILE}.") from error
+    except (ModelError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"The adapter in {folder} cannot be used: {printable(error).rstrip('.')}."
+        ) from error
+
+
+def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any], modules: Modules) -> AdapterChanges:
+    settings = config["lora_parameters"]
+    scale, rank = float(settings["scale"]), int(settings["rank"])
+    found: dict[str, dict[str, mx.array]] = {}
+    for name, value in tensors.items():
+        path, _, part = name.rpartition(".")
+        if part not in ("lora_a", "lora_b", "m"):
+            raise ModelError(f"{printable(name)} is no tensor of an adapter.")
+        found.setdefault(path_among(path, modules), {})[part] = value
+    changes = {}
+    for path, parts in found.items():
+        a, b = _pair(path, parts, "lora_a", "lora_b")
+        if a.ndim == 3:  # of experts, stored (experts, r, in) and (experts, out, r)
+            a, b = a.swapaxes(1, 2), b.swapaxes(1, 2)
+        if a.shape[-1] != rank:
+            raise ModelError(f"The shape of {path}.lora_a does not match the rank {rank} of {CONFIG_FILE}.")
+        changes[path] = Change(a, b, scale, parts.get("m"))
+    return AdapterChanges(changes, {}, {}, {})
+
+
+def _of_peft(tensors: Weights, config: Mapping[str, Any], modules: Modules) -> AdapterChanges:
+    found: dict[tuple[str, str], dict[str, mx.array]] = {}  # by PEFT's name, and the wrappers around
+    made = AdapterChanges({}, {}, {}, {})
+    for name, value in tensors.items():
+        lora, rows, whole = (pattern.fullmatch(name) for pattern in (_LORA, _ROWS, _WHOLE))
+        if lora is not None:
+            found.setdefault((lora[1], lora[2]), {})["m" if lora[4] else lora[3]] = value
+        elif rows is not None:
+            made.rows[path_among(rows[1], modules)] = ([], value)
+        elif whole is not None:
+            made.layers[path_among(whole[1], modules)] = value
+        else:
+            raise ModelError(f"{printable(name)} is no tensor of an adapter that is supported.")
+    _number_rows(made.rows, config.get("trainable_token_indices") or {})
+    _check_saved(made.layers, config.get("modules_to_save") or [])
+    stacks = _stacks(modules)
+    alone: dict[str, dict[int, Change]] = {}
+    for (name, _), parts in found.items():
+        a, b = _pair(name, parts, "A", "B")
+        expert, layer = _EXPERT.fullmatch(name), _LAYER.fullmatch(name)
+        beside = stacks.get(path_among(layer[1], stacks), {}) if layer else {}
+        if beside and name.endswith(".experts"):
+            made.changes.update(_of_stacked(name, parts, beside, config, modules))
+            continue
+        if config.get("use_dora") and "m" not in parts:
+            raise ModelError(f"use_dora is set, and {printable(name)} has no lengths.")
+        # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
+        change = Change(a.T, b.T, _scale(config, name, a.shape[0]), parts.get("m"))
+        if beside and expert is not None:
+            path = beside.get(_PARTS.get(expert[2], expert[2]), name)
+            alone.setdefault(path, {})[int(expert[1])] = change
+        else:
+            made.changes[path_among(name, modules)] = change
+    made.changes.update((path, _in_stack(path, each, modules)) for path, each in alone.items())
+    _check_embeddings(made, config, modules)
+    return made
+
+
+def _number_rows(rows: dict[str, tuple[list[int], mx.array]], told: Any) -> None:
+    """Give rows of embeddings the ids that the config tells. Raises ModelError where these two do not fit."""
+    ids_of = told if isinstance(told, Mapping) else {"embed_tokens": told}
+    for name, ids in ids_of.items():
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise ModelError("trainable_token_indices is no list of ids.")
+        for path in [path for path in rows if is_named(path, name)]:
+            rows[path] = (ids, rows[path][1])
+    named = {name for name in ids_of if ids_of[name] and not any(is_named(path, name) for path in rows)}
+    # PEFT keeps no rows of a head that is the embedding
+    if (named and not (named == {"lm_head"} and len(ids_of) > 1)) or any(
+        len(ids) != value.shape[0] for ids, value in rows.values()
+    ):
+        raise ModelError("trainable_token_indices tells of other rows than its tensors hold.")
+
+
+def _check_saved(layers: Mapping[str, mx.array], names: Any) -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("modules_to_save is no list of names.")
+    absent = [name for name in names if not any(is_named(path, name) for path in layers)]
+    if absent:
+        raise ModelError(f"modules_to_save names {printable(absent[0])}, of which it holds no tensors.")
+
+
+def _stacks(modules: Modules) -> dict[str, dict[str, str]]:
+    """Of each layer that has one stack of experts, the paths of its parts, by their names."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for path, module in modules.items():
+        layer = _LAYER.fullmatch(path)
+        if layer and is_stack(module):
+            found.setdefault(layer[1], {}).setdefault(layer[2], {})[layer[3]] = path
+    return {path: next(iter(each.values())) for path, each in found.items() if len(each) == 1}
+
+
+def _of_stacked(
+    name: str,
+    parts: Mapping[str, mx.array],
+    beside: Mapping[str, str],
+    config: Mapping[str, Any],
+    modules: Modules,
+) -> dict[str, Change]:
+    """The changes of one parameter of stacked experts. Which one it is of, its shapes tell. Raises ModelError."""
+    a, b = _pair(name, parts, "A", "B")
+    num, hidden, inner = shape_of(modules[beside["down_proj"]])
+    sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
+    part = next((p for p, size in sizes.items() if size == (a.shape[-1], b.shape[0])), None)
+    rank, odd = divmod(a.shape[0], num)
+    if part is None or odd or b.shape[-1] != a.shape[0] or "m" in parts:
+        raise ModelError(f"The shape of the change to the experts of {printable(name)} does not match.")
+    a = a.reshape(num, rank, -1).swapaxes(1, 2)
+    b = b.reshape(-1, rank, num).transpose(2, 1, 0)
+    scale = _scale(config, f"{name}.{part}", rank)
+    if part in beside:
+        return {beside[part]: Change(a, b, scale, None)}
+    takes_turns = type(modules.get("")).__module__.endswith(".gpt_oss")  # rows of gate and up, one by one
+    halves = (b[..., ::2], b[..., 1::2]) if takes_turns else mx.split(b, 2, axis=-1)
+    return {
+        beside[p]: Change(a, half, scale, None)
+        for p, half in zip(("gate_proj", "up_proj"), halves, strict=True)
+    }
+
+
+def _in_stack(path: str, each: Mapping[int, Change], modules: Modules) -> Change:
+    """The changes of single experts as one of their stack; those that have none get zeros. Raises ModelError."""
+    if not is_stack(modules.get(path)):
+        raise ModelError(f"{printable(path)} is no layer of this model that can be adapted.")
+    num, rows, columns = shape_of(modules[path])
+    fits = all(
+        i < num and change.a.shape[0] == columns and change.b.shape[1] == rows and change.lengths is None
+        for i, change in each.items()
+    )
+    if not fits:
+        raise ModelError(f"The changes to the experts of {printable(path)} do not match.")
+    rank = max(change.a.shape[1] for change in each.values())
+    a, b = mx.zeros((columns, rank)), mx.zeros((rank, rows))
+
+    def filled(change: Change) -> tuple[mx.array, mx.array]:
+        more = rank - change.a.shape[1]
+        return mx.pad(change.a, ((0, 0), (0, more))), mx.pad(change.scale * change.b, ((0, more), (0, 0)))
+
+    pairs = [filled(each[i]) if i in each else (a, b) for i in range(num)]
+    return Change(mx.stack([p for p, _ in pairs]), mx.stack([p for _, p in pairs]), 1.0, None)
+
+
+def _check_embeddings(made: AdapterChanges, config: Mapping[str, Any], modules: Modules) -> None:
+    """Raises ModelError where the model cannot have what the adapter does to its embedding and its head."""
+    shapes = {path: shape_of(m) for path, m in modules.items() if isinstance(m, (*LINEAR, *LOOKED_UP))}
+    for path in [p for p in (*made.layers, *made.changes) if isinstance(modules.get(p), LOOKED_UP)]:
+        heads = [p for p in shapes if shapes[p] == shapes[path] and not isinstance(modules[p], LOOKED_UP)]
+        value = made.layers.get(path)
+        if heads:
+            rows = [made.layers[p].shape[0] if p in made.layers else shapes[p][0] for p in (path, heads[0])]
+            if rows[0] != rows[1]:
+                raise ModelError(
+                    f"its {printable(path)} and {printable(heads[0])} have other numbers of rows"
+                )
+        else:
+            head = next((p for p in made.layers if is_named(p, "lm_head") and p not in modules), "")
+            other = made.layers.pop(head, None)
+            is_shared = value is not None and other is not None and bool(mx.array_equal(other, value).item())
+            is_saved = any(is_named(path, name) for name in config.get("modules_to_save") or [])
+            is_alone = path in made.changes or is_saved or other is not None
+            if is_alone and not (config.get("ensure_weight_tying") or is_shared):
+                raise ModelError(
+                    f"it changes {printable(path)} alone, which is the head of this model as well (ensure_weight_tying is not set)"
+                )
+        grows = value is not None and value.shape[0] != shapes[path][0]
+        if grows and any(p.endswith("_per_layer") for p in modules):
+            raise ModelError(f"it gives {printable(path)} other rows, and a second embedding has its own")
+    for path, value in made.layers.items():
+        if path not in shapes or value.ndim != 2 or value.shape[1:] != shapes[path][1:]:
+            raise ModelError(
+                f"{printable(path)} is no layer of this model that can be replaced, or its shape differs."
+            )
+    for path, (ids, value) in made.rows.items():
+        if (
+            path not in shapes
+            or value.shape[1:] != shapes[path][1:]
+            or max(ids, default=0) >= shapes[path][0]
+        ):
+            raise ModelError(f"The rows of {printable(path)} do not match this model.")
+
+
+def _scale(config: Mapping[str, Any], name: str, rank: int) -> float:
+    alpha = float(_by_pattern(config.get("alpha_pattern"), name, config["lora_alpha"]))
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: Any, name: str, default: Any) -> Any:
+    """PEFT's value for a module: that of the first key which matches its name, or the end of it behind a dot, as a regular expression.
+    Raises ModelError for one that cannot be used, or that could take long."""
+    for key, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        if len(key) > 200 or len(re.findall(r"[*+{]", key)) > 3 or re.search(r"\)[*+{]", key):
+            raise ModelError(f"the pattern {printable(key, 40)} of {CONFIG_FILE} is too complex.")
+        try:
+            if re.match(rf"(.*\.)?({key})$", name):
+                return value
+        except re.error as error:
+            raise ModelError(
+                f"the pattern {printable(key, 40)} of {CONFIG_FILE} is none: {error}."
+            ) from error
+    return default
+
+
+def path_among(path: str, modules: Modules) -> str:
+    """The path of an adapter's name among these modules: they are ours, or mlx-lm's, whose names lack what ours begin with."""
+    ours = our_name(path + ".").removesuffix(".")
+    return next((name for name in (ours, path, ours.removeprefix(_OURS)) if name in modules), ours)
+
+
+def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> tuple[mx.array, mx.array]:
+    if first not in parts or second not in parts:
+        raise ModelError(f"Of {printable(path)} one half of the change is missing.")
+    return parts[first].astype(mx.float32), parts[second].astype(mx.float32)
+
+
+def is_named(path: str, name: str) -> bool:
+    """Whether a module's path ends with a name, as PEFT asks."""
+    return path == name or path.endswith(f".{name}")
+
+
+def is_stack(module: Any) -> bool:
+    """Whether it is a matrix an expert."""
+    return type(module).__name__ in ("SwitchLinear", "QuantizedSwitchLinear")
+
+
+def shape_of(module: Any) -> tuple[int, ...]:
+    """Of a module's weight, unpacked."""
+    *rows, last = module.weight.shape
+    return (*rows, last * 32 // module.bits if "scales" in module else last)
+
+
+def _folder(adapter: str) -> Path:
+    try:
+        folder = Path(adapter).expanduser()
+        is_folder = folder.is_dir()
+        has_config = (folder / CONFIG_FILE).is_file()
+        has_tensors = any((folder / name).is_file() for name in (MLX_FILE, PEFT_FILE))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{adapter} can be no folder of an adapter.") from error
+    if not is_folder:
+        raise ModelError(
+            f"There is no folder {adapter}; an adapter is a folder as mlx-lm's training or PEFT writes it."
+        )
+    if not has_config or not has_tensors:
+        lacks = MLX_FILE if has_config else CONFIG_FILE
+        raise ModelError(f"The adapter in {folder} lacks {lacks}.")
+    return folder
