@@ -44,6 +44,7 @@ _LISTS, _MAPS, _PARTS = (
     ("items", "additionalProperties"),
 )
 _STYLE = ("whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator")
+_INT64 = 2**63 - 1024  # the largest number that 64 bits hold, as a float: the compiler reads bounds so
 _MOST_PLACES, _MOST_SHAPES, _MOST_DEPTH = 20_000, 256, 64
 
 
@@ -186,6 +187,12 @@ class Schema:
                     self.left_out.append(Unheld(path, key))
             except (TypeError, AttributeError) as error:
                 raise GrammarError(f"the schema at {here} cannot be {str(value)[:80]}.") from error
+        if "integer" in out.get("type", ()) and "number" not in out["type"] and "enum" not in out:
+            # no client reads more; a model may write digits without end
+            least, most = (
+                any(k in out for k in (f"exclusive{e}", e.lower())) for e in ("Minimum", "Maximum")
+            )
+            out |= ({} if least else {"minimum": -_INT64}) | ({} if most else {"maximum": _INT64})
         patterns = {p: usable_pattern(p) for p in out.get("patternProperties", ())}
         self.left_out += [
             Unheld(f"{path}.patternProperties", p) for p, usable in patterns.items() if usable is None

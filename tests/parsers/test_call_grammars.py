@@ -313,3 +313,23 @@ def test_a_recursive_schema_that_is_joined_with_itself_has_an_end() -> None:
         "$defs": {"Tree": {"allOf": [tree, {"properties": {"next": {"$ref": "#/$defs/Tree"}}}]}},
     }
     assert len(grammar_of("gemma4", schema).splitlines()) < 40
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_written"),
+    [
+        ({"type": "integer"}, "9" * 18, True),
+        ({"type": "integer"}, "-" + "9" * 20, False),
+        ({"type": ["integer", "null"]}, "9" * 20, False),
+        ({"type": "integer", "minimum": 0}, "9" * 20, False),
+        ({"type": "integer", "exclusiveMaximum": 5}, "-" + "9" * 20, False),
+        ({"type": "integer", "enum": [5]}, "5", True),
+        ({"type": ["integer", "number"]}, "9" * 20, True),
+    ],
+)
+def test_an_integer_has_as_many_digits_as_64_bits_hold(schema: Any, text: str, is_written: bool) -> None:
+    constraints, tokenizer, _ = maker()
+    grammar = constraints.compile(SamplingParams(json_schema=Schema(schema).json())).grammar
+    assert grammar is not None
+    ids = tokenizer.encode_plain(text)
+    assert (grammar.validate(ids) == len(ids)) == is_written
