@@ -5,12 +5,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from planting import catches
+from tokenizers import Tokenizer as InnerTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
+from mlxspec.loading.tokenizer import Tokenizer
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, spec
@@ -144,6 +148,28 @@ def test_a_stop_string_counts_from_min_tokens_on() -> None:
         assert (plain.finish_reason, len(plain.tokens)) == ("stop", at)
     later = check(4, SamplingParams(max_tokens=60, stop=stop, min_tokens=at + 1, ignore_eos=True))
     assert len(later.tokens) > at
+
+
+@catches(
+    "what a limit cuts is shown as the replacement character",
+    "mlxspec.engine.text:AnswerText.finish",
+    lambda right: lambda self, *, cut=False: right(self),
+    case="-3-",
+)
+@pytest.mark.parametrize(("max_tokens", "text"), [(3, "  "), (4, "  \ufffd")])
+def test_an_answer_that_a_limit_cuts_inside_a_character_leaves_it_out(max_tokens: int, text: str) -> None:
+    """The third token is the first byte of three, the fourth one ends the answer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)
+    inner = InnerTokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    inner.decoder = decoders.ByteLevel()
+    said = [alphabet.index("\u0120"), alphabet.index("\u0120"), alphabet.index("\xe5"), 7]
+
+    def wants(tokens: mx.array, logits: mx.array) -> mx.array:
+        return logits.at[:, said[int(tokens.shape[0]) - 2]].add(1000.0)
+
+    made = Engine(tiny_models.target(), Tokenizer(inner, frozenset({7}), None))
+    result = made.generate([5, 6], SamplingParams(max_tokens=max_tokens, logits_processors=[wants]))
+    assert result.text == text
 
 
 @pytest.mark.parametrize("drafters", [(), ALL], ids=["plain", "drafted"])

@@ -12,19 +12,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 from planting import catches
+from uvicorn.server import ServerState
 
 from mlxspec.errors import CancelledError, ConfigError
 from mlxspec.option import options
 from mlxspec.server.errors import ApiError
 from mlxspec.server.http.body import parse
-from mlxspec.server.http.connections import Door
+from mlxspec.server.http.connections import Connection, Door
 from mlxspec.server.http.fairness import Gate, Lane, check_wanted, client_of
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.log import Allowance, Writing
@@ -112,6 +115,38 @@ def test_a_client_has_half_of_the_open_requests() -> None:
         with gate.passed("b"), gate.passed("c"), pytest.raises(ApiError), gate.passed("d"):
             pass
     with gate.passed("a"):
+        pass
+
+
+@contextmanager
+def held(self: Gate, client: str) -> Iterator[None]:
+    """A gate that a request leaves only where it ends well."""
+    if self._open[client] >= self.limits.max_requests // 2:
+        raise ApiError("Too many.")
+    self._open[client] += 1
+    yield
+    self._open[client] -= 1
+
+
+@catches(
+    "a request that fails keeps its place",
+    "mlxspec.server.http.fairness:Gate.passed",
+    lambda right: held,
+    errors=(ApiError,),
+)
+def test_a_request_that_fails_leaves_its_place() -> None:
+    gate = Gate(ServerLimits(max_requests=4))
+
+    def fail() -> None:
+        with gate.passed("a"), gate.body() as take:
+            take(1 << 20)
+            raise ZeroDivisionError
+
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert gate.num_bytes == 0
+    with gate.passed("a"), gate.passed("a"):
         pass
 
 
@@ -419,6 +454,65 @@ def test_who_makes_room_for_a_new_connection() -> None:
         "idle client",
         "upload",
     ]
+
+
+class Clock:
+    """Stands for an event loop: its timers run by hand."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Any, SimpleNamespace]] = []
+
+    def call_later(self, seconds: float, work: Any) -> SimpleNamespace:
+        timer = SimpleNamespace(is_on=True)
+        timer.cancel = lambda: setattr(timer, "is_on", False)
+        self.timers.append((seconds, work, timer))
+        return timer
+
+    def run(self, seconds: float) -> None:
+        """The timers of so many seconds that nobody has cancelled."""
+        due = [(work, timer) for after, work, timer in self.timers if after == seconds and timer.is_on]
+        for work, timer in due:
+            timer.is_on = False
+            work()
+
+
+def _keeps_its_clock(right: Any) -> Any:
+    def resume(self: Any) -> None:
+        stuck = self._stuck
+        right(self)
+        self._stuck = stuck
+
+    return resume
+
+
+@catches(
+    "a reader that stops again has no clock",
+    "mlxspec.server.http.connections:Connection.resume_writing",
+    _keeps_its_clock,
+)
+def test_a_client_that_stops_reading_is_closed_whenever_it_stops() -> None:
+    limits, clock, aborted = ServerLimits(send_seconds=7.0, header_seconds=3.0), Clock(), list[bool]()
+    transport = SimpleNamespace(
+        get_extra_info=lambda *_: None,
+        abort=lambda: aborted.append(True),
+        pause_reading=lambda: None,
+        resume_reading=lambda: None,
+    )
+    config = uvicorn.Config(lambda *_: None, log_config=None)
+    config.load()
+    connection = Connection(
+        config=config, server_state=ServerState(), app_state={}, _loop=clock, door=Door(limits)
+    )
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    for _ in range(3):
+        connection.pause_writing()
+        clock.run(3.0)  # no headers come, and an answer is being read
+        connection.resume_writing()
+        clock.run(7.0)
+        assert not aborted
+    connection.pause_writing()
+    clock.run(7.0)
+    assert aborted == [True]
 
 
 # ---- two clients, one of which sends the worst

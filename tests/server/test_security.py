@@ -20,7 +20,7 @@ from mlxspec.errors import ConfigError
 from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.completions_api import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from mlxspec.server.http.run import web_config
-from mlxspec.server.http.security import Guard, host_name
+from mlxspec.server.http.security import Guard, host_name, is_own
 from mlxspec.server.settings import ServerConfig
 from tests.server.published_fields import honoured
 from tests.server.serving import LONG, Served
@@ -94,6 +94,31 @@ def test_origins(demo: Served, origin: str, status: int) -> None:
     found, headers, _ = demo.ask("OPTIONS", "/v1/chat/completions", headers=preflight)
     assert found == status
     assert ("access-control-allow-headers" in headers) == (status == 200)
+
+
+@catches(
+    "an origin that begins with the server's address is its own",
+    "mlxspec.server.http.security:is_own",
+    lambda right: lambda origin, host: host is not None and origin.partition("://")[2].startswith(host),
+    case="evil.com-F",
+)
+@pytest.mark.parametrize(
+    ("origin", "is_it"),
+    [
+        ("http://box:8080", True),
+        ("https://box:8080", True),
+        ("http://box:8080.evil.com", False),
+        ("http://box:80801", False),
+        ("http://box", False),
+        ("http://evil.com/box:8080", False),
+        ("ftp://box:8080", False),
+        ("box:8080", False),
+        ("null", False),
+    ],
+)
+def test_a_page_is_the_servers_own_only_under_its_whole_address(origin: str, is_it: bool) -> None:
+    assert is_own(origin, "box:8080") == is_it
+    assert not is_own(origin, None)
 
 
 OPENAI_HEADERS = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-retry-count"
