@@ -148,6 +148,27 @@ def test_a_draft_is_the_one_a_fresh_drafter_makes(kind: str, params: SamplingPar
         assert fresh.propose({0: 4}, params)[0] == got[row]
 
 
+def confidences(kind: str, rows: dict[int, list[int]], limits: dict[int, int]) -> dict[int, list[float]]:
+    """By row, how sure a drafter is of the tokens that it drafts behind these histories together."""
+    driver = Driver(make(kind))
+    for row, history in rows.items():
+        driver.begin(row, history)
+    asks = [Ask(r, rows[r], n, RowSampler(SamplingParams(), rows[r], VOCAB)) for r, n in limits.items()]
+    drafts = driver.drafter.propose(asks, BatchSampler([a.sampler for a in asks], VOCAB))
+    return {a.row: mx.array(d.confidences).tolist() for a, d in zip(asks, drafts, strict=True)}
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
+def test_a_row_that_drafts_on_beside_shorter_drafts_drafts_as_alone(kind: str) -> None:
+    """By what the drafter makes of each token: its choice may be the same by chance."""
+    limits = {0: 1, 1: 5, 2: 3, 3: 5}
+    rows = {r: np.random.default_rng(r).integers(0, VOCAB, 4 + r).tolist() for r in limits}
+    together = confidences(kind, rows, limits)
+    for row, limit in limits.items():
+        alone = confidences(kind, {row: rows[row]}, {row: limit})
+        np.testing.assert_allclose(together[row], alone[row], rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
 def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
     one, together = Driver(make(kind)), Driver(make(kind))

@@ -12,14 +12,20 @@ import tiny_assistant
 import tiny_gemma
 from compare import array, assert_same_logits, load_ours, to_numpy, tokens_of
 from mlx.utils import tree_flatten
+from planting import catches
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.config import SamplingParams
+from mlxspec.drafters.base import Ask
+from mlxspec.drafters.gemma_assistant import GemmaAssistant
 from mlxspec.errors import ModelError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
 from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
+from mlxspec.sampling.row import RowSampler
+from mlxspec.sampling.sampler import BatchSampler
 
 CLUSTERED = 192  # a vocabulary that clusters divide
 TARGETS = ("gemma4-dense", "gemma4-e", "gemma4-moe")
@@ -114,6 +120,32 @@ def test_rows_together_are_the_rows_alone(name: str, tmp_path: Path) -> None:
         assert_same_logits(
             to_numpy([together.logits])[r : r + 1], to_numpy([alone.logits]), f"{name}, row {r}"
         )
+
+
+@catches(
+    "a draft begins with the first hidden of a round",
+    "mlxspec.drafters.gemma_assistant:GemmaAssistant.observe_rounds",
+    lambda right: (
+        lambda self, row, rounds: right(
+            self, row, [(tokens, h if h is None else h[:1]) for tokens, h in rounds]
+        )
+    ),
+)
+def test_a_draft_begins_with_the_hidden_of_the_newest_token(tmp_path: Path) -> None:
+    c = tiny_gemma.CONFIGS["gemma4-dense"]
+    model = load_ours(tiny_gemma.write_text(tmp_path / "target", c)).model
+    ours = load_assistant(tiny_assistant.write(tmp_path / "assistant", tiny_assistant.config(c)), model)
+    cache, _ = prefilled(model, (9,), tiny_gemma.VOCAB)
+    hidden, found = 3.0 * mx.random.normal((3, model.hidden_size), key=mx.random.key(1)), list[list[float]]()
+    for seen in (hidden, hidden[2:], hidden[:1]):
+        drafter = GemmaAssistant(ours, 100)
+        drafter.attach(cache, [0])
+        drafter.begin(0)
+        drafter.observe(0, [1] * len(seen), seen)
+        ask = Ask(0, [1] * 10, 3, RowSampler(SamplingParams(), [], tiny_gemma.VOCAB))
+        (draft,) = drafter.propose([ask], BatchSampler([ask.sampler], tiny_gemma.VOCAB))
+        found.append(mx.array(draft.confidences).tolist())
+    assert found[0] == found[1] != found[2]
 
 
 def test_views_are_the_window_and_everything(tmp_path: Path) -> None:
