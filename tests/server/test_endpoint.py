@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from planting import catches
+from starlette.requests import Request
 
 from mlxspec.server.errors import ApiError
-from mlxspec.server.http.body import parse
+from mlxspec.server.http.body import parse, read
 from mlxspec.server.http.endpoint import Asked, Endpoint, Reply
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.limits import ServerLimits
@@ -137,3 +138,21 @@ def test_half_a_surrogate_pair_is_one_sentence() -> None:
         with pytest.raises(ApiError, match="no valid JSON"):
             parse(raw, ServerLimits())
     assert parse(b'{"a": "\\ud83d\\ude00"}', ServerLimits()) == {"a": "\U0001f600"}
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_body_may_have_just_as_many_bytes_as_the_limit_says(more: int) -> None:
+    limits, taken = ServerLimits(max_body=1 << 20), list[int]()
+    pieces = [b"x" * (limits.max_body - 9), b"x" * (9 + more)]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def run() -> int:
+        return len(await read(Request(dict(SCOPE), receive), limits, taken.append))
+
+    if more:
+        with pytest.raises(ApiError, match="may have"):
+            asyncio.run(run())
+    else:
+        assert asyncio.run(run()) == limits.max_body == sum(taken)
