@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
-from mlxspec.errors import ConfigError, ContextOverflowError, ImageError
+from mlxspec.errors import ConfigError, ContextOverflowError, GrammarError, ImageError
 from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.option import options
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.channels import ChannelParser
 from mlxspec.parsers.formats import AnswerParser, ChatFormat, detect
+from mlxspec.parsers.lark_regex import regex_of
+from mlxspec.parsers.patterns import usable_pattern
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import held, held_schema
@@ -295,7 +297,7 @@ def _grammar(
     if not chosen or (tags is None and not must_call and schema is None):
         return {}, notices
     is_free = not must_call and schema is None
-    schemas = ToolSchemas([_with_pattern(tool, request.customs) for tool in chosen])
+    schemas = ToolSchemas([_with_pattern(tool, request.customs, form) for tool in chosen])
     loose: list[str] | None = [] if is_free else None
     grammar = calls_grammar(
         form,
@@ -306,7 +308,7 @@ def _grammar(
         lead="" if is_free else _lead(request, form, engine),
         is_opened=is_free,
         loose=loose,
-        texts={c.tool: c.definition for c in request.customs if c.syntax == "lark" and form.tools != "json"},
+        texts={c.tool: c.definition for c in request.customs if _is_written_as_lark(c, form)},
         otherwise=None if must_call else schema,
     )
     for name in schemas:
@@ -318,12 +320,30 @@ def _grammar(
     return {"lark": grammar, **at}, [*notices, *(loose or ())]
 
 
-def _with_pattern(tool: Mapping[str, Any], customs: Sequence[CustomGrammar]) -> Mapping[str, Any]:
-    """A custom tool with its regex as the pattern of its text."""
-    found = next((c for c in customs if c.tool == tool["function"]["name"] and c.syntax == "regex"), None)
-    if found is None:
+def _pattern(custom: CustomGrammar) -> str | None:
+    """The expression that a custom tool's text matches, where its grammar is held so: a regex, and in JSON a Lark grammar that has such a
+    form. None where there is none."""
+    try:
+        found = custom.definition if custom.syntax == "regex" else regex_of(custom.definition)
+    except GrammarError:
+        return None
+    return None if usable_pattern(f"^(?:{found})$") is None else f"^(?:{found})$"
+
+
+def _is_written_as_lark(custom: CustomGrammar, form: ChatFormat) -> bool:
+    """Whether the notation of calls writes texts as they stand."""
+    return custom.syntax == "lark" and form.tools != "json"
+
+
+def _with_pattern(
+    tool: Mapping[str, Any], customs: Sequence[CustomGrammar], form: ChatFormat
+) -> Mapping[str, Any]:
+    """A custom tool with the pattern of its text."""
+    found = next((c for c in customs if c.tool == tool["function"]["name"]), None)
+    pattern = None if found is None or _is_written_as_lark(found, form) else _pattern(found)
+    if pattern is None:
         return tool
-    text = {"type": "string", "pattern": f"^(?:{found.definition})$"}
+    text = {"type": "string", "pattern": pattern}
     schema = {**tool["function"]["parameters"], "properties": {"input": text}}
     return {**tool, "function": {**tool["function"], "parameters": schema}}
 
@@ -331,14 +351,15 @@ def _with_pattern(tool: Mapping[str, Any], customs: Sequence[CustomGrammar]) -> 
 def _not_enforced(request: ChatRequest, form: ChatFormat) -> list[str]:
     """Notices about grammars of custom tools that are told to the model alone."""
     why = (
-        "no grammar of its calls is known"
+        "no grammar of this model's calls is known"
         if form.tools is None
-        else "this model writes calls as JSON, in which only a regex can be held"
+        else "in this model's calls only what has the form of one regular expression can be held"
     )
-    loose = [
-        c for c in request.customs if form.tools is None or (form.tools == "json" and c.syntax != "regex")
+    return [
+        f"{c.path}.format is told to the model and not enforced: {why}"
+        for c in request.customs
+        if form.tools is None or not (_is_written_as_lark(c, form) or _pattern(c))
     ]
-    return [f"{c.path}.format is told to the model and not enforced: {why}" for c in loose]
 
 
 def _lead(request: ChatRequest, form: ChatFormat, engine: Engine) -> str:
