@@ -95,15 +95,21 @@ def engine_behind(
 
 
 def made_up(cache: ModelCache, length: int) -> Snapshot:
-    """A state behind `length` tokens, of random numbers."""
+    """A state behind `length` tokens, of random numbers: the same whatever ran before."""
     kv, point = [], []
+    keys = iter(mx.random.split(mx.random.key(length), 256))
     for layer in cache.layers:
         if layer.is_per_token:
             heads, size = layer.shape
-            kv.append(tuple(0.1 * mx.random.normal((1, heads, length, size)) for _ in range(2)))
+            kv.append(
+                tuple(0.1 * mx.random.normal((1, heads, length, size), key=next(keys)) for _ in range(2))
+            )
         else:
             point.append(
-                tuple(0.1 * mx.random.normal(x.shape).astype(x.dtype) for x in layer.snapshot(0, 0, 0))
+                tuple(
+                    0.1 * mx.random.normal(x.shape, key=next(keys)).astype(x.dtype)
+                    for x in layer.snapshot(0, 0, 0)
+                )
             )
     mx.eval(kv, point)
     return Snapshot(length, [kv], point)  # type: ignore[list-item]

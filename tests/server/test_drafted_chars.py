@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planting import catches
 
+from mlxspec.engine.stats import RequestStats
 from mlxspec.events import TokensEvent
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.pieces import CallStart, Content, Piece, Reasoning, merged
-from mlxspec.server.job_run import _pieces
+from mlxspec.server.answer_writer import Extras
+from mlxspec.server.job_run import Delta, _pieces
 from tests.server.serving import QUESTION, Served
 
 ROUTES: dict[str, dict[str, Any]] = {
@@ -44,6 +47,19 @@ def without_marks(chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def is_marked(chunk: dict[str, Any]) -> bool:
     return "drafted_chars" in chunk.get("mlxspec", {})
+
+
+@catches(
+    "all chunks of an update are told what the first one was",
+    "mlxspec.server.answer_writer:Extras.beside",
+    lambda right: lambda self, update, place=0: right(self, update, 0),
+)
+def test_each_chunk_of_an_update_is_told_its_own() -> None:
+    pieces = [Reasoning("abc"), Content("de"), Content("f")]
+    update = Delta(choice=0, pieces=pieces, stats=RequestStats(), drafted=(2, 1, 0), drafter="mtp")
+    said = [Extras(drafted=True).beside(update, place)["mlxspec"] for place in range(4)]
+    assert [s["drafted_chars"] for s in said] == [2, 1, 0, 0]
+    assert [s["drafter"] for s in said] == ["mtp", "mtp", None, None]
 
 
 @pytest.mark.parametrize("route", ROUTES)
