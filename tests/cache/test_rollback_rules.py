@@ -127,3 +127,14 @@ def test_ends_of_rows_are_the_sums_of_their_masks() -> None:
         assert mask is not None
         assert ends is not None
         assert ends.tolist() == mask.astype(mx.int32).sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("widths", [(3,), (3, 1, 2)])
+def test_rotary_positions_behind_unread_rounds_are_those_of_the_true_lengths(widths: tuple[int, ...]) -> None:
+    """Behind images, too, whose rows have positions that are not their tokens' indices."""
+    rows, bounds, lengths = FlatRows(widths), [9, 7, 8][: len(widths)], [6, 7, 5][: len(widths)]
+    for shifts in (None, [0, -4, 11][: len(widths)], [5, 0, 0][: len(widths)]):
+        unread = Places(rows, bounds, mx.array(lengths, mx.int32), shifts)
+        known = Places(rows, lengths, None, shifts)
+        assert unread.positions.tolist() == known.positions.tolist()
+        assert unread.turns.astype(mx.float32).tolist() == known.turns.tolist()

@@ -1,0 +1,32 @@
+"""Which bytes of which files a selection of tensors is fetched from."""
+
+from __future__ import annotations
+
+from mlxspec.loading.ranges import FileRange, Repository, select
+from mlxspec.loading.safetensors import TensorEntry
+
+WHERE = Repository("a/b", "0" * 40, {"one": 1000, "two": 1000}, ())
+
+
+def entry(begin: int, end: int) -> TensorEntry:
+    return TensorEntry("U8", (end - begin,), begin, end)
+
+
+def test_neighbours_of_a_file_are_one_range_and_those_of_two_files_are_two() -> None:
+    """The second file's data begin where the first one's pieces end."""
+    held = {
+        "one": (100, {"c": entry(20, 50), "a": entry(0, 10), "b": entry(10, 20), "left out": entry(50, 60)}),
+        "two": (
+            150,
+            {"d": entry(0, 5), "left out too": entry(5, 9), "e": entry(9, 12), "empty": entry(12, 12)},
+        ),
+    }
+    found = select(WHERE, held, lambda _, name: not name.startswith("left out"))
+    assert found.pieces == (
+        FileRange("one", 100, 150),
+        FileRange("two", 150, 155),
+        FileRange("two", 159, 162),
+    )
+    assert list(found.tensors) == ["a", "b", "c", "d", "e", "empty"]
+    assert found.data_bytes == 58
+    assert found.size == len(found.header) + 58
