@@ -16,7 +16,7 @@ from typing import Any
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Scanner, Trimmer
 from mlxspec.parsers.place import Place
 
-_LONGEST = 1 << 18  # characters of what may be a call
+LONGEST = 1 << 18  # characters of what may be a call
 _TEXT = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
 _PYTHON = rf"""\s*[\w.]+\((?:\s*\w+\s*=(?:{_TEXT}|[^"'()])*)?\)"""  # a call whose arguments all have names
 # modules of mlx_lm.tool_parsers that look for calls anywhere in a text, and what a text of nothing but calls is to them
@@ -101,7 +101,7 @@ class ForeignToolParser:
             self._body.append(before)
             if tag is not None:
                 pieces += self._read(tag)
-            elif sum(map(len, self._body)) > _LONGEST:
+            elif sum(map(len, self._body)) > LONGEST:
                 pieces.append(self._given_back(""))
             else:
                 return pieces

@@ -1,7 +1,7 @@
 """Recognizes an answer that is nothing but calls in another notation than the model's template has: as JSON, bare or fenced, in Python's
 form, or between the tags of other families. Calls of declared tools only; an answer that is anything else is text.
 
-Text is held back as long as it may become such an answer, which its first characters decide for nearly all.
+Text is held back as long as it may become such an answer, which its first characters decide for nearly all, and no longer than calls are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxspec.parsers.foreign_call import read_calls, written
+from mlxspec.parsers.foreign_call import LONGEST, read_calls, written
+from mlxspec.parsers.pieces import CallArguments, CallStart, merged
+from mlxspec.parsers.tools import GEMMA4, QWEN, CallTags, ToolParser
 from mlxspec.parsers.values import loads
 
 _SETTLED = 400  # characters behind which the beginning is looked at no more
@@ -26,10 +28,7 @@ _DEEPSEEK = re.compile(
 _TAGGED = (
     ("[TOOL_CALLS]", "", "mistral"),
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "kimi_k2"),
-    ("<tool_call>", "</tool_call>", "json_tools"),
-    ("<tool_call>", "</tool_call>", "qwen3_coder"),
     ("<tool_call>", "</tool_call>", "glm47"),
-    ("<|tool_call>", "<tool_call|>", "gemma4"),
     ("<minimax:tool_call>", "</minimax:tool_call>", "minimax_m2"),
     ("<function_calls>", "</function_calls>", "minimax_m2"),
     ("<|tool_call_start|>", "<|tool_call_end|>", "pythonic"),
@@ -39,7 +38,8 @@ _OPENERS = (
     "<｜tool▁call▁begin｜>",
     "<invoke name=",
     _PYTHON_TAG,
-    *dict.fromkeys(t[0] for t in _TAGGED),
+    GEMMA4.open,
+    *(t[0] for t in _TAGGED),
 )
 
 
@@ -52,6 +52,7 @@ class WholeCall:
         self._own, self._openers = own, [o for o in _OPENERS if o not in own]
         self._head = ""
         self._rest: list[str] | None = None  # behind a head that may begin a call; None while nobody knows
+        self._num_held = 0  # characters of it
         self._is_over = not tools
 
     def push(self, text: str) -> str:
@@ -60,7 +61,8 @@ class WholeCall:
             return text
         if self._rest is not None:
             self._rest.append(text)
-            return ""
+            self._num_held += len(text)
+            return self._given_up() if self._num_held > LONGEST else ""
         self._head += text
         if not self._may_begin(self._head.lstrip()):
             return self._given_up()
@@ -126,10 +128,26 @@ def whole_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str
         return written([(m[1], loads(m[2])) for m in _DEEPSEEK.finditer(inner)], tools) if is_whole else []
     if text.startswith("<invoke "):
         return read_calls("minimax_m2", text, tools) if text.endswith("</invoke>") else []
+    for tags in (QWEN, GEMMA4):
+        if text.startswith(tags.open) and text.endswith(tags.close) and (calls := _ours(text, tags, tools)):
+            return calls
     for opener, closer, parser in _TAGGED:
         if text.startswith(opener) and (calls := _tagged(text, opener, closer, parser, tools)):
             return calls
     return []
+
+
+def _ours(text: str, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Calls in one of our own notations, where there is nothing beside them."""
+    parser, calls = ToolParser(tags, tools), list[tuple[str, str]]()
+    for piece in merged([*parser.push(text), *parser.finish()]):
+        if isinstance(piece, CallStart):
+            calls.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+        else:
+            return []
+    return calls
 
 
 def _tagged(

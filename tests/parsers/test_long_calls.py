@@ -135,3 +135,34 @@ def test_endless_white_space_takes_little_time(before: str) -> None:
     began = process_time()
     assert merged([*parser.push(text), *parser.finish()]) == [Content(text)]
     assert process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ("xml", '<|tool_call>call:write{text:<|"|>' + "a, b: {c} " * 20_000 + '<|"|>}<tool_call|>'),
+        (
+            "gemma4",
+            '<tool_call>{"name": "write", "arguments": {"text": "'
+            + "a, b: {c} " * 20_000
+            + '"}}</tool_call>',
+        ),
+    ],
+)
+def test_a_long_call_in_a_foreign_notation_takes_little_time(own: Any, text: str) -> None:
+    """mlx-lm's own parser of Gemma's notation takes time as the square of the length."""
+    parser = ChatFormat(tools=own).parser("", TOOLS)
+    began = process_time()
+    start, arguments = merged([*parser.push(text), *parser.finish()])
+    assert process_time() - began < 5
+    assert start == CallStart(0, "write")
+    assert isinstance(arguments, CallArguments)
+    assert json.loads(arguments.text) == {"text": "a, b: {c} " * 20_000}
+
+
+def test_what_may_be_a_whole_answer_of_calls_is_held_back_so_long_at_most() -> None:
+    parser = ChatFormat(tools="xml").parser("", TOOLS)
+    text = '{"name": "write", "arguments": {"text": "' + "x" * 300_000
+    assert merged(parser.push(text[:1000])) == []
+    assert merged([*parser.push(text[1000:])]) == [Content(text)]
+    assert merged([*parser.push("y"), *parser.finish()]) == [Content("y")]
