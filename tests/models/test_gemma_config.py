@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from published_shapes import CONFIGS
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.gemma_weights import sanitize_gemma4
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.registry import architecture
 
@@ -99,3 +101,15 @@ def test_bad_configs_are_one_sentence(what: str) -> None:
         build(config)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("unused", ["k_proj.weight", "k_proj.scales", "v_proj.weight", "k_norm.weight"])
+def test_what_a_layer_without_keys_of_its_own_has_of_them_is_left_out(unused: str) -> None:
+    """Some folders hold it; layers whose number begins alike have their own."""
+    names = [
+        f"model.language_model.layers.{i}.self_attn.{x}" for i in (1, 10) for x in (unused, "q_norm.weight")
+    ]
+    found = sanitize_gemma4({name: mx.zeros(1) for name in names}, tied=True, without_keys={1})
+    assert sorted(name.partition("layers.")[2] for name in found) == sorted(
+        ["1.self_attn.q_norm.weight", "10.self_attn.q_norm.weight", f"10.self_attn.{unused}"]
+    )
