@@ -192,9 +192,9 @@ class Constraints:
     def _own_mask(self, state: _State) -> Bits | None:
         """Tokens that forced ones and forbidden words leave; while a grammar waits for the end of thinking, no end token."""
         forced = self._thinking.forced(state.thinking) if self._thinking else []
-        if forced:
-            return bitsets.only(forced[:1], self._size)
         mask = self._words.mask(state.words) if self._words else None
+        if forced:  # a word may end in the tag that begins before it
+            return _both(mask, bitsets.only(forced[:1], self._size))
         may_end = state.num >= self._least and not (self._is_whole and self._holds(state) is None)
         return mask if may_end else _both(mask, self._all_but_ends)
 
@@ -245,9 +245,11 @@ def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
 
 
-def _may_close(thinking: Thinking, params: SamplingParams) -> bool:
-    """Whether allowed_token_ids leave the closing tag's tokens."""
-    return not params.allowed_token_ids or set(thinking.closing) <= set(params.allowed_token_ids)
+def _forbids(thinking: Thinking, params: SamplingParams) -> str | None:
+    """The parameters that forbid the closing tag; None where none do."""
+    if params.allowed_token_ids and not set(thinking.closing) <= set(params.allowed_token_ids):
+        return "allowed_token_ids"
+    return "bad_words" if any(word in params.thinking_tags[1] for word in params.bad_words) else None
 
 
 def _both(one: Bits | None, other: Bits | None) -> Bits | None:
@@ -316,9 +318,10 @@ class ConstraintMaker:
             raise ConfigError(_NO_TOKENIZER)
         compiled = compiled or self.compile(params)
         thinking = self._thinking(params, params.thinking_budget) if watches else None
-        if thinking is not None and params.thinking_budget is not None and not _may_close(thinking, params):
+        what = None if thinking is None or params.thinking_budget is None else _forbids(thinking, params)
+        if what is not None:
             raise ConfigError(
-                "thinking_budget and allowed_token_ids contradict each other: the closing tag of thinking_tags has other tokens."
+                f"thinking_budget and {what} contradict each other: they forbid the closing tag of thinking_tags."
             )
         return Constraints(
             thinking=thinking,
@@ -339,7 +342,7 @@ class ConstraintMaker:
             return None
         opens = self._thinking_tags == params.thinking_tags
         thinking = self._thinking(params, None)
-        if thinking is not None and not _may_close(thinking, params):
+        if thinking is not None and _forbids(thinking, params) is not None:
             thinking = None
         is_free = not ((params.has_grammar and not params.lark_at) or params.ignore_eos or params.min_tokens)
         ends = params.loop_breaker == "all" or (params.loop_breaker is None and is_free)

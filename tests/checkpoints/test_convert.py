@@ -188,6 +188,18 @@ def test_dtype(folders: Callable[[str], Path], tmp_path: Path) -> None:
     assert all(v == (mx.float32 if k.endswith("A_log") else mx.bfloat16) for k, v in trunk.items())
 
 
+def test_each_shard_is_filled_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "SHARD_AT_MOST", 100)
+    sizes = {"a": 60, "b": 60, "c": 30, "d": 10, "e": 100, "f": 1}
+    writing.save_model(
+        tmp_path, {name: mx.zeros(size, mx.uint8) for name, size in sizes.items()}, lambda _: None
+    )
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    places = {name: int(file[6:11]) for name, file in index["weight_map"].items()}
+    assert places == {"a": 1, "b": 2, "c": 2, "d": 2, "e": 3, "f": 4}
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+
+
 def test_shards_and_their_index(
     folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,8 +135,8 @@ THINKS = [ord(letter) - 32 for letter in "why? <think>"]
 
 @catches(
     "a closing tag is forced whose tokens may not come",
-    "mlxspec.sampling.constraints:_may_close",
-    lambda right: lambda thinking, params: True,
+    "mlxspec.sampling.constraints:_forbids",
+    lambda right: lambda thinking, params: None,
 )
 def test_a_closing_tag_that_may_not_come_is_not_forced(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor by the loop breaker: closing would leave nothing and end the request."""
@@ -148,10 +148,26 @@ def test_a_closing_tag_that_may_not_come_is_not_forced(tiny: Engine, monkeypatch
     assert (ended.finish_reason, len(ended.tokens), ended.stats.num_loops) == ("length", loops.EVERY, 1)
     with pytest.raises(ConfigError, match="thinking_budget and allowed_token_ids"):
         tiny.generate(THINKS, replace(asked, thinking_budget=5))
+    with pytest.raises(ConfigError, match="thinking_budget and bad_words"):
+        tiny.generate(THINKS, SamplingParams(max_tokens=8, thinking_budget=5, bad_words=("zz", "/think")))
     tag = tuple(ord(letter) - 32 for letter in "</think>")
     closed = tiny.generate(THINKS, replace(asked, thinking_budget=5, allowed_token_ids=(A, *tag)))
     assert closed.error is None
     assert closed.text[5:].startswith("</think>")
+
+
+@catches(
+    "a forced tag completes a bad word",
+    "mlxspec.sampling.constraints:_both",
+    lambda right: lambda one, other: other if one is None or other is not None else one,
+)
+def test_a_bad_word_is_not_completed_by_a_forced_tag(tiny: Engine) -> None:
+    """What is thought ends as the word begins, so nothing is left where the tag must come."""
+    params = SamplingParams(max_tokens=20, thinking_budget=3, logit_bias={A: 100.0}, ignore_eos=True)
+    said = tiny.generate(THINKS, params)
+    assert said.text.startswith("AAA</think>")
+    found = tiny.generate(THINKS, replace(params, bad_words=("A<",)))
+    assert (list(found.tokens), found.finish_reason, found.error) == ([A] * 3, "error", NO_TOKEN_LEFT)
 
 
 def test_a_first_token_that_is_left_is_taken(tiny: Engine) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as InnerTokenizer
 
 from mlxspec.errors import ContextOverflowError, TokenizerError
 from mlxspec.loading import hub
+from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer, read_json
 from tests.loading import byte_tokenizer
 
@@ -225,3 +226,13 @@ def test_other_threads_run_meanwhile() -> None:
         is_done.set()
         other.join()
     assert max(counts) > 4  # with the lock held there is a turn before and one behind
+
+
+@pytest.mark.parametrize("num_rows", [256, 257, 258])
+def test_an_added_token_without_a_row_is_cut_like_any_text(num_rows: int, tmp_path: Path) -> None:
+    """A model whose rows end just before the token, too."""
+    vocabulary = TokenBytes(Tokenizer.from_folder(byte_tokenizer.write(tmp_path)), num_rows)
+    ids = vocabulary.encode(byte_tokenizer.END)
+    assert max(ids) < num_rows
+    assert (len(ids) == 1) == (num_rows > 256)
+    assert b"".join(map(vocabulary.spelled, ids)).decode() == byte_tokenizer.END
