@@ -10,11 +10,9 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, products, races
-from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
-from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.kernels.quantized_weight import QuantizedWeight
 from mlxspec.models.layers import multiplied_weights
@@ -35,7 +33,8 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
             found.setdefault(name, {}).update(ratios)
     for shape, dtype in _distinct_recurrences(model):
         for num_tokens in PREFILL_TOKENS:
-            inputs, state, rows = _prefill_data(shape, num_tokens, dtype)
+            inputs, state, rows = gdn_round.drawn(shape, dtype, (num_tokens,))
+            mx.eval(inputs, state)
             found.setdefault("gdn_prefill", {}).update(gdn_prefill.tune(inputs, state, rows))
     for heads in getattr(model, "attention_heads", ()):
         for bits in KV_BITS:
@@ -69,19 +68,3 @@ def _distinct_recurrences(model: nn.Module) -> set[tuple[GdnShape, mx.Dtype]]:
         return set()
     mixers = [m for _, m in model.named_modules() if isinstance(m, GatedDeltaNet)]
     return {(m._shape, m.conv_weight.dtype) for m in mixers}
-
-
-def _prefill_data(shape: GdnShape, num_tokens: int, dtype: mx.Dtype) -> tuple[GdnInputs, mx.array, FlatRows]:
-    rng = np.random.default_rng(0)
-
-    def draw(*size: int) -> mx.array:
-        return mx.array(rng.standard_normal(size, np.float32))
-
-    keys, values = (num_tokens, shape.num_k_heads, shape.k_dim), (num_tokens, shape.num_v_heads, shape.v_dim)
-    q, k = ((x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(dtype) for x in (draw(*keys), draw(*keys)))
-    inputs = GdnInputs(
-        q, k, draw(*values).astype(dtype), -mx.abs(draw(*values[:2])), mx.sigmoid(draw(*values[:2]))
-    )
-    state = draw(1, shape.num_v_heads, shape.v_dim, shape.k_dim)
-    mx.eval(inputs, state)
-    return inputs, state, FlatRows((num_tokens,))

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxspec.models.adapted.split import standing_in_for
+from mlxspec.models.adapted.stand_in import standing_in
 from mlxspec.models.cut_layers import scale_of
 from mlxspec.models.seams import SeamError, Seen, attending_by_row, blank_layers
 
@@ -50,10 +50,10 @@ def find_calls(layers: list[Any], num_caches: int, run: Callable[[list[Any]], An
             return _CACHE
         raise SeamError("its layers are given more than their input, a mask and a cache")
 
-    def answer(i: int, own: Any, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(i: int, own: Any, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         if i != len(found) or not isinstance(x, mx.array) or (newest and newest[-1] is not x):
             raise SeamError("its layers are not called one after the other")
-        given = (*args, *kwargs.values())
+        given = *args, *kwargs.values()
         places = [place for place, cache in enumerate(caches) if any(value is cache for value in given)]
         if len(places) != 1:
             raise SeamError("not every layer has a cache of its own")
@@ -63,7 +63,7 @@ def find_calls(layers: list[Any], num_caches: int, run: Callable[[list[Any]], An
         newest[:] = [own(x, *args, **kwargs)]
         return newest[-1]
 
-    with attending_by_row(), standing_in_for(layers, answer):
+    with attending_by_row(), standing_in([(layers, i) for i in range(len(layers))], answer):
         run(caches)
     if len(found) != len(layers):
         raise SeamError("not all of its layers are called")

@@ -160,13 +160,10 @@ def check_rollback(model: AdaptedModel) -> str | None:
 
 def _lengths(model: AdaptedModel) -> set[int]:
     """Lengths of the prompts that are tried."""
-    if model.seams is not None:
-        windows = [form.window for form in model.seams.forms if form is not None]
-    else:
-        windows = [form.most for form in model.forms]
+    longest = (form.most for form in model.forms)
     return {
         4,
-        *(w + 3 for w in windows if w is not None and w <= _WINDOW_AT_MOST and w + 16 < model.max_context),
+        *(w + 3 for w in longest if w is not None and w <= _WINDOW_AT_MOST and w + 16 < model.max_context),
     }
 
 

@@ -33,9 +33,9 @@ from mlxspec.models.adapted.split import (
     first_input,
     run_head,
     run_trunk,
-    standing_in_for,
     tapped,
 )
+from mlxspec.models.adapted.stand_in import standing_in
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.cut_layers import CutLayers
 from mlxspec.models.gate import AdapterGate
@@ -235,7 +235,7 @@ class AdaptedModel:
     ) -> mx.array:
         """Hiddens (N, H). The first layer's call runs all of them."""
 
-        def answer(i: int, _: Any, x: mx.array, *__: Any) -> mx.array:
+        def answer(i: int, _: Any, x: mx.array, *__: Any, **___: Any) -> mx.array:
             return x if i else through(x)
 
         def through(x: mx.array) -> mx.array:
@@ -250,7 +250,7 @@ class AdaptedModel:
                 attended = held.attend(asked.queries, self._calls[i].scale, None, asked.sinks)
             return x
 
-        with attending_by_row(), standing_in_for(self._layers, answer):
+        with attending_by_row(), standing_in([(self._layers, i) for i in range(len(self._layers))], answer):
             return self._run(tokens[:, None], list(caches))[:, 0]
 
     @property

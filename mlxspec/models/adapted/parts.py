@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import CacheList
 
 from mlxspec.models.adapted.leaves import leaves_of
+from mlxspec.models.adapted.stand_in import Place, standing_in
 from mlxspec.models.seams import SeamError
 
 
@@ -113,7 +114,7 @@ def split_parts(
         if isinstance(owner[name], ByRows):  # of a model that was made of this module before
             owner[name] = owner[name].part
     places = list(_places(module))
-    found: list[tuple[Any, Any]] = []
+    found: list[Place] = []
     with _watched(places, named, found):
         run(mx.zeros((1, 2), mx.int32), caches)
     if not found:
@@ -137,8 +138,8 @@ def split_parts(
     return undo
 
 
-def _places(module: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Places of modules in others: an owner, which is a module or a list, and a name or a number."""
+def _places(module: nn.Module) -> Iterator[Place]:
+    """Places of modules in others."""
     for part in module.modules():
         for name, child in part.items():
             if isinstance(child, nn.Module):
@@ -148,46 +149,19 @@ def _places(module: nn.Module) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def _watched(
-    places: Sequence[tuple[Any, Any]], named: set[int], found: list[tuple[Any, Any]]
-) -> Iterator[None]:
+def _watched(places: Sequence[Place], named: set[int], found: list[Place]) -> Iterator[None]:
     """While it is open, `found` is told of the innermost modules that are called with one of these objects."""
-    own = [(owner, name, owner[name]) for owner, name in places]
     depth = [0]  # how many calls with a cache have begun within the present one
 
-    def watcher(owner: Any, name: Any, child: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not any(id(x) in named for x in (*args, *kwargs.values())):
-                return child(*args, **kwargs)
-            before, depth[0] = depth[0], 0
-            out = child(*args, **kwargs)
-            if not depth[0]:
-                found.append((owner, name))
-            depth[0] += before + 1
-            return out
+    def answer(i: int, child: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(id(x) in named for x in (*args, *kwargs.values())):
+            return child(*args, **kwargs)
+        before, depth[0] = depth[0], 0
+        out = child(*args, **kwargs)
+        if not depth[0]:
+            found.append(places[i])
+        depth[0] += before + 1
+        return out
 
-        return _Watcher(child, call)
-
-    for owner, name, child in own:
-        owner[name] = watcher(owner, name, child)
-    try:
+    with standing_in(places, answer):
         yield
-    finally:
-        for owner, name, child in own:
-            owner[name] = child
-
-
-class _Watcher:
-    """In a child's place: tells of its calls, and is the child in all else."""
-
-    def __init__(self, child: Any, call: Callable[..., Any]) -> None:
-        self._child, self._call = child, call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._child, name)
-
-    def __getitem__(self, name: Any) -> Any:
-        return self._child[name]

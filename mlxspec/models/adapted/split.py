@@ -1,6 +1,6 @@
 """Finds where a module of mlx-lm gets from hidden states to logits, and runs the two parts apart.
 
-No architecture is known by name. A *stand-in* takes a child's place for one call. The trunk is the child that is called once, with whose
+No architecture is known by name: stand-ins take children's places for a call. The trunk is the child that is called once, with whose
 output alone the module gives logits: given tokens and caches that fail when they are looked at, everything behind the trunk still runs.
 So what is found follows from the code and reads no weights. The head is the module's own call with the trunk's output in its place.
 """
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxspec.models.adapted.stand_in import standing_in
+
 
 class Trunk(NamedTuple):
     """`owner[name]` is the child; hidden (1, n, H): what it gave."""
@@ -21,22 +23,6 @@ class Trunk(NamedTuple):
     owner: Any
     name: str
     hidden: mx.array
-
-
-class _StandIn:
-    """In a child's place: answers its calls, and is the child in all else."""
-
-    def __init__(self, child: Any, answer: Callable[..., Any]) -> None:
-        self._child, self._answer = child, answer
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._answer(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._child, name)
-
-    def __getitem__(self, name: Any) -> Any:
-        return self._child[name]
 
 
 class _Unseen:
@@ -60,16 +46,6 @@ class _Entered(Exception):
         self.given = given
 
 
-@contextmanager
-def _standing_in(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    child = owner[name]
-    owner[name] = _StandIn(child, answer)
-    try:
-        yield
-    finally:
-        owner[name] = child
-
-
 def find_trunk(module: nn.Module, new_caches: Callable[[], list[Any]]) -> Trunk | None:
     """None where there is no such child."""
     tokens = mx.ones((1, 5), mx.int32)
@@ -82,11 +58,11 @@ def _find(module: Any, owner: Any, run: Callable[[], mx.array], shape: tuple[int
             continue
         given: list[Any] = []
 
-        def answer(*args: Any, child: Any = child, given: list[Any] = given, **kwargs: Any) -> Any:
-            given.append(child(*args, **kwargs))
+        def answer(_: int, own: Any, *args: Any, given: list[Any] = given, **kwargs: Any) -> Any:
+            given.append(own(*args, **kwargs))
             return given[-1]
 
-        with _standing_in(owner, name, answer):
+        with standing_in([(owner, name)], answer):
             logits = run()
         if len(given) != 1 or not isinstance(given[0], mx.array) or given[0].shape[:-1] != shape:
             continue
@@ -104,7 +80,7 @@ def _find(module: Any, owner: Any, run: Callable[[], mx.array], shape: tuple[int
 def _is_enough(module: Any, owner: Any, name: str, hidden: mx.array, logits: mx.array) -> bool:
     """Whether the module gives logits from the child's output alone."""
     try:
-        with _standing_in(owner, name, lambda *_, **__: hidden):
+        with standing_in([(owner, name)], lambda *_, **__: hidden):
             again = module(_Unseen(hidden.shape[:-1]), cache=object())
     except Exception:  # whatever the module's code does with what is neither tokens nor caches
         return False
@@ -113,13 +89,12 @@ def _is_enough(module: Any, owner: Any, name: str, hidden: mx.array, logits: mx.
 
 def run_trunk(module: Any, trunk: Trunk, tokens: mx.array, caches: list[Any]) -> mx.array:
     """(1, n) -> (1, n, H). Nothing behind the trunk is built."""
-    child = trunk.owner[trunk.name]
 
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    def answer(_: int, child: Any, *args: Any, **kwargs: Any) -> Any:
         raise _Hidden(child(*args, **kwargs))
 
     try:
-        with _standing_in(trunk.owner, trunk.name, answer):
+        with standing_in([(trunk.owner, trunk.name)], answer):
             module(tokens, cache=caches)
     except _Hidden as found:
         return found.hidden
@@ -128,7 +103,7 @@ def run_trunk(module: Any, trunk: Trunk, tokens: mx.array, caches: list[Any]) ->
 
 def run_head(module: Any, trunk: Trunk, hidden: mx.array) -> mx.array:
     """(1, n, H) -> (1, n, V)"""
-    with _standing_in(trunk.owner, trunk.name, lambda *_, **__: hidden):
+    with standing_in([(trunk.owner, trunk.name)], lambda *_, **__: hidden):
         logits: mx.array = module(_Unseen(hidden.shape[:-1]), cache=object())
     return logits
 
@@ -149,57 +124,30 @@ def find_layers(trunk: Any) -> list[Any]:
 
 def first_input(layers: list[Any], run: Callable[[], Any]) -> mx.array:
     """The array that `run` gives the first of these layers; nothing behind that is built."""
-    own = layers[0]
 
-    def answer(x: mx.array, *_: Any, **__: Any) -> Any:
+    def answer(_: int, __: Any, x: mx.array, *___: Any, **____: Any) -> Any:
         raise _Entered(x)
 
-    layers[0] = _StandIn(own, answer)
     try:
-        run()
+        with standing_in([(layers, 0)], answer):
+            run()
     except _Entered as found:
         return found.given
-    finally:
-        layers[0] = own
     raise RuntimeError("the first layer was not called")
 
 
 @contextmanager
 def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
     """While it is open, the residual stream behind these layers, by their numbers, is kept as it leaves them."""
-    own, found = list(layers), dict[int, mx.array]()
+    found = dict[int, mx.array]()
 
-    def answer(i: int) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            out = own[i](*args, **kwargs)
-            found[i] = out[0] if isinstance(out, tuple) else out
-            return out
+    def answer(i: int, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        out = layer(*args, **kwargs)
+        found[taps[i]] = out[0] if isinstance(out, tuple) else out
+        return out
 
-        return call
-
-    for i in taps:
-        layers[i] = _StandIn(own[i], answer(i))
-    try:
+    with standing_in([(layers, i) for i in taps], answer):
         yield found
-    finally:
-        layers[:] = own
-
-
-@contextmanager
-def standing_in_for(
-    layers: list[Any], answer: Callable[[int, Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-) -> Iterator[None]:
-    """While it is open, calls of these layers are answered by (number, layer, first argument, other arguments)."""
-    own = list(layers)
-
-    def call(i: int) -> Callable[..., Any]:
-        return lambda x=None, *args, **kwargs: answer(i, own[i], x, args, kwargs)
-
-    layers[:] = [_StandIn(layer, call(i)) for i, layer in enumerate(own)]
-    try:
-        yield
-    finally:
-        layers[:] = own
 
 
 class Product(NamedTuple):
