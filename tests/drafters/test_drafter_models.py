@@ -9,6 +9,7 @@ import pytest
 from mlxspec.config import SamplingParams
 from mlxspec.drafters import model_based
 from mlxspec.drafters.base import Ask, Needs
+from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.model_based import ModelDrafter
@@ -78,6 +79,8 @@ def make(kind: str) -> ModelDrafter:
         return Mtp(tiny_models.mtp_head(), 2048)
     if kind == "eagle3":
         return Eagle3(tiny_models.eagle3(), 2048)
+    if kind in ("DFlash2", "DSpark"):
+        return DFlashDrafter(tiny_models.dflash(kind), 2048)
     return DraftModel(tiny_models.echo(), VOCAB)
 
 
@@ -158,7 +161,7 @@ def confidences(kind: str, rows: dict[int, list[int]], limits: dict[int, int]) -
     return {a.row: mx.array(d.confidences).tolist() for a, d in zip(asks, drafts, strict=True)}
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model", "DFlash2", "DSpark"])
 def test_a_row_that_drafts_on_beside_shorter_drafts_drafts_as_alone(kind: str) -> None:
     """By what the drafter makes of each token: its choice may be the same by chance."""
     limits = {0: 1, 1: 5, 2: 3, 3: 5}
