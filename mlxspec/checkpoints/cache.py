@@ -13,7 +13,7 @@ from mlxspec.checkpoints.memory import expected
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
 from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
-from mlxspec.loading.published import MODELOPT_FILE, of_mlx
+from mlxspec.loading.published import MODELOPT_FILE, is_unpacked, of_mlx
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.folder import ModelFolder, kind_by
@@ -159,7 +159,7 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
         quantization = form or quantization
         if names is not None and runs.is_model:
             files = sum(path.stat().st_size for path in (*shards, *beside))
-            memory = expected(runs, files, context, unpacked=bool(form)).total
+            memory = expected(runs, files, context, unpacked=is_unpacked(form)).total
     except ModelError as error:
         problem = problem or str(error)
     complete = names is not None and not problem

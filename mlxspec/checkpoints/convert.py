@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.checkpoints.graft import read_head
@@ -163,8 +164,10 @@ def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Conve
         raise ConfigError(
             "Models that run by mlx-lm's code have no MTP head; leave --mtp-bits and --graft-mtp out."
         )
-    module, config = load_module(folder)
-    _check(wish, dict(tree_flatten(module.parameters())), {}, source)
+    module, config, _ = load_module(folder)
+    is_float = not any(isinstance(part, nn.QuantizedLinear) for part in module.modules())
+    # experts that are quantized alone stay as they are, as in mlx-lm
+    _check(wish, {} if is_float else dict(tree_flatten(module.parameters())), {}, source)
     if wish.dtype is not None:
         cast_module(module, DTYPES[wish.dtype])
     if wish.trunk is not None:

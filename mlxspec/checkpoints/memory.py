@@ -79,7 +79,7 @@ def expected(
     loading unpacks. Raises ModelError for a config.json that is wrong."""
     config = dict(runs.config)
     if runs.by_mlx_lm:
-        return _expected_of_mlx_lm(config, file_bytes, context, rows)
+        return _expected_of_mlx_lm(config, file_bytes, context, rows, unpacked=unpacked)
     kind = architecture(config)
     parsed = kind.parse(config)
     model = kind.build(parsed)
@@ -107,9 +107,9 @@ def expected(
 
 
 def _expected_of_mlx_lm(
-    config: dict[str, Any], file_bytes: int, context: int | None, rows: int
+    config: dict[str, Any], file_bytes: int, context: int | None, rows: int, *, unpacked: bool
 ) -> MemoryEstimate:
-    """Weights stay as stored, but for floats without a GPU, which become float32."""
+    """Weights stay as stored, but for floats without a GPU, which become float32, and formats that are unpacked."""
     from mlxspec.models.adapted.loading import blank  # slow to import
 
     model = blank(config)
@@ -118,7 +118,7 @@ def _expected_of_mlx_lm(
     return MemoryEstimate(
         context=context,
         rows=rows,
-        weights=file_bytes if quantized or device.has_gpu() else bytes_of(model),
+        weights=file_bytes if not unpacked and (quantized or device.has_gpu()) else bytes_of(model),
         drafter_weights=0,
         state=state_bytes(model, context, rows),
         drafter_state=0,

@@ -8,7 +8,7 @@ from mlxspec.loading import ranges
 from mlxspec.loading.download import Plan, check_disk
 from mlxspec.loading.folder import INDEX
 from mlxspec.loading.progress import amount
-from mlxspec.loading.published import MODELOPT_FILE
+from mlxspec.loading.published import MODELOPT_FILE, is_unpacked
 from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.runnable import Runnable, judge
@@ -23,7 +23,9 @@ def memory_of(plan: Plan, context: int | None = None) -> MemoryEstimate | None:
     try:
         runs = judge(config)
         unpacked = _unpacked(plan, runs)
-        return expected(runs, plan.weights, context, unpacked=bool(unpacked)) if runs.is_model else None
+        return (
+            expected(runs, plan.weights, context, unpacked=is_unpacked(unpacked)) if runs.is_model else None
+        )
     except ModelError as error:
         raise ModelError(f"{plan.repo} cannot be run: {error}") from error
 

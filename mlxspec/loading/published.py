@@ -2,7 +2,8 @@
 
 config.json (or ModelOpt's own file) says it before anything is fetched; the tensors' names say it once they are known, and then they
 decide, because descriptions are often left behind by those who convert. Floats and MLX's formats load as they are, FP8 and NVFP4 are
-unpacked (unpacking.py), and all others are refused. Knows descriptions and names; reads no tensor.
+unpacked (unpacking.py), integers of AWQ, GPTQ and compressed-tensors are repacked (repacking.py), and all others are refused. Knows
+descriptions and names; reads no tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 
 MODELOPT_FILE = "hf_quant_config.json"
-_FP8, _NVFP4 = "FP8", "NVFP4"
+_FP8, _NVFP4, _MXFP4, _INTEGERS = "FP8", "NVFP4", "MXFP4", "integers"
+_OF_MLX = ("mxfp4", "mxfp8")  # methods whose tensors are MLX's own
 _ALGORITHMS = {
     "FP8": _FP8,
     "FP8_PB_WO": _FP8,
@@ -23,13 +25,13 @@ _ALGORITHMS = {
     "W4A16_NVFP4": _NVFP4,
 }
 _MARKS = {  # last part of a tensor's name -> whose format it is of, of those that are not read
-    **dict.fromkeys(("qweight", "qzeros", "g_idx"), "GPTQ or AWQ"),
     **dict.fromkeys(("absmax", "nested_absmax", "quant_map", "SCB"), "bitsandbytes"),
     **dict.fromkeys(("q_weight", "q_scale_max", "q_perm", "q_invperm"), "EXL2"),
     **dict.fromkeys(("trellis", "suh", "svh"), "EXL3"),
-    **dict.fromkeys(("weight_zero_point", "weight_shape"), "compressed-tensors of integers"),
+    "weight_g_idx": "compressed-tensors (actorder)",
     "pre_quant_scale": "NVFP4_AWQ",
     "W_q": "HQQ",
+    **dict.fromkeys(("_weight_qdata", "_weight_scale"), "torchao"),
     "codebooks": "AQLM",
 }
 
@@ -41,14 +43,21 @@ def storage(
     names: Iterable[str] | None = None,
     is_excerpt: bool = False,
 ) -> str:
-    """ "FP8", "NVFP4", or both for weights that are unpacked when they are loaded; "" for floats and MLX's own formats.
+    """The formats of weights, such as "FP8" or "AWQ", that are unpacked or repacked when they are loaded; "" for floats and MLX's own.
 
     config: config.json; modelopt: what MODELOPT_FILE holds; names: of the tensors, where they are known; is_excerpt: config may lack
     details, as in the hub's answers to a search. Raises ModelError, a sentence on the weights, for every other format.
     """
-    if names is not None:
-        return _by_names(list(names))
     told = description(config, modelopt)
+    if names is None:
+        return _by_description(told, is_excerpt=is_excerpt)
+    found = _by_names(list(names), told)
+    if found and told.get("quant_method") is not None:
+        _by_description(told)
+    return found
+
+
+def _by_description(told: Mapping[str, Any], *, is_excerpt: bool = False) -> str:
     method = told.get("quant_method")
     if method == "fp8":
         found = [_FP8 if told.get("fmt", "e4m3") == "e4m3" else None]
@@ -56,6 +65,10 @@ def storage(
         found = _of_compressed_tensors(told)
     elif isinstance(method, str) and method.startswith("modelopt"):
         found = _of_modelopt(told)
+    elif method in ("awq", "gptq"):
+        found = [_of_integers(told)]
+    elif method in _OF_MLX:
+        found = []
     else:
         found = [] if method is None else [None]
         is_excerpt = False
@@ -105,20 +118,37 @@ def refusal(method: str) -> ModelError:
     )
 
 
-def _by_names(names: list[str]) -> str:
+def is_unpacked(formats: str) -> bool:
+    """Whether weights in these formats, as `storage` names them, become floats."""
+    return _FP8 in formats or _NVFP4 in formats
+
+
+def _by_names(names: list[str], told: Mapping[str, Any]) -> str:
     paths: dict[str, set[str]] = {}  # by last part of a name
     for name in names:
         path, _, part = name.rpartition(".")
         method = "bitsandbytes" if part.startswith("bitsandbytes__") else _MARKS.get(part)
         if method is not None:
             raise refusal(method)
-        if "weight_" in part or part.endswith("_scale_inv"):
+        if "weight_" in part or part == "qweight" or part.endswith("_scale_inv"):
             paths.setdefault(part, set()).add(path)
     twice = paths.pop("weight_scale_2", set()) | paths.pop("weight_global_scale", set())
-    if paths.pop("weight_packed", set()) - twice:
-        raise refusal("compressed-tensors of integers")
+    formats: list[str] = []
+    if paths.pop("qweight", None):
+        method = told.get("quant_method")
+        found = _of_integers(told) if method in ("awq", "gptq") else None
+        if found is None:
+            raise refusal(str(method or "GPTQ or AWQ"))
+        formats.append(found)
+    packed = paths.pop("weight_packed", set()) - twice
+    if packed:
+        found = next((f for f in _of_compressed_tensors(told) if f in (_INTEGERS, _MXFP4)), None)
+        if found is None:
+            raise refusal("compressed-tensors of integers")
+        formats.append(found)
+        twice |= packed
     scaled = any(found - twice for part, found in paths.items() if part.endswith(("_scale", "_scale_inv")))
-    return " and ".join([_FP8] * scaled + [_NVFP4] * bool(twice))
+    return " and ".join(formats + [_FP8] * scaled + [_NVFP4] * bool(twice - packed))
 
 
 def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
@@ -137,8 +167,29 @@ def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
         how = scheme if isinstance(scheme, Mapping) else {}
         is_float = how.get("type") == "float"
         groups_of_16 = is_float and how.get("num_bits") == 4 and how.get("group_size") == 16
-        found.append(_FP8 if is_float and how.get("num_bits") == 8 else _NVFP4 if groups_of_16 else None)
+        groups_of_32 = is_float and how.get("num_bits") == 4 and how.get("group_size") == 32
+        integers = how.get("type", "int") == "int" and how.get("num_bits") in (4, 8)
+        is_packed = (
+            integers
+            and told.get("format") == "pack-quantized"
+            and how.get("actorder") in (None, False, "weight", "static")
+        )
+        if is_float and how.get("num_bits") == 8:
+            found.append(_FP8)
+        else:
+            found.append(
+                _NVFP4 if groups_of_16 else _MXFP4 if groups_of_32 else _INTEGERS if is_packed else None
+            )
     return found
+
+
+def _of_integers(told: Mapping[str, Any]) -> str | None:
+    """Of AWQ or GPTQ; None where it is of a kind that is not repacked."""
+    bits = told.get("bits", told.get("w_bit", 4))
+    if told.get("quant_method") == "awq":
+        return "AWQ" if bits == 4 and str(told.get("version", "gemm")).lower() == "gemm" else None
+    is_plain = not told.get("desc_act") and not told.get("dynamic")
+    return "GPTQ" if bits in (2, 4, 8) and is_plain else None
 
 
 def _of_modelopt(told: Mapping[str, Any]) -> list[str | None]:

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.published import storage
+from mlxspec.loading.repacking import repack
 
 Weights = dict[str, mx.array]
 
@@ -36,17 +38,20 @@ class Published(NamedTuple):
 
 
 def unpack(
-    weights: Weights, dtypes: Mapping[str, str], block: tuple[int, int] | None = None
+    weights: Weights, dtypes: Mapping[str, str], told: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Published]:
-    """Replace packed matrices and their scales among `weights` by floats, by name in the result.
+    """Replace packed matrices and their scales among `weights` by floats, by name in the result, and integers by MLX's.
 
-    dtypes: of the tensors, as safetensors headers name them. block: rows and columns of a block of FP8, as config.json has them; None where
-    it has none. Raises ModelError for formats that are not read, and for scales that do not fit.
+    dtypes: of the tensors, as safetensors headers name them. told: what config.json says of the format (published.description). Raises
+    ModelError for formats that are not read, and for scales that do not fit.
     """
     for name in [n for n in weights if n.endswith(_UNUSED)]:
         del weights[name]
-    if not storage({}, names=weights):
+    if not storage({"quantization_config": told}, names=weights):
         return {}
+    repack(weights, told)
+    as_bytes = ("F8_E4M3", "U8") if "FP8" in storage({"quantization_config": told}) else ("F8_E4M3",)
+    block = _block(told)
     found: dict[str, Published] = {}
     for name in list(weights):
         if name.endswith((".weight_scale_2", ".weight_global_scale")) and weights[name].dtype == mx.float32:
@@ -61,12 +66,20 @@ def unpack(
             weights[f"{path}.weight"] = values
     for name, dtype in dtypes.items():
         beside = [scale for scale in (f"{name}_scale_inv", f"{name}_scale") if scale in weights]
-        if dtype == "F8_E4M3" and beside and name in weights:
+        if dtype in as_bytes and beside and name in weights:
             first, scales = weights.pop(name), weights.pop(beside[0])
             values, how = _of_fp8(name, first, scales, dtypes[beside[0]], block)
             found[name] = Published(how, values.size, first.nbytes + scales.nbytes)
             weights[name] = values
     return found
+
+
+def _block(told: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns of a block of FP8; None where they are not told."""
+    sides = told.get("weight_block_size")
+    if not isinstance(sides, list) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
+        return None
+    return sides[0], sides[1]
 
 
 def _of_nvfp4(

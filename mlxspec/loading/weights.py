@@ -12,14 +12,14 @@ import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import INDEX, stale_index, tensor_files
 from mlxspec.loading.names import printable
-from mlxspec.loading.published import description
+from mlxspec.loading.published import description, storage
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.unpacking import Published, unpack
 
@@ -81,9 +81,9 @@ class FolderWeights(Weights):
         except ModelError as error:
             self.unread += (f"{path.name} was passed over: {error}",)
 
-    def unpack(self, block: tuple[int, int] | None) -> None:
-        """Formats that MLX does not have, to floats; see unpacking.py. Raises ModelError."""
-        self.stored = unpack(self, self._dtypes, block)
+    def unpack(self, told: Mapping[str, Any]) -> None:
+        """Formats that MLX does not have, to floats or MLX's; see unpacking.py. Raises ModelError."""
+        self.stored = unpack(self, self._dtypes, told)
 
     def file_of(self, name: str) -> Path:
         return self._files[name]
@@ -99,9 +99,12 @@ def read_folder(folder: Path, found: tuple[list[Path], list[Path]] | None = None
     shards, heads = tensor_files(folder) if found is None else found
     stale = f"{INDEX} names shards that are not here; it is stale, and the {len(shards)} shards that are here were read."
     weights = FolderWeights([stale] if (folder / INDEX).is_file() and stale_index(folder) else ())
+    told = _told(folder)
+    # whatever is refused is refused before a tensor is opened
+    storage({"quantization_config": told}, names=[n for path in shards or heads for n in check_header(path)])
     for path in shards or heads:
         weights.add(path)
-    weights.unpack(_block(folder))
+    weights.unpack(told)
     for path in heads if shards else ():
         weights.add_beside(path)
     return weights
@@ -128,14 +131,13 @@ def _read(path: Path) -> tuple[Weights, dict[str, str]]:
     return {prefix + name: value for name, value in loaded.items()}, dtypes
 
 
-def _block(folder: Path) -> tuple[int, int] | None:
-    """Rows and columns of a block of FP8 weights, where config.json says it."""
+def _told(folder: Path) -> Mapping[str, Any]:
+    """What config.json says of a format that is not MLX's."""
     try:
-        told = description(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        rows, columns = told["weight_block_size"]
-        return (rows, columns) if type(rows) is type(columns) is int and min(rows, columns) > 0 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return description(config) if isinstance(config, dict) else {}
 
 
 def is_bare_head(names: Collection[str]) -> bool:

@@ -123,7 +123,7 @@ def assemble_by_mlx_lm(
         model=model,
         config=model.config,
         mtp=None,
-        notices=(notice,),
+        notices=(notice, *model.notices),
         unsupported_head="mlx-lm's code runs this model, and leaves such heads out",
         no_images="Models that run by mlx-lm's code read no images.",
         made_by=MADE_BY,

@@ -82,6 +82,12 @@ class ModelFolder:
         """All tensors, lazily."""
         return read_folder(self.path, self._found)
 
+    def read_shards(self) -> FolderWeights:
+        """As `read`, without what lies beside the shards."""
+        self.files()
+        shards, beside = self._found or ([], [])
+        return read_folder(self.path, (shards or beside, []))
+
     def image_settings(self) -> Mapping[str, Any]:
         """How images are prepared for it."""
         return image_settings(self.path)

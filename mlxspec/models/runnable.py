@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxspec.loading.published import description, refusal, storage
+from mlxspec.loading.published import description, storage
 from mlxspec.models.folder import Kind, ModelFolder, drafter_in
 from mlxspec.models.registry import ARCHITECTURES, architecture
 
 Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there is some, or mlx-lm's
-# quantization methods of config.json that mlx-lm's loading has code for
-_OF_MLX_LM = ("awq", "gptq", "bitnet", "mxfp4", "mxfp8", "fp8", "compressed-tensors", "modelopt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +35,11 @@ class Runnable:
         names: Iterable[str] | None = None,
         is_excerpt: bool = False,
     ) -> str:
-        """The formats of weights that loading unpacks, empty for weights that load as they are: see `published.storage`. mlx-lm's code
-        reads formats of its own. Raises ModelError for a format that is not read."""
-        if not self.by_mlx_lm:
-            return storage(self.config, modelopt, names=names, is_excerpt=is_excerpt)
-        method = description(self.config, modelopt).get("quant_method")
-        if method is not None and method not in _OF_MLX_LM:
-            raise refusal(str(method))
-        return ""
+        """The formats of weights that loading unpacks or repacks, empty for weights that load as they are: see `published.storage`. BitNet
+        is read by mlx-lm's code alone. Raises ModelError for a format that is not read."""
+        if self.by_mlx_lm and description(self.config, modelopt).get("quant_method") == "bitnet":
+            return ""
+        return storage(self.config, modelopt, names=names, is_excerpt=is_excerpt)
 
 
 def judge(config: Mapping[str, Any], engine: Engine = "auto", *, kind: Kind | None = None) -> Runnable:

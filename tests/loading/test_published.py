@@ -20,6 +20,7 @@ def modelopt(name: str, **more: Any) -> dict[str, Any]:
 
 
 EIGHT, FOUR = {"num_bits": 8, "type": "float"}, {"num_bits": 4, "type": "float", "group_size": 16}
+INTEGERS = {"num_bits": 4, "type": "int", "group_size": 128, "symmetric": True, "actorder": None}
 LAYERS = {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}}
 LOADED: dict[str, tuple[dict[str, Any], str]] = {
     "Qwen's": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "FP8"),
@@ -31,12 +32,20 @@ LOADED: dict[str, tuple[dict[str, Any], str]] = {
     "compressed FP8": (compressed(EIGHT, format="float-quantized"), "FP8"),
     "compressed NVFP4": (compressed(FOUR, format="nvfp4-pack-quantized"), "NVFP4"),
     "compressed, both": (compressed(EIGHT, FOUR, format="mixed-precision"), "FP8 and NVFP4"),
+    "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "AWQ"),
+    "GPTQ": ({"quant_method": "gptq", "bits": 8, "group_size": 128, "desc_act": False}, "GPTQ"),
+    "compressed integers": (compressed(INTEGERS, format="pack-quantized"), "integers"),
+    "compressed MXFP4": (compressed(FOUR | {"group_size": 32}, format="mxfp4-pack-quantized"), "MXFP4"),
+    "mxfp4": ({"quant_method": "mxfp4"}, ""),
     "MLX's": ({"group_size": 64, "bits": 4, "mode": "affine"}, ""),
     "empty": ({}, ""),
 }
 REFUSED: dict[str, dict[str, Any]] = {
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128},
-    "awq": {"quant_method": "awq", "bits": 4},
+    "gptq of 3 bits": {"quant_method": "gptq", "bits": 3, "group_size": 128},
+    "gptq with its own order": {"quant_method": "gptq", "bits": 4, "desc_act": True},
+    "gptq, layer by layer": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}},
+    "awq of 8 bits": {"quant_method": "awq", "bits": 8},
+    "awq of another layout": {"quant_method": "awq", "bits": 4, "version": "gemv"},
     "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True},
     "bitsandbytes, older": {"load_in_8bit": True},
     **{name: {"quant_method": name} for name in ("exl2", "exl3", "hqq", "aqlm", "eetq", "torchao", "quark")},
@@ -45,9 +54,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "unheard of": {"quant_method": "unheard-of"},
     "no text": {"quant_method": 7},
     "E5M2": {"quant_method": "fp8", "fmt": "e5m2"},
-    "compressed integers": compressed({"num_bits": 4, "type": "int", "group_size": 128}),
+    "compressed integers, not packed": compressed(INTEGERS, format="int-quantized"),
+    "compressed integers in another order": compressed(
+        INTEGERS | {"actorder": "group"}, format="pack-quantized"
+    ),
     "compressed, one of two": compressed(EIGHT, {"num_bits": 8, "type": "int"}),
-    "compressed MXFP4": compressed({"num_bits": 4, "type": "float", "group_size": 32}),
     "compressed, sparse": compressed(EIGHT, sparsity_config={"format": "sparse-24-bitmask"}),
     "compressed, nothing more": {"quant_method": "compressed-tensors"},
     "ModelOpt, nothing more": {"quant_method": "modelopt"},
@@ -84,8 +95,8 @@ def test_an_excerpt_lacks_details() -> None:
     """The hub's answer to a search names the method alone."""
     for method in ("compressed-tensors", "modelopt", "fp8"):
         assert storage({"quantization_config": {"quant_method": method}}, is_excerpt=True) in ("", "FP8")
-    with pytest.raises(ModelError, match="gptq"):
-        storage({"quantization_config": {"quant_method": "gptq"}}, is_excerpt=True)
+    with pytest.raises(ModelError, match="hqq"):
+        storage({"quantization_config": {"quant_method": "hqq"}}, is_excerpt=True)
 
 
 def test_its_own_file_tells_what_config_json_leaves_out() -> None:
@@ -111,6 +122,7 @@ P = "model.layers.0.self_attn.q_proj."
         (("qweight", "qzeros", "scales", "g_idx"), None),
         (("weight", "weight.absmax", "weight.quant_state.bitsandbytes__nf4"), None),
         (("weight", "SCB"), None),
+        (("_weight_qdata", "_weight_scale"), None),
         (("weight_packed", "weight_scale", "weight_shape"), None),
         (("weight_packed", "weight_scale"), None),
         (("q_weight", "q_scale_max"), None),
@@ -125,6 +137,9 @@ def test_names_tell(parts: tuple[str, ...], wanted: str | None) -> None:
             storage({}, names=names)
     else:
         assert storage({}, names=names) == wanted
+        if wanted:  # what tensors say counts only where the description does not speak against it
+            with pytest.raises(ModelError, match="quark"):
+                storage({"quantization_config": {"quant_method": "quark"}}, names=names)
     names += ["model.x.mlp.experts.down_proj_scale_inv"]
     if wanted is not None:
         assert "FP8" in storage({}, names=names)

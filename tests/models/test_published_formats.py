@@ -108,7 +108,11 @@ def test_blocks_that_do_not_fill_a_matrix() -> None:
     for sides, told in (((128, 128), None), ((128, 128), (128, 128)), ((50, 70), (50, 70)), ((1, 64), None)):
         tensors, meant = formats.fp8(*sides)("x.weight", value)
         weights = {name: mx.array(array) for name, (_, array) in tensors.items()}
-        stored = unpacking.unpack(weights, {name: dtype for name, (dtype, _) in tensors.items()}, told)
+        stored = unpacking.unpack(
+            weights,
+            {name: dtype for name, (dtype, _) in tensors.items()},
+            {"weight_block_size": told and list(told)},
+        )
         np.testing.assert_allclose(np.array(weights.pop("x.weight")), meant, rtol=AT_MOST)
         assert not weights
         assert stored["x.weight"].nbytes == sum(array.nbytes for _, array in tensors.values())
@@ -140,7 +144,7 @@ def test_parts_that_do_not_fit_are_refused(kind: str) -> None:
         weights = {name: mx.array(array) for name, (_, array) in tensors.items()}
         weights[hurt] = weights[hurt][: weights[hurt].shape[0] // 2]
         with pytest.raises(ModelError, match="fit") as caught:
-            unpacking.unpack(weights, dtypes, (32, 16))
+            unpacking.unpack(weights, dtypes, {"weight_block_size": [32, 16]})
         assert "\n" not in str(caught.value)
 
 
@@ -150,7 +154,9 @@ def test_stacks_of_experts() -> None:
     for sides in ((32, 32), (64, 96)):
         tensors, meant = formats.fp8(*sides)("mlp.experts.gate_up_proj", value)
         weights = {name: mx.array(array) for name, (_, array) in tensors.items()}
-        unpacking.unpack(weights, {name: dtype for name, (dtype, _) in tensors.items()}, sides)
+        unpacking.unpack(
+            weights, {name: dtype for name, (dtype, _) in tensors.items()}, {"weight_block_size": list(sides)}
+        )
         np.testing.assert_allclose(np.array(weights["mlp.experts.gate_up_proj"]), meant, rtol=AT_MOST)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,34 @@ from mlx_lm.utils import _get_classes as classes_of_mlx_lm
 # A module of ours, written as mlx-lm's are: a line gives its Model and ModelArgs by model_type. It comes before mlx-lm's of that name.
 OWN: dict[str, Callable[[], tuple[Any, Any]]] = {}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_PUBLISHED = frozenset({"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "qweight"})
 _CODE = Path(mlx_lm.models.__path__[0])
 
 
 def has_code(config: Mapping[str, Any]) -> bool:
     """Whether there is code for this model_type that says how a model is made. Runs nothing."""
+    return config.get("model_type") in OWN or any("class ModelArgs" in text for text in _texts(config))
+
+
+def reads_parts(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether mlx-lm's code for this model_type names all of the last parts that only tensors of a published format have, so that it reads
+    them itself. names: of tensors."""
+    parts = {name.rpartition(".")[2] for name in names} & _PUBLISHED
+    texts = _texts(config)
+    return bool(parts) and any(all(re.search(rf"\b{part}\b", text) for part in parts) for text in texts)
+
+
+def _texts(config: Mapping[str, Any]) -> list[str]:
+    """Of the files of mlx-lm that a model_type may run by."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _NAME.fullmatch(kind):
-        return False
+        return []
     files = {
         MODEL_REMAPPING.get(kind, kind),
         *(to for (a, _), to in MODEL_ARCHITECTURE_REMAPPING.items() if a == kind),
     }
     paths = [path for path in (_CODE / f"{name}.py" for name in files) if path.is_file()]
-    return kind in OWN or any("class ModelArgs" in path.read_text(encoding="utf-8") for path in paths)
+    return [path.read_text(encoding="utf-8") for path in paths]
 
 
 def classes_of(config: dict[str, Any]) -> tuple[Any, Any]:

@@ -15,20 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
+from mlx_lm.utils import infer_quant_config, load_model
 
 from mlxspec.errors import MlxspecError, ModelError
 from mlxspec.loading.names import printable
+from mlxspec.loading.published import MODELOPT_FILE
 from mlxspec.loading.safetensors import check_header
-from mlxspec.models.adapted.classes import classes_of, has_code
+from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.adapted.classes import classes_of, has_code, reads_parts
 from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapters import add_adapter, add_adapters
-from mlxspec.models.fill import is_packed
+from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.layers import multiply_here
+from mlxspec.models.runnable import judge
 from mlxspec.platform import device
 
 MADE_BY = f"mlx-lm {version('mlx-lm')}"
@@ -57,7 +61,7 @@ def load_adapted(
     """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
     cache has its own. group: the processes that run the model together, of which this one gets its part. Raises ModelError; nothing stays
     half-loaded."""
-    module, config = load_module(folder)
+    module, config, notices = load_module(folder)
     if group is not None and not hasattr(module, "shard"):
         raise ModelError(
             f"{MADE_BY} cannot divide models of type {printable(config['model_type'])} among ranks."
@@ -72,6 +76,7 @@ def load_adapted(
         if not isinstance(adapter, Mapping):
             fuse(module)
         model = AdaptedModel(module, _described(config))
+        model.notices = notices
         if isinstance(adapter, Mapping):
             if model.seams is None:
                 raise ModelError(
@@ -82,14 +87,42 @@ def load_adapted(
         return model
 
 
-def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any]]:
-    """mlx-lm's module, not evaluated, and the config as mlx-lm has it. Headers and config are judged before mlx-lm sees them. Raises
-    ModelError."""
-    _judge(folder.config())
-    for path in folder.files():
-        check_header(path)
+def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """mlx-lm's module, not evaluated, the config as mlx-lm has it, and notices. Headers and config are judged before mlx-lm sees them.
+    Raises ModelError."""
+    config = folder.config()
+    _judge(config)
+    names = [name for path in folder.files() for name in check_header(path)]
+    formats = judge(config, "mlx-lm", kind="model").unpacked(
+        read_json(folder.path / MODELOPT_FILE), names=names
+    )
     with _in_one_sentence():
-        return load_model(folder.path, lazy=True, get_model_classes=classes_of)
+        if not formats or reads_parts(config, names):
+            return *load_model(folder.path, lazy=True, get_model_classes=classes_of), ()
+        return _filled(folder, config)
+
+
+def _filled(folder: ModelFolder, config: dict[str, Any]) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """As `load_model`, with weights in formats that are unpacked or repacked before mlx-lm's code names them."""
+    weights = folder.read_shards()
+    dtype = unpacked_dtype(weights, None) or mx.float32
+    for name in weights.stored:
+        weights[name] = weights[name].astype(dtype)
+    model, arguments = classes_of(config)
+    module = model(arguments.from_dict({k: v for k, v in config.items() if k != "quantization_config"}))
+    named = module.sanitize(dict(weights)) if hasattr(module, "sanitize") else dict(weights)
+    config = {k: v for k, v in config.items() if k != "quantization_config"}
+    packed = {
+        path: infer_quant_config(path, part, named)
+        for path, part in module.named_modules()
+        if hasattr(part, "to_quantized") and f"{path}.scales" in named
+    }
+    if packed:
+        nn.quantize(module, class_predicate=lambda path, _: packed.get(path, False))
+        config["quantization"] = {**next(iter(packed.values())), **packed}
+    module.eval()
+    module.load_weights(list(named.items()), strict=True)
+    return module, config, (*weights.notices, *unpacked_notice(weights, dtype))
 
 
 def blank(config: Mapping[str, Any]) -> AdaptedModel:

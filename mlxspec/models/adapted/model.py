@@ -63,13 +63,15 @@ class AdaptedModel:
     """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
     undo_parts: where there are no seams and only parts of the module run row by row (parts.py), what ends that. cuts: whether rejected
     tokens may be cut off where caches of single rows say that they can be. hidden_size is the vocabulary's where the module has no
-    trunk: logits then stand for hiddens. gate: which of several adapters count in a forward.
+    trunk: logits then stand for hiddens. notices: whole sentences on how the weights were read. gate: which of several adapters count in a
+    forward.
 
     Making one builds lazy forwards and reads no weights.
     """
 
     def __init__(self, module: nn.Module, config: AdaptedConfig) -> None:
         self.module, self.config, self.cuts = module, config, True
+        self.notices: tuple[str, ...] = ()
         self.gate = AdapterGate()
         self.max_context = config.max_context
         caches = self.new_caches()
