@@ -129,7 +129,7 @@ def _by_names(names: list[str], told: Mapping[str, Any]) -> str:
         path, _, part = name.rpartition(".")
         method = "bitsandbytes" if part.startswith("bitsandbytes__") else _MARKS.get(part)
         if method is not None:
-            raise refusal(method)
+            raise refusal(str(told.get("quant_method") or method))
         if "weight_" in part or part == "qweight" or part.endswith("_scale_inv"):
             paths.setdefault(part, set()).add(path)
     twice = paths.pop("weight_scale_2", set()) | paths.pop("weight_global_scale", set())

@@ -26,13 +26,13 @@ def values(weights: dict[str, mx.array], bits: int, group: int) -> np.ndarray:
     "the numbers of a word of AWQ are taken in order",
     "mlxspec.loading.repacking:_OF_AWQ",
     lambda right: tuple(range(8)),
-    case="AWQ",
+    case="AWQ-64]",
 )
 @catches(
     "GPTQ's zeros are taken as they are stored",
     "mlxspec.loading.repacking:_of_gptq",
     lambda right: lambda path, parts, told: right(path, parts, {"checkpoint_format": "gptq_v2"}),
-    case="GPTQ-4",
+    case="GPTQ-4-64]",
 )
 @pytest.mark.parametrize("side", [32, 64, 128, 256])
 @pytest.mark.parametrize("name", FORMATS)

@@ -96,7 +96,13 @@ def write(
     folder: Path, family: str, bits: int | None = None, group_size: int = 32, mode: str = "affine"
 ) -> Path:
     """bits: None for float32. Weights are random, norms around their usual values."""
-    config = dict(FAMILIES[family])
+    return write_of(folder, dict(FAMILIES[family]), bits, group_size, mode)
+
+
+def write_of(
+    folder: Path, config: dict[str, Any], bits: int | None = None, group_size: int = 32, mode: str = "affine"
+) -> Path:
+    """As `write`, of any config of a model of mlx-lm."""
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(0)
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -117,7 +123,9 @@ def write(
         nn.quantize(model, group_size, bits, mode=mode)
     folder.mkdir(parents=True)
     named = dict(tree_flatten(model.parameters()))
-    if family.startswith("gemma"):  # mlx-lm's class has a head of its own until it loads a folder without one
+    if config["model_type"].startswith(
+        "gemma"
+    ):  # mlx-lm's class has a head of its own until it loads a folder without one
         named = {k: v for k, v in named.items() if "lm_head" not in k}
     mx.save_safetensors(str(folder / "model.safetensors"), named, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
