@@ -358,11 +358,11 @@ def test_the_tensors_tell_how_they_are_quantized(
 
 def test_formats_of_others_are_named(copied: Callable[[str, str], Path]) -> None:
     folder = copied("tied", "hub")
-    config(lambda c: c.update(quantization_config={"quant_method": "gptq", "bits": 4}))(folder)
+    config(lambda c: c.update(quantization_config={"quant_method": "hqq"}))(folder)
     assert mlxspec.load(str(folder), draft="off").model.vocab_size == tiny.VOCAB  # the tensors are plain
     replace("0.mlp.up_proj.weight", lambda x: None)(folder)
-    add("model.language_model.layers.0.mlp.up_proj.qweight", 2)(folder)
-    refused(folder, "quantized in the way of GPTQ or AWQ, which is not supported")
+    add("model.language_model.layers.0.mlp.up_proj.W_q", 2)(folder)
+    refused(folder, "quantized in the way of hqq, which is not supported")
 
 
 @pytest.mark.parametrize("dialect", ["hub", "text", "mlx", "mlx-8bit-32"])
