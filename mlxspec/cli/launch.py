@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the agent to its end. Returns its exit code."""
     agent, wanted = AGENTS[args.agent], args.model
     check_number("--port", args.port, 1, 65535, integer=True)
-    args.model = options.DEMO if wanted is None else wanted
+    args.model = options.DEMO_AGENT if wanted is None else wanted
     options.spec_config(args)
     options.engine_config(args)
     program = shutil.which(args.agent)
@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
                 f"{agent.title} uses {found.model} of the server at {found.root}, as that was started."
             )
             return _run(agent, program, found, args.behind)
+        if args.model == options.DEMO_AGENT:
+            terminal.note(
+                "demo-agent plays one call of a tool, without a download; -m names a model that works."
+            )
         fetch_absent(args)
         with _started(args) as found:
             _check(agent, found)

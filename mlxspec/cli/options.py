@@ -72,7 +72,8 @@ _MOVED = {
 }
 DEMO = "demo"
 DEMO_VISION = "demo-vision"
-DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION)
+DEMO_AGENT = "demo-agent"
+DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION, DEMO_AGENT)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = ("auto", "mlx-lm")
 HEADS = ("adapted", "base")

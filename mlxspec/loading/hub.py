@@ -26,6 +26,7 @@ DEMO_GEMMA = "demo-gemma"
 DEMO_EAGLE3 = "demo-eagle3"
 DEMO_DFLASH = "demo-dflash"
 DEMO_VISION = "demo-vision"
+DEMO_AGENT = "demo-agent"  # the draft model, whose context holds the prompts of agents
 DEMO_TARGETS = (DEMO, DEMO_GEMMA)  # DEMO_DRAFT can draft for each
 _MEMBERS = {
     DEMO: "target",
@@ -34,6 +35,7 @@ _MEMBERS = {
     DEMO_EAGLE3: "eagle3",
     DEMO_DFLASH: "dflash",
     DEMO_VISION: "vision",
+    DEMO_AGENT: "draft",
 }
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

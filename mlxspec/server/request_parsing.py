@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt
 from mlxspec.errors import ConfigError, ContextOverflowError, GrammarError, ImageError
+from mlxspec.loading.hub import DEMO_AGENT
 from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.option import options
@@ -25,6 +26,7 @@ from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import held, held_schema
 from mlxspec.server.chat_request import ChatRequest, CustomGrammar, GoesOn, ToolChoice
+from mlxspec.server.demo_agent import NOTICE, Asked, scripted
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.http.limits import ServerLimits
@@ -89,7 +91,11 @@ def chat_job(
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
-    grammar, notices = _grammar(request, form, tools, choice, engine)
+    asked: Asked = (request, tools, choice)
+    if engine.name == DEMO_AGENT:
+        asked = scripted(*asked)
+    grammar, notices = _grammar(*asked, form, engine)
+    notices += [NOTICE] if engine.name == DEMO_AGENT else []
     notices += _not_enforced(request, form)
     extra |= grammar
     params, spec = (
@@ -276,7 +282,11 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
 
 
 def _grammar(
-    request: ChatRequest, form: ChatFormat, tools: Sequence[Any], choice: ToolChoice, engine: Engine
+    request: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    form: ChatFormat,
+    engine: Engine,
 ) -> tuple[dict[str, Any], list[str]]:
     """What the answer must look like: the format that was asked for, a call, or either; or what its calls look like, where it has some.
     And sentences on what of it is not held."""

@@ -111,6 +111,8 @@ def test_every_field_has_a_flag() -> None:
         "stop_token_ids",
         "keeps_stop",
         "adapters",
+        "lark_at",
+        "lark_once",
     }
     left_out |= {
         "logprobs",

@@ -29,6 +29,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_demo_needs_no_network() -> None:
     assert hub.resolve(hub.DEMO).name == "target"
     assert hub.resolve(hub.DEMO_DRAFT).name == "draft"
+    assert hub.resolve(hub.DEMO_AGENT).name == "draft"
 
 
 @pytest.mark.parametrize("name", ["", "  ", None, 5], ids=repr)

@@ -1,9 +1,9 @@
 """Agents as people run them against a server, from npm: Claude Code (Messages), Codex (Responses), opencode (Chat Completions). Each
 calls one tool, gets its result and ends.
 
-The model was never taught to call tools, so a grammar in the server's process makes its first answer of a conversation the call and
-every other answer a word. What the program sends and how it reads what comes back are its own. It talks to nobody but the server: every
-other address is a proxy that nobody listens at. The prompts have 10,000 to 32,000 tokens, which the smaller of the demo models reads.
+The model is `demo-agent`: the server has its first answer of a conversation call the agent's shell, and the answer behind the result say a
+sentence. What the program sends and how it reads what comes back are its own. It talks to nobody but the server: every other address is a
+proxy that nobody listens at. The prompts have 10,000 to 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -20,39 +20,13 @@ from typing import Any
 import pytest
 
 import mlxspec.demo
+from mlxspec.server.demo_agent import ECHO, SENTENCE
 from tests.server.serving import Served
 from tests.server.test_clients import install
 
 pytestmark = [pytest.mark.slow, pytest.mark.node]
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "echo the-tool-was-run"
-# The call by name of the tool: Claude Code's, Codex's, opencode's.
-CALLS: dict[str, dict[str, Any]] = {
-    "Bash": {"command": COMMAND, "description": "Say it."},
-    "exec_command": {"cmd": COMMAND},
-    "bash": {"command": COMMAND},
-}
-PLANT = f"""
-from dataclasses import replace
-from mlxspec.server import request_parsing
-from mlxspec.server.chat_request import ToolChoice
-
-CALLS = {CALLS!r}
-original = request_parsing._grammar
-
-def _grammar(request, form, tools, choice, engine):
-    found = [t for t in tools if t["function"]["name"] in CALLS]
-    if not found or any(m["role"] == "tool" for m in request.messages):
-        return {{"regex": "Done[.]"}}, []
-    name = found[0]["function"]["name"]
-    properties = {{k: {{"const": v}} for k, v in CALLS[name].items()}}
-    parameters = {{"type": "object", "properties": properties, "required": list(properties)}}
-    tool = {{"type": "function", "function": {{"name": name, "parameters": parameters}}}}
-    must = ToolChoice(kind="required", named=name)
-    return original(replace(request, wanted=None, several_calls=False), form, [tool], must, engine)
-
-request_parsing._grammar = _grammar
-"""
+SAID = ECHO.removeprefix("echo ")
 
 
 # How the demo's template writes calls, and how those of Qwen3.5 and later do.
@@ -70,21 +44,20 @@ TAGS = {
 def agent_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The smaller demo model, which reads fast, with room for the prompts of agents, and calls in each of Qwen's two notations."""
-    made = tmp_path_factory.mktemp("models") / "demo"
-    shutil.copytree(Path(mlxspec.demo.__file__).parent / "draft", made)
-    config = json.loads((made / "config.json").read_text())
-    inner = config.get("text_config", config)
-    inner["max_position_embeddings"] = 65_536
-    (made / "config.json").write_text(json.dumps(config))
+    """demo-agent, with calls in each of Qwen's two notations."""
+    model, plant = "demo-agent", ""
     if request.param == "tags":
+        made = tmp_path_factory.mktemp("models") / "demo-agent"
+        shutil.copytree(Path(mlxspec.demo.__file__).parent / "draft", made)
         template = made / "chat_template.jinja"
         source = template.read_text()
         for written, tagged in TAGS.items():
             assert source.count(written) == 1
             source = source.replace(written, tagged)
         template.write_text(source)
-    with Served("--model", str(made), "--max-rows", "4", plant=PLANT) as served:
+        model = str(made)
+        plant = f"from mlxspec.server import request_parsing\nrequest_parsing.DEMO_AGENT = {model!r}\n"
+    with Served("--model", model, "--max-rows", "4", plant=plant) as served:
         yield served
         assert not [line for line in served.lines if "Traceback" in line]
 
@@ -135,13 +108,13 @@ def check_claude_code(events: list[dict[str, Any]]) -> None:
     first, second = (e["message"] for e in events if e["type"] == "assistant")
     assert [b["name"] for b in first["content"]] == ["Bash"]
     (result,) = (b for e in events if e["type"] == "user" for b in e["message"]["content"])
-    assert (result["content"], result["is_error"]) == ("the-tool-was-run", False)
-    assert [b["text"] for b in second["content"]] == ["Done."]
+    assert (result["content"], result["is_error"]) == (SAID, False)
+    assert [b["text"] for b in second["content"]] == [SENTENCE]
     end = events[-1]
     assert (end["subtype"], end["is_error"], end["result"], end["num_turns"]) == (
         "success",
         False,
-        "Done.",
+        SENTENCE,
         2,
     )
     usage = second["usage"]
@@ -164,8 +137,8 @@ def test_codex(agent_server: Served, tmp_path: Path) -> None:
     items = [e["item"] for e in events if e["type"] == "item.completed" and e["item"]["type"] != "error"]
     (call, answer), end = items, events[-1]
     assert (call["type"], call["exit_code"]) == ("command_execution", 0)
-    assert call["aggregated_output"] == "the-tool-was-run\n"
-    assert (answer["type"], answer["text"]) == ("agent_message", "Done.")
+    assert call["aggregated_output"] == f"{SAID}\n"
+    assert (answer["type"], answer["text"]) == ("agent_message", SENTENCE)
     assert end["type"] == "turn.completed"
     # Of two prompts nearly all of the second was cached, and the second is the longer one.
     assert end["usage"]["cached_input_tokens"] > 0.95 * end["usage"]["input_tokens"] / 2
@@ -178,9 +151,9 @@ def test_opencode(agent_server: Served, tmp_path: Path) -> None:
     events = launch("opencode", program, agent_server, tmp_path, "run", "--format", "json", "Say it.")
     (call,) = (e["part"] for e in events if e["type"] == "tool_use")
     assert (call["tool"], call["state"]["status"]) == ("bash", "completed")
-    assert call["state"]["output"] == "the-tool-was-run\n"
+    assert call["state"]["output"] == f"{SAID}\n"
     (text,) = (e["part"]["text"] for e in events if e["type"] == "text")
-    assert text == "Done."
+    assert text == SENTENCE
     _, last = (e["part"] for e in events if e["type"] == "step_finish")
     tokens = last["tokens"]
     assert last["reason"] == "stop"

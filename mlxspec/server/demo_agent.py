@@ -1,0 +1,57 @@
+"""`demo-agent`: the loop of an agent without a download. The model was never taught to call tools, so a grammar writes what it says.
+
+The first answer of a turn calls the agent's shell with ECHO, and the answer behind the result is SENTENCE. Prompts, the prefix store,
+drafts, streams and the way a call is read are those of any model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlxspec.server.answer_format import AnswerFormat
+from mlxspec.server.chat_request import ChatRequest, ToolChoice
+
+ECHO = "echo hello from mlxspec"
+SENTENCE = "The tool has run. That is all demo-agent can do: -m names a model that works."
+NOTICE = "demo-agent says what a script has it say: one call of the shell, and a sentence"
+_COMMANDS = ("command", "cmd")  # what agents call the text that their shell runs
+
+Asked = tuple[ChatRequest, Sequence[Mapping[str, Any]], ToolChoice]
+
+
+def scripted(request: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Asked:
+    """What stands for these in the grammar of an answer. A request that says itself what its answer is stays as it is."""
+    if request.wanted is not None or choice.kind == "required":
+        return request, tools, choice
+    roles = [m["role"] for m in request.messages]
+    newest = roles[len(roles) - roles[::-1].index("assistant") :] if "assistant" in roles else roles
+    shell = next(filter(None, map(_call_of, choice.of(tools))), None)
+    if shell is None or "tool" in newest:
+        said = AnswerFormat(field="demo-agent", kind="regex", value=re.escape(SENTENCE))
+        return replace(request, wanted=said), tools, choice
+    named = ToolChoice(kind="required", named=shell["function"]["name"])
+    return replace(request, several_calls=False), [shell], named
+
+
+def _call_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The tool with one call that it allows; None for a tool that runs no command."""
+    parameters = tool["function"].get("parameters") or {}
+    given = parameters.get("properties") or {}
+    name = next((n for n in _COMMANDS if n in given and _has_type(given[n], "string", "array")), None)
+    if name is None:
+        return None
+    words: Any = ECHO if _has_type(given[name], "string") else ECHO.split()
+    needed = dict.fromkeys([name, *parameters.get("required", ())])
+    properties = {
+        n: {"const": "Say hello."} if _has_type(given.get(n), "string") else given.get(n) or {}
+        for n in needed
+    }
+    schema = {"type": "object", "properties": {**properties, name: {"const": words}}, "required": [*needed]}
+    return {**tool, "function": {**tool["function"], "parameters": {**parameters, **schema}}}
+
+
+def _has_type(schema: Any, *names: str) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") in names and "enum" not in schema
