@@ -199,6 +199,8 @@ class SamplingParams:
             raise ConfigError(f"An answer can follow one grammar only, not {' and '.join(given)}.")
         if not isinstance(self.lark_at, str) or not isinstance(self.lark_once, bool):
             raise ConfigError("lark_at must be a text, and lark_once true or false.")
+        if self.lark_once and not self.lark_at:
+            raise ConfigError("lark_once needs a text in lark_at.")
         if self.lark_at and self.lark is None:
             raise ConfigError("lark_at needs a grammar in lark, which begins with that text.")
         if self.lark_at:
