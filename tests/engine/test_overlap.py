@@ -218,7 +218,7 @@ def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() ->
     assert own.stats.num_unread >= 4
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 4))])
 def test_rows_that_come_and_go_while_rounds_overlap(seed: int) -> None:
     own, rng = engine(max_rows=4), np.random.default_rng(seed)
     order = [int(n) for n in rng.permutation([*range(6), *range(6)])]

@@ -19,6 +19,7 @@ from planting import catches
 from mlxspec.errors import ConfigError
 from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.completions_api import CompletionRequest, DetokenizeRequest, TokenizeRequest
+from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.run import web_config
 from mlxspec.server.http.security import Guard, host_name, is_own
 from mlxspec.server.settings import ServerConfig
@@ -155,8 +156,8 @@ def test_extensions_are_allowed_by_name_or_by_scheme() -> None:
 async def _nothing(*_: Any) -> None: ...
 
 
-def answered(guard: Guard, path: str, headers: dict[str, str]) -> int:
-    """The status of a GET that goes through a guard; 200 where it lets it through."""
+def answered(guard: Guard, path: str, headers: dict[str, str], method: str = "GET") -> int:
+    """The status of a request that goes through a guard; 200 where it lets it through."""
     found: list[int] = []
 
     async def send(message: Any) -> None:
@@ -166,7 +167,7 @@ def answered(guard: Guard, path: str, headers: dict[str, str]) -> int:
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {
         "type": "http",
-        "method": "GET",
+        "method": method,
         "path": path,
         "headers": raw,
         "client": ("127.0.0.1", 1),
@@ -174,6 +175,16 @@ def answered(guard: Guard, path: str, headers: dict[str, str]) -> int:
     }
     asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
     return found[0] if found else 200
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [("0", 200), ("100", 200), ("101", 413), ("9" * 20, 413), ("-1", 413), ("1e2", 413), ("", 413)],
+)
+def test_a_body_may_be_announced_up_to_the_limit(length: str, status: int) -> None:
+    guard = Guard(_nothing, ServerConfig(limits=ServerLimits(max_body=100)))
+    headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": length}
+    assert answered(guard, "/v1/completions", headers, "POST") == status
 
 
 @catches(
