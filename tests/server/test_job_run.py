@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from planting import catches
 
+from mlxspec.config import SpecConfig
 from mlxspec.engine.stats import RequestStats
 from mlxspec.engine.stream import Stream
-from mlxspec.events import TokensEvent
+from mlxspec.events import FinishEvent, TokensEvent
 from mlxspec.server import job_run
-from mlxspec.server.job_run import Delta, JobRun
+from mlxspec.server.job_run import Delta, End, JobRun
 from tests.server.jobs import one_answer
 
 
@@ -48,3 +49,39 @@ def test_the_first_token_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     run = asyncio.run(play())
     assert run.first_token is not None
     assert run.first_token - run.started == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "length", "end_token", "cause"),
+    [
+        ("length", 9, None, "limit"),
+        ("length", 10, None, "context"),
+        ("stop", 10, 7, "end"),
+        ("stop", 10, None, "stop_string"),
+    ],
+)
+def test_why_an_answer_ended(reason: Any, length: int, end_token: int | None, cause: str) -> None:
+    """An answer that fills the context is told apart from one that reaches its own limit."""
+    stream = Stream(lambda _: None)
+    request = SimpleNamespace(
+        stats=RequestStats(),
+        spec=SpecConfig(),
+        history=[1] * length,
+        max_context=10,
+        finish_reason=reason,
+        end_token=end_token,
+        constraints=None,
+        answer=SimpleNamespace(stop_string=None),
+        prompt_logprobs=None,
+    )
+
+    async def play() -> list[Any]:
+        run = JobRun(one_answer(), SimpleNamespace(submit=lambda *_, **__: stream))  # type: ignore[arg-type]
+        stream.accept(request)  # type: ignore[arg-type]
+        stream.put(FinishEvent(request=1, reason=reason, error=None))
+        await run.start()
+        return [update async for update in run.updates()]
+
+    (end,) = asyncio.run(play())
+    assert isinstance(end, End)
+    assert (end.cause, end.reason) == (cause, reason)
