@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 import tiny
@@ -19,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlxspec.checkpoints import writing
 from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
-from mlxspec.checkpoints.quantize import Format
+from mlxspec.checkpoints.quantize import Format, quantize
 from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import read_folder
@@ -186,6 +187,19 @@ def test_dtype(folders: Callable[[str], Path], tmp_path: Path) -> None:
     dtypes = {k: v.dtype for k, v in read_folder(tmp_path / "out").items()}
     trunk = {k: v for k, v in dtypes.items() if not k.startswith("mtp.")}
     assert all(v == (mx.float32 if k.endswith("A_log") else mx.bfloat16) for k, v in trunk.items())
+
+
+@pytest.mark.parametrize(("group", "names"), [(64, {"mlp.gate", "up"}), (128, {"wide"})])
+def test_rows_that_do_not_divide_into_groups_stay_floats(group: int, names: set[str]) -> None:
+    """A router, too, though its own groups would divide it: as mlx-lm has it."""
+    module = nn.Module()
+    module.mlp = nn.Module()
+    module.mlp.gate, module.up, module.wide = nn.Linear(64, 32), nn.Linear(64, 32), nn.Linear(128, 32)
+    weights = dict(tree_flatten(module.parameters()))
+    found, formats = quantize(weights, module, Format(group_size=group))
+    assert set(formats) == names | {"wide"}
+    assert {name.removesuffix(".scales") for name in found if name.endswith(".scales")} == set(formats)
+    assert "mlp.gate" not in formats or (formats["mlp.gate"].bits, formats["mlp.gate"].group_size) == (8, 64)
 
 
 def test_each_shard_is_filled_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
