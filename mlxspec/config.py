@@ -82,9 +82,9 @@ class SamplingParams:
     prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too. bad_words:
     strings that the answer's bytes will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at
     most one, the answer is of that language. lark_at: a text with which `lark` begins: the grammar holds from each place on where that text
-    begins a line, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends behind the first such text.
-    thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a
-    grammar begins behind thinking that the prompt has opened.
+    begins a line, or is a special token, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends
+    behind the first such text. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins
+    behind thinking that the prompt has opened.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
     answer that loops outside it, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or ignore_eos says

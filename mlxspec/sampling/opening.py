@@ -1,4 +1,5 @@
-"""Follows the text of an answer up to the tag from which a grammar holds: one that begins a line, outside code (parsers/place.py).
+"""Follows the text of an answer up to the tag from which a grammar holds: one that begins a line, outside code (parsers/place.py). A tag
+that is a special token may stand within a line: no text is spelled with it.
 
 A state is a value, so the effect of a draft can be computed and dropped. Bytes stand for characters, one each: what is looked for is ASCII.
 """
@@ -31,6 +32,7 @@ class Opening:
 
     def __init__(self, tag: str, vocabulary: TokenBytes, *, once: bool) -> None:
         self._tag, self._spelled, self.once = tag.encode().decode("latin-1"), vocabulary.spelled, once
+        self._ids = frozenset(t for t in vocabulary.special if self._spelled(t) == tag.encode())
 
     def start(self) -> BeforeCall:
         """The state where no text has come."""
@@ -41,7 +43,7 @@ class Opening:
         text, place = seen.tail + self._spelled(token).decode("latin-1"), copy(seen.place)
         while (at := text.find(self._tag)) >= 0:
             place.push(text[:at])
-            if place.begins_line and not place.is_code:
+            if (place.begins_line or token in self._ids) and not place.is_code:
                 return BeforeCall(place, is_open=True)
             place.push(self._tag)
             text = text[at + len(self._tag) :]

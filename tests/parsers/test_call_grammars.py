@@ -111,9 +111,10 @@ def _walked(grammar: Any, seed: str, most: int, mark: str = "") -> list[int]:
 
 def free_answer(style: str, schema: Any, seed: int) -> str:
     """An answer that calls the tool twice because it wants to: text, a tag, and from there what the constraints allow."""
-    constraints, tokenizer, _ = maker()
+    constraints, tokenizer, ids = maker()
     tags = ChatFormat(tools=style).call_tags  # type: ignore[arg-type]
     assert tags is not None
+    space = " " if tags.open in ids else "\n\n"  # a special token may stand within a line
     lark = grammar_of(style, schema, is_opened=True)
     answer = constraints.constraints_for(SamplingParams(lark=lark, lark_at=tags.open), [1])
     assert answer is not None
@@ -125,7 +126,7 @@ def free_answer(style: str, schema: Any, seed: int) -> str:
             tokens.append(token)
 
     for place in range(2):
-        say(tokenizer.encode(f"Now <{place}>: `{tags.open}`.\n\n", special=False))
+        say(tokenizer.encode(f"Now <{place}>: `{tags.open}`.{space}", special=False))
         assert answer.is_waiting
         assert answer.masks(()) == [None]
         say(tokenizer.encode(tags.open, special=False))
