@@ -78,11 +78,8 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
     "allowed": {"allowed_token_ids": [*range(10, tiny_models.EOS + 1)]},
     "least": {"min_tokens": 9},
 }
-# a grammar that a tag opens
-CONSTRAINTS["opened"] = {
-    "lark": 'start: ahead /[a-z]{2,9}/ ";"\nahead[suffix="F"]: /(?s:.*)/',
-    "lark_at": "F",
-}
+# a grammar that a tag opens: asked for by name alone, as a tag may stand anywhere in such a case (`play`)
+OPENED = {"lark": 'start: ahead /[a-z]{2,9}/ ";"\nahead[suffix="F"]: /(?s:.*)/', "lark_at": "F"}
 GRAMMARS = ("regex", "counted", "schema")
 AXES: dict[str, Sequence[Any]] = {
     "family": families.NAMES,
@@ -211,7 +208,7 @@ def _ask(rng: np.random.Generator, only: dict[str, Sequence[Any]], *, is_first: 
     sampler, constraint = (_one(rng, only.get(n, AXES[n])) for n in ("sampler", "constraint"))
     most = int(rng.integers(1, 32))
     chosen: dict[str, Any] = {"max_tokens": most, "seed": int(rng.integers(1 << 30))}
-    chosen |= SAMPLERS[sampler] | CONSTRAINTS[constraint]
+    chosen |= SAMPLERS[sampler] | {**CONSTRAINTS, "opened": OPENED}[constraint]
     chosen["min_tokens"] = min(most, chosen.get("min_tokens", 0))
     if constraint not in GRAMMARS and rng.random() < 0.5:
         chosen["ignore_eos"] = True

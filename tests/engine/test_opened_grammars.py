@@ -21,7 +21,7 @@ from mlxspec.sampling.constraints import Constraints
 from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same
-from tests.engine.random_requests import Anywhere
+from tests.engine.random_requests import Anywhere, case, play
 
 PROMPTS = prompts(6, 3)
 TAGS = ("F", "BO", "TF")  # of one token and of two, in most texts of the tiny model
@@ -100,6 +100,13 @@ def test_the_text_is_that_of_an_engine_that_looks_at_every_token(drafted: str, o
                 calls += check_text(number, got.text)
     assert calls > 20
     assert own.nbytes == 0
+
+
+@pytest.mark.parametrize(
+    "number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))]
+)
+def test_random_requests_have_the_same_text(number: int) -> None:
+    play(case(number, form=("float32",), constraint=("opened",)))
 
 
 def test_rounds_that_wait_for_nothing_are_sampled_again_only_behind_a_tag(
