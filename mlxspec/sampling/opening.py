@@ -31,8 +31,8 @@ class Opening:
     """The rule of one request. tag: the text that opens a call. once: the answer ends behind the first call."""
 
     def __init__(self, tag: str, vocabulary: TokenBytes, *, once: bool) -> None:
-        self._tag, self._spelled, self.once = tag.encode().decode("latin-1"), vocabulary.spelled, once
-        self._ids = frozenset(t for t in vocabulary.special if self._spelled(t) == tag.encode())
+        self._tag, self._tokens, self.once = tag.encode().decode("latin-1"), vocabulary.tokens, once
+        self._ids = frozenset(t for t in vocabulary.special if self._tokens[t] == tag.encode())
 
     def start(self) -> BeforeCall:
         """The state where no text has come."""
@@ -40,13 +40,13 @@ class Opening:
 
     def step(self, seen: BeforeCall, token: int) -> BeforeCall:
         """The state after one more token of text."""
-        text, place = seen.tail + self._spelled(token).decode("latin-1"), copy(seen.place)
+        text, place = seen.tail + self._tokens[token].decode("latin-1"), copy(seen.place)
         while (at := text.find(self._tag)) >= 0:
             place.push(text[:at])
             if (place.begins_line or token in self._ids) and not place.is_code:
                 return BeforeCall(place, is_open=True)
             place.push(self._tag)
             text = text[at + len(self._tag) :]
-        cut = len(text) - overlap(text, self._tag)
+        cut = len(text) - (overlap(text, self._tag) if self._tag[0] in text else 0)
         place.push(text[:cut])
         return BeforeCall(place, text[cut:])

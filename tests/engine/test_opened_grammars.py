@@ -152,7 +152,7 @@ def test_a_tag_in_code_or_within_a_line_opens_nothing(monkeypatch: pytest.Monkey
         """One token a byte."""
 
         special = frozenset[int]()
-        spelled = staticmethod(lambda token: bytes([token]))
+        tokens = tuple(bytes([token]) for token in range(256))
 
     rule = opening.Opening("<call>", Bytes(), once=False)  # type: ignore[arg-type]
 
