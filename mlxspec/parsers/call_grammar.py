@@ -37,14 +37,14 @@ def calls_grammar(
     several: bool,
     lead: str = "",
     is_opened: bool = False,
-    loose: list[str] | None = None,
+    loose: dict[str, str] | None = None,
     otherwise: Mapping[str, Any] | None = None,
     schemas: ToolSchemas | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> str:
     """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. is_opened: any
-    text may stand in front of the opening tag, which is the first in it. loose: gets a sentence for each tool whose schema cannot be
-    written, and which may have any arguments then; None to raise. otherwise: a JSON schema, as kept by its reading, that the answer may
+    text may stand in front of the opening tag, which is the first in it. loose: gets, by name, a sentence on each tool whose schema cannot
+    be written, and which may have any arguments then; None to raise. otherwise: a JSON schema, as kept by its reading, that the answer may
     follow instead. schemas: of the tools, where they have been read. texts: Lark of tools that take one text, `input`, by name, in a
     notation that writes texts as they stand. Raises GrammarError for a schema that cannot be written in the format."""
     schemas = ToolSchemas(tools) if schemas is None else schemas
@@ -65,7 +65,7 @@ def calls_grammar(
             )
             if loose is None:
                 raise GrammarError(said) from error
-            loose.append(f"calls of {name} may have any arguments: {said}")
+            loose[name] = f"calls of {name} may have any arguments: {said}"
             bodies.append(writer.call(name, Schema({"type": "object"})))
     between = "" if tags.mark else '"\\n"'
     head = writer.text(tags.open)

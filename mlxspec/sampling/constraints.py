@@ -218,6 +218,8 @@ class Constraints:
         grammar, seen = state.grammar, state.seen
         if self._opening is not None and seen is not None:
             grammar, seen = self._followed(self._opening, state, seen, thinking, token)
+            if seen.is_open:  # what its arguments spell opens no thinking
+                thinking = ThinkingState("done")
         return _State(thinking, words, grammar, seen, state.num + 1)
 
     def _followed(

@@ -308,7 +308,7 @@ def _grammar(
         return {}, notices
     is_free = not must_call and schema is None
     schemas = ToolSchemas([_with_pattern(tool, request.customs, form) for tool in chosen])
-    loose: list[str] | None = [] if is_free else None
+    loose: dict[str, str] = {}
     grammar = calls_grammar(
         form,
         chosen,
@@ -317,17 +317,17 @@ def _grammar(
         several=choice.named is None and request.several_calls and not is_free,
         lead="" if is_free else _lead(request, form, engine),
         is_opened=is_free,
-        loose=loose,
+        loose=loose if is_free else None,
         texts={c.tool: c.definition for c in request.customs if _is_written_as_lark(c, form)},
         otherwise=None if must_call else schema,
     )
     for name in schemas:
         strict = schemas.is_strict(name)
-        if strict or not is_free:
-            left_out = [] if loose and any(name in said for said in loose) else schemas.left_out(name)
-            notices += held(left_out, f"tools.{name}.parameters", strict=strict and not is_free)
+        if name not in loose and (strict or not is_free):
+            path = f"tools.{name}.parameters"
+            notices += held(schemas.left_out(name), path, strict=strict and not is_free)
     at = {"lark_at": tags.open, "lark_once": not request.several_calls} if is_free and tags else {}
-    return {"lark": grammar, **at}, [*notices, *(loose or ())]
+    return {"lark": grammar, **at}, [*notices, *loose.values()]
 
 
 def _pattern(custom: CustomGrammar) -> str | None:

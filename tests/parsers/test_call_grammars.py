@@ -334,3 +334,47 @@ def test_an_integer_has_as_many_digits_as_64_bits_hold(schema: Any, text: str, i
     assert grammar is not None
     ids = tokenizer.encode_plain(text)
     assert (grammar.validate(ids) == len(ids)) == is_written
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "is_held"),
+    [
+        ("<think>\n", "I may\n<tool_call>", False),
+        ("<think>\n", "I may\n</think>\n\n<tool_call>", True),
+        ("<think>\n", "x</think><tool_call>", True),
+        ("", "<think>hm\n<tool_call>", False),
+        ("", "<think>hm</think>\n<tool_call>", True),
+        ("", "<tool_call>", True),
+        ("", '<tool_call>\n{"name": "f", "arguments": {"v": "<think>"}}\n</tool_call>\n<tool_call>', True),
+    ],
+)
+def test_calls_are_held_outside_thinking(prompt: str, text: str, is_held: bool) -> None:
+    constraints, tokenizer, ids = maker()
+    schema = {"type": "object", "properties": {"v": {"type": "string"}}, "required": ["v"]}
+    given = SamplingParams(
+        lark=grammar_of("json", schema, is_opened=True), lark_at="<tool_call>", thinking_budget=99
+    )
+    answer = constraints.constraints_for(given, tokenizer.encode(f"a{prompt}", special=False))
+    assert answer is not None
+    rest = text
+    while rest:  # a forced text is cut into tokens as the mask says
+        tag = next((t for t in ("<tool_call>", "</tool_call>") if rest.startswith(t)), None)
+        token = ids[tag] if tag else next(t for t in tokenizer.encode(rest, special=False))
+        forced = answer.forced()
+        token = forced[0] if forced and tag is None else token
+        assert answer.push(token)
+        rest = rest[len(_spelled(token).decode()) :]
+    assert (not answer.is_waiting) == is_held
+
+
+def test_a_tool_whose_schema_cannot_be_used_may_have_any_arguments() -> None:
+    loose: dict[str, str] = {}
+    good, bad = tool({"type": "object"}), tool({"$ref": "#/gone"})
+    bad["function"]["name"] = "g"
+    form = ChatFormat(tools="json")
+    given: Any = {"tokens": {}, "several": False}
+    assert '"g' in calls_grammar(form, [good, bad], is_opened=True, loose=loose, **given).replace("\\", "")
+    assert loose.keys() == {"g"}
+    assert "#/gone" in loose["g"]
+    with pytest.raises(GrammarError, match="#/gone"):
+        calls_grammar(form, [good, bad], **given)
