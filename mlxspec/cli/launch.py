@@ -55,7 +55,10 @@ sys.exit(main())
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s AGENT [-m MODEL] [options] [-- ARGUMENTS OF THE AGENT]"
     parser.add_argument("agent", metavar="AGENT", type=choice("AGENT", tuple(AGENTS)), help=", ".join(AGENTS))
-    options.add_model(parser)
+    options.add_model(
+        parser,
+        about="demo-agent (the default: one call of a tool, without a download), a folder, or a Hugging Face id like owner/name",
+    )
     options.add_drafting(parser)
     declare(
         parser, ("--port", int, "N", "where a server that runs already is looked for (default 8080)", 8080)

@@ -194,12 +194,12 @@ def _refuse_moved(words: str) -> None:
 MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Face id like owner/name"
 
 
-def add_model(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: str = MODEL) -> None:
     more = "; NAME=M serves it under another name, NAME=M+DIR with an adapter; given again: another one, loaded when asked for"
     group = parser.add_argument_group("model")
     declare(
         group,
-        ("--model", list, "M", MODEL + more) if several else ("--model", str, "M", MODEL, DEMO),
+        ("--model", list, "M", about + more) if several else ("--model", str, "M", about, DEMO),
         ("--revision", str, "R", "branch, tag or commit of a Hugging Face id (default: the newest)"),
         ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
         ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
