@@ -165,9 +165,10 @@ def test_many_answers_of_one_client_do_not_hold_up_another(drafters: tuple[str, 
     assert engine.num_running == ROWS
     few = [engine.submit(given[i], sampled[i], spec=wish, client="few") for i in (-2, -1)]
     for _ in range(6):
-        engine.step()
+        if not few[0].num_generated:
+            engine.step()
     assert few[0].num_generated
-    assert not few[1].num_generated  # one of three rows is its share
+    assert not few[1].num_generated  # it has one place at once, and a second one by turns
     assert engine.num_running == ROWS
     assert engine._rows.parked
     answered(engine, *many, *few)
