@@ -74,12 +74,21 @@ ARCHITECTURES = {
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _GEMMA4),
 }
 
+# what models of known types are made of that is not built here
+_LACKING = dict.fromkeys(
+    ("qwen4_exp", "qwen4_exp_text"), "hyper-connections, an n-gram table and sparse attention with an indexer"
+)
+
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
     """What runs a config.json. Raises ModelError on a model_type we do not run."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelError("config.json names no model_type.")
+    if kind in _LACKING:
+        raise ModelError(
+            f"Models of type {kind} are not supported: they have {_LACKING[kind]}, which neither mlxspec nor the installed mlx-lm has."
+        )
     if kind not in ARCHITECTURES:
         raise ModelError(
             f"Models of type {kind[:80]!a} are not supported; supported are: {', '.join(sorted(ARCHITECTURES))}, and "

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "by mlx-lm's code": (THEIRS, "by mlx-lm"),
     "a head alone": ({"model_type": "qwen3_5_mtp"}, "head"),
     "of no known type": (SIZES | {"model_type": "frobnicate"}, "not supported"),
+    "Flash-Next": (SIZES | {"model_type": "qwen4_exp"}, "hyper-connections, an n-gram table and sparse attention"),
     "without a type": (SIZES, "no model_type"),
     "FP8, which is unpacked": (OURS | {"quantization_config": FP8}, "model"),
     "AWQ": (OURS | {"quantization_config": {"quant_method": "awq", "bits": 4}}, "model"),
