@@ -30,7 +30,7 @@ _FLAGS = (
 )  # fmt: skip
 _KEYS = {
     "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, ""),
-    "End": (35, ""), "Backspace": (8, ""), "k": (75, ""),
+    "End": (35, ""), "Backspace": (8, ""), "k": (75, ""), "o": (79, ""), "F2": (113, ""), "/": (191, ""), ",": (188, ""),
 }  # fmt: skip
 _NO_STORAGE = {"profile": {"default_content_setting_values": {"cookies": 2}}}
 _CONTROL, _SHIFT = 2, 8

@@ -60,6 +60,46 @@ def turns_of(num: int) -> list[dict[str, Any]]:
 # ---- the list
 
 
+def test_rename(wide: chromium.Browser) -> None:
+    browser = wide
+    two(browser)
+    row = "#conversations li:nth-child(2)"
+    browser.hover(row)
+    browser.click(f"{row} .rename")
+    field = "document.querySelector('#conversations input')"
+    assert browser.js(f"{field}.value") == QUESTION
+    browser.type("Paths")
+    browser.press("Enter")
+    lists(browser, OTHER, "Paths")
+    browser.reload()
+    lists(browser, OTHER, "Paths")
+    browser.click(f"{row} .open")
+    browser.until(f"{CURRENT} === 'Paths'")
+    ask(browser, "and os.path.split?")  # it keeps its name
+    lists(browser, "Paths", OTHER)
+    browser.js("document.querySelector('#conversations [aria-current]').focus()")
+    for key, text, name in (("Escape", "Nothing", "Paths"), ("Enter", " ", QUESTION)):  # left, and given back
+        browser.press("F2")
+        browser.until(field)
+        browser.js(f"{field}.select()")
+        browser.type(text)
+        browser.press(key)
+        lists(browser, name, OTHER)
+
+
+def test_keys(wide: chromium.Browser) -> None:
+    browser = wide
+    ask(browser, QUESTION)
+    browser.press("o", shift=True, control=True)
+    browser.until("document.querySelectorAll('.turn').length === 0")
+    assert browser.js("document.activeElement.id") == "question"
+    for key, dialog in (("/", "shortcuts"), (",", "settings")):
+        browser.press(key, control=True)
+        browser.until(f"document.querySelector('#{dialog}').open")
+        browser.press("Escape")
+        browser.until(f"!document.querySelector('#{dialog}').open")
+
+
 def test_list(wide: chromium.Browser) -> None:
     browser = wide
     browser.until("document.querySelector('#list-state').textContent === 'Nothing is kept yet.'")
@@ -80,7 +120,7 @@ def test_list(wide: chromium.Browser) -> None:
     before = kept(browser)
     for number in (2, 1):  # another one, and the one that is open
         browser.hover(f"#conversations li:nth-child({number})")
-        browser.click(f"#conversations li:nth-child({number}) .small")
+        browser.click(f"#conversations li:nth-child({number}) [aria-label^='Delete']")
         browser.until(f"{NOTICE}.startsWith('Deleted: ')")
         assert len(all_kept(browser)) == 1
         browser.click("#undo")
@@ -117,7 +157,7 @@ def test_a_conversation_that_is_answered_can_be_deleted(wide: chromium.Browser) 
     ask(wide, SLOW, wait=False)
     wide.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 4")
     wide.hover("#conversations li:nth-child(1)")
-    wide.click("#conversations li:nth-child(1) .small")
+    wide.click("#conversations li:nth-child(1) [aria-label^='Delete']")
     lists(wide, QUESTION)
     wide.until(IDLE)
     time.sleep(0.5)
@@ -177,12 +217,19 @@ def test_list_by_keys_on_a_narrow_page(browser: chromium.Browser) -> None:
     browser.until("document.querySelector('#list').matches(':popover-open')")
     lists(browser, OTHER, QUESTION)
     reached = []
-    for _ in range(4):
+    for _ in range(5):
         browser.press("Tab")
         reached.append(browser.js(FOCUS))
-    assert reached == ["New conversation", "Search conversations", OTHER, f"Delete: {OTHER}"]
+    assert reached == [
+        "New conversation",
+        "Search conversations",
+        OTHER,
+        f"Rename: {OTHER}",
+        f"Delete: {OTHER}",
+    ]
     browser.press("ArrowDown")
     assert browser.js(FOCUS) == QUESTION
+    browser.press("Tab")
     browser.press("Tab")
     assert browser.js(FOCUS) == f"Delete: {QUESTION}"
     browser.press("Enter")
@@ -255,7 +302,7 @@ def test_two_tabs(wide: chromium.Browser, served: Served) -> None:
         browser.use(other)
         browser.until("document.querySelectorAll('#conversations li').length === 2")
         browser.hover(f"#kept-{id}")
-        browser.click(f"#kept-{id} .small")
+        browser.click(f"#kept-{id} [aria-label^='Delete']")
         browser.until(f"{NOTICE}.startsWith('Deleted')")
         browser.use(one)
         browser.until(f"{NOTICE}.startsWith('This conversation was deleted in another tab.')")
@@ -469,7 +516,7 @@ def test_images_of_a_conversation(program: str, tmp_path: Path) -> None:
         browser.reload()
         browser.until("document.querySelector('.turn.user img')?.naturalWidth === 2048")
         browser.hover("#conversations li")
-        browser.click("#conversations .small")
+        browser.click("#conversations [aria-label^='Delete']")
         browser.until(f"{NOTICE}.startsWith('Deleted')")
         assert all_kept(browser) == []
         browser.click("#undo")

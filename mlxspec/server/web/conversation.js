@@ -13,13 +13,14 @@ const TITLE_CHARACTERS = 80;
 export class Conversation {
   changed = new Set(); // turns that are not kept as they are now
 
-  /** version: how often it was kept, 0 for never. time: of its last change, in milliseconds. */
-  constructor({ id = newId(), version = 0, time = Date.now(), turns = [] } = {}) {
-    Object.assign(this, { id, version, time, turns });
+  /** version: how often it was kept, 0 for never. time: of its last change, in milliseconds. name: that the user gave it. */
+  constructor({ id = newId(), version = 0, time = Date.now(), name = "", turns = [] } = {}) {
+    Object.assign(this, { id, version, time, name, turns });
   }
 
-  /** The beginning of the first question. */
+  /** The name that it was given, or the beginning of the first question. */
   get title() {
+    if (this.name) return this.name;
     const text = this.turns[0]?.text.trim().replace(/\s+/g, " ") || "Image";
     return text.length > TITLE_CHARACTERS ? `${text.slice(0, TITLE_CHARACTERS - 1)}…` : text;
   }

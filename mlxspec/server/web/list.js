@@ -1,9 +1,10 @@
-// The list of conversations: rows that are chosen and deleted, and the field that searches them.
+// The list of conversations: rows that are chosen, renamed and deleted, and the field that searches them.
 
 import { byId, element } from "./render.js";
 import { count } from "./words.js";
 
 const SEARCH_MS = 150;
+const LONGEST_NAME = 80;
 
 export class List {
   #rows = byId("conversations");
@@ -14,7 +15,7 @@ export class List {
   #current = "";
   #shown = 0; // numbers the drawings: of two searches the later one is shown
 
-  /** actions: {open(id), remove(head)} */
+  /** actions: {open(id), rename(head, name), remove(head)} */
   constructor(store, actions) {
     this.#store = store;
     this.#actions = actions;
@@ -40,7 +41,7 @@ export class List {
       this.#state.textContent = "The list cannot be read. Load the page again.";
       return;
     }
-    if (number !== this.#shown) return;
+    if (number !== this.#shown || this.#rows.querySelector("input")) return; // a name that is typed is not lost
     const focused = document.activeElement?.closest("#conversations li");
     const place = focused ? [...this.#rows.children].indexOf(focused) : -1;
     this.#rows.replaceChildren(...found.map((head) => this.#row(head)));
@@ -62,7 +63,33 @@ export class List {
     );
     const label = `Delete: ${head.title}`;
     const remove = element("button", { type: "button", class: "small", "aria-label": label, onclick: () => this.#actions.remove(head) }, "Delete");
-    return element("li", { id: `kept-${head.id}` }, open, remove);
+    const rename = element("button", { type: "button", class: "small rename", "aria-label": `Rename: ${head.title}`, title: "Rename (F2)", onclick: () => this.#rename(head, open) }, "✎");
+    return element("li", { id: `kept-${head.id}` }, open, element("span", { class: "acts" }, rename, remove));
+  }
+
+  /** A field takes the place of the title until Enter, which gives the name, or until it is left. */
+  #rename(head, open) {
+    const field = element("input", { type: "text", maxlength: LONGEST_NAME, "aria-label": `New name of: ${head.title}` });
+    field.value = head.title;
+    let isLeft = false; // a field that is taken away loses the focus, too
+    const leave = () => {
+      if (isLeft) return;
+      isLeft = true;
+      field.replaceWith(open);
+      open.focus();
+      this.show();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.isComposing || !["Enter", "Escape"].includes(event.key)) return;
+      event.preventDefault();
+      event.stopPropagation();
+      const name = field.value.trim();
+      leave();
+      if (event.key === "Enter" && name !== head.title) this.#actions.rename(head, name);
+    });
+    field.addEventListener("blur", leave);
+    open.replaceWith(field);
+    field.select();
   }
 
   /** The Tab key reaches one row; the arrow keys go to the others. */
@@ -72,6 +99,12 @@ export class List {
 
   #move(event) {
     const row = event.target.closest("li");
+    if (event.target instanceof HTMLInputElement) return;
+    if (event.key === "F2") {
+      event.preventDefault();
+      row.querySelector(".rename").click();
+      return;
+    }
     const next = { ArrowDown: row.nextSibling, ArrowUp: row.previousSibling, Home: this.#rows.firstChild, End: this.#rows.lastChild }[event.key];
     if (!next) return;
     event.preventDefault();

@@ -211,6 +211,15 @@ async function remove(head) {
   notify(`Deleted: ${head.title}`, removed && undo);
 }
 
+/** An empty name gives back the beginning of the first question. */
+async function rename({ id }, name) {
+  await keeping;
+  const renamed = id === conversation.id ? conversation : (aliveOf(id) ?? (await store.load(id)));
+  if (!renamed) return;
+  renamed.name = name;
+  await keep(false, renamed);
+}
+
 /** Another tab has changed or deleted a conversation. */
 async function look(id) {
   list.show();
@@ -528,14 +537,28 @@ function grow() {
   question.style.height = `${question.scrollHeight + 2}px`;
 }
 
+const SHORTCUTS = {
+  k: () => {
+    if (!store) return;
+    if (!byId("list").checkVisibility()) byId("list").showPopover();
+    byId("search").focus();
+  },
+  "Shift+o": () => {
+    show(new Conversation());
+    question.focus();
+  },
+  ",": () => byId("open-settings").click(),
+  "/": () => byId("open-keys").click(),
+};
+
 byId("stop").addEventListener("click", stop);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && conversation.run && !document.querySelector("dialog[open], :popover-open")) stop();
-  if (event.key === "k" && (event.ctrlKey || event.metaKey) && store && !document.querySelector("dialog[open]")) {
-    event.preventDefault();
-    if (!byId("list").checkVisibility()) byId("list").showPopover();
-    byId("search").focus();
-  }
+  const isFree = (event.ctrlKey || event.metaKey) && !document.querySelector("dialog[open]");
+  const act = isFree && SHORTCUTS[event.shiftKey ? `Shift+${event.key.toLowerCase()}` : event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
 });
 
 for (const button of document.querySelectorAll(".new")) button.addEventListener("click", () => show(new Conversation()));
@@ -565,6 +588,7 @@ onSettings(settings, (kept) => {
   notify(kept ? "" : "The browser does not keep these settings: its storage is full or switched off.");
 });
 byId("open-connect").addEventListener("click", () => openConnect(api));
+byId("open-keys").addEventListener("click", () => byId("shortcuts").showModal());
 
 // ---- leaving, start
 
@@ -587,7 +611,7 @@ async function takeUp() {
     return;
   }
   const told = (act) => (given) => act(given).catch(() => notify(NO_ANSWER));
-  list = new List(store, { open: told(open), remove: told(remove) });
+  list = new List(store, { open: told(open), rename: (head, name) => rename(head, name).catch(() => notify(NO_ANSWER)), remove: told(remove) });
   store.onchange = told(look);
   const found = await store.load(session?.getItem(OPEN) ?? "");
   if (found && conversation.turns.length === 0) show(found);

@@ -1,6 +1,6 @@
 // Conversations kept in the browser. IndexedDB holds images too, and puts the writes of several tabs in order. Knows no DOM.
 //
-// "conversations" has what the list shows: {id, title, time, size, version}. "turns" and "images" have keys [id, number of the turn]: an
+// "conversations" has what the list shows: {id, title, name, time, size, version}. "turns" and "images" have keys [id, number of the turn]: an
 // answer that grows is written without the rest, and a search reads no images.
 
 import { Conversation, areTurns } from "./conversation.js";
@@ -65,9 +65,9 @@ class Store {
     try {
       const stores = this.#open("readwrite");
       const all = await resultOf(stores[0].getAll());
-      const { id, title, time, turns, version } = conversation;
+      const { id, title, name, time, turns, version } = conversation;
       for (const turn of written) this.#measure(turn);
-      const head = { id, title, time, size: turns.reduce((sum, turn) => sum + this.#sizes.get(turn), 0), version: version + 1 };
+      const head = { id, title, name, time, size: turns.reduce((sum, turn) => sum + this.#sizes.get(turn), 0), version: version + 1 };
       const others = all.filter((other) => other.id !== id);
       if ((all.find((other) => other.id === id)?.version ?? 0) !== version) outcome = "elsewhere";
       else if (!fits([head, ...others])) outcome = "full";
