@@ -23,6 +23,8 @@ from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.models.adapted.check import check_model
+from mlxspec.models.adapted.classes import classes_of
+from mlxspec.models.adapted.loading import load_module
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.fill import evaluate
 from mlxspec.models.folder import ModelFolder
@@ -339,3 +341,73 @@ def test_a_draft_model_proposes_over_the_most_frequent_tokens(folders: Path) -> 
     assert list(found.tokens) == theirs(load_model(folders / "smollm3")[0], prompt, GREEDY.max_tokens)
     assert found.stats.num_drafted
     engine.close()
+
+
+PHI3SMALL = {
+    "model_type": "phi3small",
+    "hidden_size": 32,
+    "dense_attention_every_n_layers": 2,
+    "ff_intermediate_size": 64,
+    "gegelu_limit": 1.0,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "layer_norm_epsilon": 1e-5,
+    "vocab_size": 384,
+    "mup_attn_multiplier": 1.0,
+    "mup_use_scaling": True,
+    "mup_embedding_multiplier": 1.0,
+    "mup_width_multiplier": 1.0,
+    "rope_embedding_base": 10000,
+    "rope_position_scale": 1.0,
+    "blocksparse_block_size": 64,
+    "blocksparse_num_local_blocks": 2,
+    "blocksparse_vert_stride": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("vocab", "said"), [(384, "names token 100351"), (100351, "has 100351"), (100352, "")]
+)
+def test_tokens_that_mlx_lms_code_names_are_of_the_vocabulary(tmp_path: Path, vocab: int, said: str) -> None:
+    """MLX checks no index: with a smaller vocabulary the process would end."""
+    config = PHI3SMALL | {"vocab_size": vocab}
+    model, arguments = classes_of(config)
+    module = model(arguments.from_dict(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(module.parameters())))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if said:
+        with pytest.raises(ModelError, match=said):
+            load_module(ModelFolder(tmp_path))
+    else:
+        load_module(ModelFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("rope", "older"),
+    [
+        ({"rope_theta": 500.0}, {"rope_theta": 500.0}),
+        ({"rope_type": "default", "rope_theta": 70.0}, {"rope_theta": 70.0}),
+        (
+            {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+            {"rope_theta": 300.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        ),
+    ],
+    ids=["theta", "default", "linear"],
+)
+def test_rotary_positions_in_the_words_of_transformers_5(
+    tmp_path: Path, rope: dict[str, Any], older: dict[str, Any]
+) -> None:
+    """mlx-lm's class of Llama knows no rope_parameters and would take its default."""
+    tokens, logits = mx.array([[1, 5, 9, 2, 7, 7, 3, 4] * 4]), []
+    for number, said in enumerate(({"rope_parameters": rope}, older, {})):
+        folder = write("llama", tmp_path / str(number))
+        config = json.loads((folder / "config.json").read_text())
+        for name in ("rope_theta", "rope_scaling"):
+            config.pop(name, None)
+        (folder / "config.json").write_text(json.dumps(config | said))
+        module, read, _ = load_module(ModelFolder(folder))
+        logits.append(module(tokens))
+        assert read["model_type"] == "llama"
+    assert mx.array_equal(logits[0], logits[1])
+    assert not mx.allclose(logits[0], logits[2], atol=1e-3)

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,19 @@ def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any], tuple[str, ..
     Raises ModelError."""
     config = folder.config()
     _judge(config)
+    with _in_one_sentence():
+        words = _older_words(config)
     names = [name for path in folder.files() for name in check_header(path)]
     formats = judge(config, "mlx-lm", kind="model").unpacked(
         read_json(folder.path / MODELOPT_FILE), names=names
     )
     with _in_one_sentence():
         if not formats or reads_parts(config, names):
-            return *load_model(folder.path, lazy=True, get_model_classes=classes_of), ()
-        return _filled(folder, config)
+            found = *load_model(folder.path, lazy=True, model_config=words, get_model_classes=classes_of), ()
+        else:
+            found = _filled(folder, config | words)
+    _check_token_ids(found[0], number(config, *_ROWS))
+    return found
 
 
 def _filled(folder: ModelFolder, config: dict[str, Any]) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
@@ -129,8 +135,10 @@ def blank(config: Mapping[str, Any]) -> AdaptedModel:
     """A model of this config.json, without weights: for sizes. Raises ModelError."""
     _judge(config)
     with _in_one_sentence():
+        config = {**config, **_older_words(config)}
         model, arguments = classes_of(dict(config))
         module = model(arguments.from_dict(dict(config)))
+        _check_token_ids(module, number(config, *_ROWS))
         cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
         fuse(module)
         return AdaptedModel(module, _described(config))
@@ -152,6 +160,44 @@ def _judge(config: Mapping[str, Any]) -> None:
     for names, most in ((_LAYERS, _MOST_LAYERS), (_ROWS, _MOST_ROWS)):
         if number(config, *names, default=1) > most:
             raise ModelError(f"config.json names a {names[0]} above {most}, which no model has.")
+
+
+def _older_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Members to add to a config.json whose rotary positions are said in `rope_parameters`, as transformers 5 writes it: classes of mlx-lm
+    that do not know that word would take their defaults."""
+    text = config.get("text_config")
+    _, arguments = classes_of(dict(config))
+    words = {} if "rope_parameters" in signature(arguments).parameters else _rope_of(config)
+    if isinstance(text, Mapping) and (inner := _rope_of(text)):
+        words["text_config"] = {**text, **inner}
+    return words
+
+
+def _rope_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    rope = part.get("rope_parameters")
+    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+        return {}
+    kind = rope.get("rope_type", "default")
+    said = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    if kind != "default":
+        said["rope_scaling"] = {"type": kind, **{k: v for k, v in rope.items() if k not in said}}
+    return {name: value for name, value in said.items() if part.get(name) is None}
+
+
+def _check_token_ids(module: Any, num_rows: int) -> None:
+    """Ids of tokens that mlx-lm's code itself holds for an architecture must be of the vocabulary: MLX checks no index, so one beyond the
+    rows would end the process. Raises ModelError."""
+    for name, value in module.items():
+        if (
+            "token" not in name
+            or not isinstance(value, mx.array)
+            or not mx.issubdtype(value.dtype, mx.integer)
+        ):
+            continue
+        if num_rows and value.size and (last := value.max().item()) >= num_rows:
+            raise ModelError(
+                f"{MADE_BY} cannot run this model: its code names token {last}, and the vocabulary of config.json has {num_rows} tokens."
+            )
 
 
 @contextmanager
