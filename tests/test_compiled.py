@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # Of the demo what has one row compile all there is; each shape that is new to the folder costs a run of g++.
 EQUALITY = "tests/engine/test_demo_equality.py::test"
 ONE_ROW = (
-    f"{EQUALITY}_one_row_drafted_is_the_row_plain[ngram-simple+mtp+draft-model]",
+    f"{EQUALITY}_one_row_drafted_is_the_row_plain",
     "tests/kernels/test_activations.py",
 )
 # Rows together, what else depends on fusing, and a little model of each family.
 MORE = (
     *ONE_ROW,
-    f"{EQUALITY}_ragged_rows_drafted_are_the_rows_plain[ngram-simple+mtp+draft-model-0]",
+    f"{EQUALITY}_ragged_rows_drafted_are_the_rows_plain[all]",
     f"{EQUALITY}_rows_together_are_the_rows_alone[0]",
     "tests/kernels/test_gdn_ops.py",
     "tests/models/test_runners.py",

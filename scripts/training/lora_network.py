@@ -38,7 +38,7 @@ class LoraNetwork(Network):
         sizes = SimpleNamespace(hidden_size=size, intermediate_size=4 * size, num_heads=1 + size // 64)
         super().__init__(target, lambda: None, {}, sizes, 1 + like.num_layers // 4)  # no depths, no blocks
         self.num_words = min(target.vocab_size, like.vocab_size)
-        self._module, _ = load_module(folder)
+        self._module, _, _ = load_module(folder)
         cast(self._module, like.dtype)
         self._module.freeze()
         mx.random.seed(0)

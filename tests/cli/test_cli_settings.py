@@ -155,7 +155,7 @@ def test_bash_completes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert completed("mlxspec ch", script) == ["chat"]
     assert completed("mlxspec generate --ma", script) == ["--max-context", "--max-tokens"]
     assert completed("mlxspec generate --dtype b", script) == ["bfloat16"]
-    assert completed("mlxspec chat --model d", script) == ["demo", "demo-gemma", "demo-vision"]
+    assert completed("mlxspec chat --model d", script) == ["demo", "demo-gemma", "demo-vision", "demo-agent"]
     assert completed("mlxspec generate sch", script) == ["schema.json"]
     assert completed("mlxspec completion ", script)[-3:] == ["bash", "zsh", "tcsh"]
     assert set(completed("mlxspec ", script)) >= set(options.COMMANDS)

@@ -67,11 +67,20 @@ def test_rows_together_are_the_rows_alone(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafters", "number"), [(("mtp",), 0), (("draft-model",), 1), (ALL, 0), (ALL, 1)], ids=str
+    ("drafters", "number"),
+    [(("mtp",), 0), (("draft-model",), 1), (ALL, 0), (ALL, 1)],
+    ids=["mtp", "draft-model", "all", "all of another batch"],
 )
 def test_ragged_rows_drafted_are_the_rows_plain(drafters: tuple[str, ...], number: int) -> None:
     prompts, params, _ = batch(number)
     check(number, engine().generate(prompts, params, spec=spec(*drafters)), f"demo, {drafters}, 5 rows")
+
+
+def test_one_row_drafted_is_the_row_plain() -> None:
+    prompts, params, _ = batch(0)
+    one = spec(*ALL, p_min=0.3, n_max=6)
+    results = [engine().generate(p, s, spec=one) for p, s in zip(prompts, params, strict=True)]
+    check(0, results, "demo, all drafters, 1 row")
 
 
 @pytest.mark.parametrize("name", ["mtp", "draft-model"])

@@ -183,7 +183,7 @@ def test_a_dear_grammar_cuts_its_drafts_before_it_ends() -> None:
             charged.append(1)
             super().charge(grammar, 0.004)
 
-    made._grammar._clock = clock = Dear(seconds=0.1)
+    made._call._clock = clock = Dear(seconds=0.1)
     clock.begin(1)
     length = made.validate(draft)
     assert 0 < length < len(draft)
