@@ -63,9 +63,8 @@ class Result:
 
 
 T = TypeVar("T")
-Asking = Generator[
-    tuple[Prompt, SamplingParams], Result | None, T
-]  # yields what is to be asked, is sent results
+# Yields what must be asked, is sent the results, and returns what is made of them
+Asking = Generator[tuple[Prompt, SamplingParams], Result | None, T]
 
 
 def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Receipt]:
@@ -93,11 +92,12 @@ def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Rece
 
 
 def _differing(prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> Asking[Difference]:
+    """Makes the difference of two answers to a prompt of token ids: asks what may follow the tokens that both have."""
     place = first_difference(answer, plain)
     if isinstance(prompt, PromptWithImages):
         there: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
     else:
-        there = [*(int(token) for token in prompt), *answer[:place]]
+        there = [*map(int, prompt), *answer[:place]]
     said = yield (
         there,
         SamplingParams(
