@@ -22,6 +22,13 @@ from mlxspec.server.usable import leave_out
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SAID = (
+    "messages",
+    "input",
+    "prompt",
+    "images",
+    "max_pixels",
+)  # members that can hold what the user has said
 _QUICK = 4 << 10  # characters of what is compiled within some tens of milliseconds
 _COMPILED = (  # fields that are, and those that begin with guided_
     "bad_words", "regex", "lark", "json_schema", "response_format", "tools", "grammar", "structured_outputs",
@@ -51,8 +58,10 @@ async def read(request: Request, limits: ServerLimits, take: Callable[[int], Non
 def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
     """The body that the bytes spell. Large bodies take long, and need not be checked in the event loop. Raises ApiError, BadField."""
     body = parse(raw, limits, is_list=form.is_list)
-    notices = leave_out(body, form.parts, form.result_parts)
-    has_images = take_images(body, notices)
+    said = {name: body.pop(name) for name in _SAID if name in body}
+    notices = leave_out(said, form.parts, form.result_parts)
+    has_images = take_images(said, notices)
+    body |= said
     ignored = review(form, body)
     fields = canonical(form, body)
     compiled = (v for name, v in fields.items() if name in _COMPILED or name.startswith("guided_"))
