@@ -328,7 +328,7 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
                 "decode_speed": round(c.decode_speed, 2),
                 "speedup": None if c.speedup is None else round(c.speedup, 4),
                 "difference": None if c.difference is None else asdict(c.difference),
-                "stats": stats_line.as_data(c.stats),
+                "stats": c.stats.data(),
             }
             for c in outcome.comparisons
         ],

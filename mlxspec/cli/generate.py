@@ -238,15 +238,14 @@ def _header(index: int, prompts: Sequence[str]) -> str:
 def _print_json(
     engine: Engine, requests: Sequence[Request], prompts: Sequence[str], proofs: Sequence[Receipt]
 ) -> None:
+    from mlxspec.engine.record import record
+
     for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-        record = {
-            "model": engine.name,
+        data = {
             "prompt": prompt,
             "text": request.answer.text,
-            "tokens": request.history[len(request.prompt) :],
-            "finish_reason": request.finish_reason,
-            "stats": stats_line.as_data(request.stats),
+            **record(request, engine.name, engine.config.kv_bits),
             "device": stats_line.device_data(),
             **({"receipt": asdict(proofs[i])} if proofs else {}),
         }
-        terminal.say(json.dumps(record) + "\n")
+        terminal.say(json.dumps(data) + "\n")

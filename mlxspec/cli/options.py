@@ -55,6 +55,7 @@ COMMANDS = {
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
+    "prove": "decode recorded answers again without drafts, and say whether the texts are the same",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,
     "flags": "list options, and what becomes of flags and fields of other programs here",

@@ -179,11 +179,6 @@ def difference(found: Difference, tokenizer: Tokenizer | None) -> str:
     )
 
 
-def as_data(stats: RequestStats) -> dict[str, Any]:
-    """One answer's statistics for JSON, under the names that they have in Python."""
-    return stats.data()
-
-
 def device_data() -> dict[str, Any]:
     """Backend, BLAS, kernels and memory for JSON."""
     import mlx.core as mx

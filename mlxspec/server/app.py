@@ -20,6 +20,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server import completions_api, embeddings, llama_api, page, request_parsing, work
 from mlxspec.server.answer_writer import AnswerWriter, encode
+from mlxspec.server.answers_file import AnswersFile
 from mlxspec.server.chat_api import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.errors import INVALID, ApiError
@@ -65,6 +66,7 @@ class Server:
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self.models, self.config = models, config
         self.metrics = Metrics()
+        self._answers = None if config.record is None else AnswersFile(config.record)
         # of adapters, by owner and the model's name, where a client has set them
         self._scales: dict[tuple[str, str], dict[str, float]] = {}
         # templates are other people's programs, prompts and grammars may be large: not in the event loop
@@ -153,7 +155,8 @@ class Server:
         async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
             job = await self._prepare(asked, partial(self._job, asked, make, loaded))
             writer = write(loaded.name, asked.body, job)
-            run = JobRun(job, loaded.worker, asked.client)
+            keep = None if self._answers is None else partial(self._answers.append, loaded.engine)
+            run = JobRun(job, loaded.worker, asked.client, keep)
             await run.start()  # what the engine refuses is an answer of its own, before any stream opens
             try:
                 if asked.body.get("stream"):

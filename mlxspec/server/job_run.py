@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -86,9 +86,11 @@ Update = Progress | Delta | End
 class JobRun:
     """Runs a job. `start` returns when the engine has taken all of it, or raises why not; then iterate."""
 
-    def __init__(self, job: Job, worker: Worker, client: str = "") -> None:
-        """client: whose job it is, for the engine's turns."""
-        self._job, self._worker, self._client = job, worker, client
+    def __init__(
+        self, job: Job, worker: Worker, client: str = "", keep: Callable[[Request], None] | None = None
+    ) -> None:
+        """client: whose job it is, for the engine's turns. keep: is given each complete answer, in a thread of its own."""
+        self._job, self._worker, self._client, self._keep = job, worker, client, keep
         self._streams: list[Stream] = []
         self.started = time.monotonic()
         self.first_token: float | None = None
@@ -208,6 +210,8 @@ class JobRun:
                 _note_calls(rest, calls)
                 if rest:
                     yield Delta(choice=choice, pieces=rest, stats=stats, drafted=[0] * len(rest))
+                if self._keep is not None:
+                    await asyncio.to_thread(self._keep, request)
                 if request.spec.predicted:
                     await asyncio.to_thread(request.count_foretold)
                 cause = _cause(request)

@@ -34,6 +34,7 @@ class ServerConfig:
         float, None, "unload the model after this time without a request", 0.1, 1e9, "SECONDS", unset="never"
     )
     strict_models: bool = option(bool, False, "answer 404 to a request for a model that is not served, not by the one that is")
+    record: str | None = option(str, None, "append each answer with its prompt to this file, for `mlxspec prove`", metavar="FILE")
     # fmt: on
     limits: ServerLimits = field(default_factory=ServerLimits)
     keepalive_seconds: float = 10.0

@@ -31,6 +31,7 @@ RIGHT: dict[str, list[str]] = {
     "run": ["-p", "x", "--model", NOWHERE],
     "serve": ["--model", NOWHERE],
     "launch": ["claude", "--model", NOWHERE],
+    "prove": ["/there-is-no-file"],
     "completion": ["bash"],
 }
 # Values that a text option may have although they look wrong; and flags whose text means something only to a model or a hub.

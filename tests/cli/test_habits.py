@@ -13,7 +13,7 @@ from mlxspec.loading import hub
 from mlxspec.loading.repositories import check_repo
 from mlxspec.loading.short_names import repository, short_names
 
-LISTED = "generate chat demo run serve launch bench tune doctor pull models convert inspect".split()
+LISTED = "generate chat demo run serve launch bench tune prove doctor pull models convert inspect".split()
 
 
 @pytest.mark.parametrize(

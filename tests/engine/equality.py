@@ -23,6 +23,7 @@ from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.probe import probe
+from mlxspec.engine.receipt import first_difference
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.models.dflash import DFlash
@@ -131,8 +132,7 @@ def same(
     if got.tokens == wanted.tokens:
         assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason), what
         return
-    pairs = zip([*wanted.tokens, -1], [*got.tokens, -1], strict=False)
-    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    place = first_difference(got.tokens, wanted.tokens)
     model = model or tiny_models.target()
     token = next(iter(got.tokens[place : place + 1]), None)
     gap, limit = top_gap(model, prompt, list(wanted.tokens[:place]), params, kv_bits=kv_bits, reached=token)

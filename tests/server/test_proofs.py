@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +84,34 @@ def test_a_call_and_an_object_are_proved_too(demo: Served) -> None:
     )
     assert status == 200
     assert [r["equal"] for r in _receipts(said)] == [True]
+
+
+@pytest.mark.parametrize("plant", ["", PLANT], ids=["right", "one too many"])
+def test_recorded_answers_are_proved_by_the_command(tmp_path: Path, plant: str) -> None:
+    """Of streams, of several answers to one request and of every API; a later server goes on in the same file."""
+    path = tmp_path / "answers.jsonl"
+    for seed in (3, 4):
+        body = {**DRAFTED, "max_tokens": 60, "seed": seed}
+        with Served("--record", str(path), plant=plant) as served:
+            served.stream("/v1/chat/completions", {**ROUTES["/v1/chat/completions"], **body, "n": 2})
+            served.post("/v1/completions", {**ROUTES["/v1/completions"], **body})
+            assert served.post("/v1/messages", {**ROUTES["/v1/messages"], "temperature": "hot"})[0] == 400
+    assert path.stat().st_mode & 0o077 == 0
+    ran = subprocess.run(
+        [sys.executable, "-m", "mlxspec", "prove", str(path), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    equal = [json.loads(line)["equal"] for line in ran.stdout.splitlines()]
+    assert len(equal) == 6, ran.stderr
+    assert (all(equal), ran.returncode) == (not plant, int(bool(plant)))
+
+
+def test_a_record_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+    with Served("--record", str(tmp_path / "none" / "file"), wait=False) as served:
+        served.wait_for("Answers cannot be recorded in .*: No such file or directory")
+        assert served.process.wait(30) == 2
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1, {}])

@@ -1,0 +1,91 @@
+"""`mlxspec prove`: decodes recorded answers again without drafts, and says of each whether the text is the same.
+
+Knows options, lines of a file and what is printed; receipts are made by the engine. All lines are read before the model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxspec.cli import options, stats_line, terminal
+from mlxspec.cli.parser import declare
+from mlxspec.config import SpecConfig
+from mlxspec.errors import ConfigError, MlxspecError
+from mlxspec.option import shown
+
+if TYPE_CHECKING:
+    from mlxspec.engine.record import Record
+
+_WRITERS = "`mlxspec generate --json` and `mlxspec serve --record` write records of answers."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="FILE", help="records of answers, one a line; - is the standard input"
+    )
+    options.add_model(
+        parser, about=f"the model of the answers (default: the one that is named in FILE): {options.MODEL}"
+    )
+    parser.set_defaults(model=None, draft="off", draft_model=None, trace=False)
+    declare(parser, ("--json", bool, "", "one JSON object an answer, on a line of its own"), options.DEBUG)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove the answers. Returns 0, or 1 where a text differs or an answer cannot be proved."""
+    is_named = args.model is not None
+    args.model = args.model if is_named else options.DEMO
+    options.engine_config(args)  # what is wrong with it is said before the file is read
+    records = dict(_records(args.file))
+    if not records:
+        raise ConfigError(f"{args.file} is empty. {_WRITERS}")
+    first, one = next(iter(records.items()))
+    for number, other in records.items():
+        if (other.model, other.kv_bits) != (one.model, one.kv_bits):
+            raise ConfigError(
+                f"Line {number} is an answer of {other.model} with kv_bits {other.kv_bits}, and line {first} one of {one.model} "
+                f"with {one.kv_bits}; put them into two files."
+            )
+    args.model = args.model if is_named else one.model
+    args.kv_bits = args.kv_bits or one.kv_bits
+    engine = options.load_engine(args, SpecConfig())
+    if engine.name != one.model:
+        terminal.note(f"The answers are {one.model}'s, and {engine.name} decodes them again.")
+    num_equal = 0
+    for number, record in records.items():
+        try:
+            receipt = engine.prove(record.prompt, record.result, record.params)
+        except MlxspecError as error:
+            terminal.note(f"line {number} is not proved: {error}")
+            continue
+        num_equal += receipt.is_equal
+        if args.json:
+            said = json.dumps({"line": number, "equal": receipt.is_equal, **asdict(receipt)})
+        else:
+            said = f"line {number}: {stats_line.proof(receipt, engine.tokenizer)}"
+        terminal.say(said + "\n")
+    terminal.note(f"{num_equal} of {len(records)} answers are the same.")
+    return int(num_equal < len(records))
+
+
+def _records(name: str) -> Iterator[tuple[int, Record]]:
+    """The records of a file with the numbers of their lines. Raises ConfigError."""
+    from mlxspec.engine.record import Record
+
+    try:
+        text = terminal.read_stdin() if name == "-" else Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"{shown(name)} cannot be read: {why}.") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield number, Record.read(line)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"Line {number} of {name} is no record of an answer: {error} {_WRITERS}"
+                ) from error

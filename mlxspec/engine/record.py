@@ -1,0 +1,103 @@
+"""A record of an answer is one JSON line that holds what it takes to decode the answer again.
+
+`mlxspec generate --json` and `mlxspec serve --record` write records, `mlxspec prove` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args
+
+from mlxspec.config import SamplingParams
+from mlxspec.engine.api import Result
+from mlxspec.engine.request import Request
+from mlxspec.engine.stats import DrafterStats, RequestStats
+from mlxspec.errors import ConfigError
+from mlxspec.events import FinishReason
+from mlxspec.option import shown
+
+_NO_PROMPT = "the record holds no prompt, as it had images or callables chose its tokens."
+
+
+def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
+    """The record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: see EngineConfig. Its prompt_tokens are
+    None where token ids are not all that the answer depends on: images, callables of Python."""
+    params = replace(request.params, seed=request.stats.seed)
+    usual = SamplingParams()
+    is_whole = request.seen is None and not params.has_hooks
+    return {
+        "model": model,
+        "kv_bits": kv_bits,
+        "prompt_tokens": request.prompt if is_whole else None,
+        "params": {
+            f.name: getattr(params, f.name)
+            for f in fields(params)
+            if is_whole and getattr(params, f.name) != getattr(usual, f.name)
+        },
+        "tokens": request.history[len(request.prompt) :],
+        "finish_reason": request.finish_reason,
+        "error": request.error,
+        "stats": request.stats.data(),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, its text is not."""
+
+    model: str
+    kv_bits: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    result: Result
+
+    @classmethod
+    def read(cls, line: str) -> Record:
+        """Raises ConfigError for what is no record."""
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{shown(line)} is no JSON object.") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"{shown(line)} is no JSON object.")
+        missing = [
+            n for n in ("model", "prompt_tokens", "params", "tokens", "finish_reason") if n not in data
+        ]
+        if missing:
+            raise ConfigError(f"it has no {missing[0]}.")
+        if data["prompt_tokens"] is None:
+            raise ConfigError(_NO_PROMPT)
+        if data["finish_reason"] not in get_args(FinishReason):
+            raise ConfigError(f"no answer ends with {shown(data['finish_reason'])}.")
+        given = data["params"]
+        try:
+            given = {**given, "logit_bias": {int(t): b for t, b in given.get("logit_bias", {}).items()}}
+            stats = data.get("stats", {})
+            counted = RequestStats(
+                seed=int(given.get("seed") or 0),
+                decode_seconds=float(stats.get("decode_seconds", 0.0)),
+                drafters={"": DrafterStats(num_accepted=int(stats.get("num_accepted", 0)))},
+            )
+            kv_bits = int(data.get("kv_bits", 16))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError("its params or stats are of another kind.") from error
+        return cls(
+            model=str(data["model"]),
+            kv_bits=kv_bits,
+            prompt=_ids("prompt_tokens", data["prompt_tokens"]),
+            params=SamplingParams(**given),
+            result=Result(
+                text="",
+                tokens=_ids("tokens", data["tokens"]),
+                finish_reason=data["finish_reason"],
+                stats=counted,
+                error=data.get("error"),
+            ),
+        )
+
+
+def _ids(name: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(type(i) is int and i >= 0 for i in given):
+        raise ConfigError(f"{name} must be a list of token ids, not {shown(given)}.")
+    return tuple(given)

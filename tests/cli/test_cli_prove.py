@@ -1,0 +1,100 @@
+"""`mlxspec prove`: recorded answers are decoded again without drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import Run, refused
+
+PROMPTS = ("abcabcabcabcab", "xyxyxyxyxy")
+SAMPLED = ("--temp", 0.8, "--top-k", 5, "--json-schema", '{"type": "integer"}', "--bad-word", "7")
+
+
+@pytest.fixture
+def lines(run: Run, model: Path) -> list[dict[str, Any]]:
+    """Records of two greedy answers and two sampled ones."""
+    asked = [arg for prompt in PROMPTS for arg in ("-p", prompt)]
+    given = ("generate", *asked, "--model", model, "--max-tokens", 30, "--json")
+    out = run(*given).out + run(*given, *SAMPLED).out
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def written(folder: Path, lines: list[dict[str, Any]]) -> Path:
+    path = folder / "answers.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    return path
+
+
+def test_recorded_answers_are_proved(run: Run, tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    ran = run("prove", written(tmp_path, lines))  # the records name the model
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 4
+    assert ran.out.startswith("line 1: proved: plain decoding gives the same 30 tokens, in ")
+    assert "4 of 4 answers are the same." in ran.err
+
+
+def test_a_wrong_answer_is_found_at_its_first_place(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    lines[1]["tokens"][4] ^= 1
+    ran = run("prove", written(tmp_path, lines), "--json")
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert ran.code == 1
+    assert [each["equal"] for each in found] == [True, False, True, True]
+    assert (found[1]["line"], found[1]["difference"]["place"]) == (2, 4)
+    assert "3 of 4 answers are the same." in ran.err
+
+
+def test_what_cannot_be_proved_is_no_success(run: Run, tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    lines[0] |= {"finish_reason": "error", "error": "it broke"}
+    ran = run("prove", written(tmp_path, lines))
+    assert ran.code == 1
+    assert "line 1 is not proved: An answer that failed cannot be proved: it broke" in ran.err
+    assert len(ran.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prompt_tokens": None}, "Line 1 of .* holds no prompt"),
+        ({"prompt_tokens": ["a"]}, "prompt_tokens must be a list of token ids"),
+        ({"tokens": [-1]}, "tokens must be a list of token ids"),
+        ({"finish_reason": "tired"}, "no answer ends with 'tired'"),
+        ({"params": {"temprature": 1}}, "did you mean temperature"),
+        ({"params": {"top_k": "x"}}, "top_k must be"),
+        ({"params": [1]}, "its params or stats are of another kind"),
+        ({"stats": 3}, "its params or stats are of another kind"),
+        ({"kv_bits": 4}, "put them into two files"),
+        ({"model": "another"}, "put them into two files"),
+    ],
+)
+def test_a_bad_record_is_one_sentence(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]], change: dict[str, Any], said: str
+) -> None:
+    lines[0] |= change
+    assert re.search(said, refused(run("prove", written(tmp_path, lines))))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty. `mlxspec generate --json`"),
+        ("12:00:01 127.0.0.1 POST /v1/completions 200 31 ms\n", "Line 1 of"),
+        ("[1]\n", "is no JSON object"),
+        ("[" * 100_000, "is no JSON object"),
+        ('{"model": "demo"}\n', "it has no prompt_tokens"),
+        ("\udcff", "it is no UTF-8 text"),
+    ],
+)
+def test_a_file_that_holds_no_records(run: Run, tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    refused(run("prove", path), said)
+
+
+def test_a_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    refused(run("prove", tmp_path / "none"), "cannot be read: No such file or directory.")
