@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mlxspec.bench.bench import AnswerRound, WorkloadOutcome
-from mlxspec.bench.tune import Score
+from mlxspec.bench.answer_rounds import AnswerRound
+from mlxspec.bench.turns import Score, added
 from mlxspec.errors import ConfigError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -37,21 +36,20 @@ def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Sc
     with _figure(path, title) as (costs, depths, positions):
         _draw_costs(costs, curve)
         _draw_depths(depths, scores)
-        _draw_positions(positions, {name: score.by_position for name, score in alone.items()})
+        _draw_positions(
+            positions, {n: work.by_position for s in alone.values() for n, work in s.works.items()}
+        )
 
 
-def draw_bench(
-    path: Path, title: str, outcomes: Sequence[WorkloadOutcome], rounds: Sequence[AnswerRound]
-) -> None:
+def draw_bench(path: Path, title: str, scores: Sequence[Score], rounds: Sequence[AnswerRound]) -> None:
     """The measurements of `bench`: speeds by kind of prompt, acceptance by position, and the rounds of one answer. Raises ConfigError
     where the file cannot be written."""
     positions: dict[str, list[tuple[int, int]]] = {}
-    for outcome in outcomes:
-        for name, found in outcome.by_position.items():
-            columns = zip_longest(positions.get(name, []), found, fillvalue=(0, 0))
-            positions[name] = [(v + w, a + b) for (v, a), (w, b) in columns]
+    for score in scores:
+        for name, work in score.works.items():
+            positions[name] = added(positions.get(name, ()), work.by_position)
     with _figure(path, title) as (kinds, shares, timeline):
-        _draw_kinds(kinds, outcomes)
+        _draw_kinds(kinds, scores)
         _draw_positions(shares, positions)
         _draw_rounds(timeline, rounds)
 
@@ -76,11 +74,11 @@ def _figure(path: Path, title: str) -> Iterator[Sequence[Any]]:
         raise ConfigError(f"--plot: {path} cannot be written: {error.strerror}.") from error
 
 
-def _draw_kinds(axes: Any, outcomes: Sequence[WorkloadOutcome]) -> None:
+def _draw_kinds(axes: Any, scores: Sequence[Score]) -> None:
     """Drafting off beside on: medians, with whiskers from the slowest run to the fastest."""
-    names = [o.workload for o in outcomes]
+    names = [s.name for s in scores]
     for offset, label, color in ((-0.12, "off", "0.45"), (0.12, "on", "#2f5d8a")):
-        speeds = [o.plain_speeds if label == "off" else o.speeds for o in outcomes]
+        speeds = [s.plain_speeds if label == "off" else s.speeds for s in scores]
         medians = [median(found) for found in speeds]
         below = [m - min(found) for m, found in zip(medians, speeds, strict=True)]
         above = [max(found) - m for m, found in zip(medians, speeds, strict=True)]

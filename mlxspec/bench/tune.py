@@ -1,20 +1,14 @@
-"""Measures the speed of every drafter over plain decoding, with one model.
-
-Each prompt is answered plainly and by every contestant in turn, in an order that turns, so what slows the machine slows all of them. A
-contestant whose texts differ has no speed-up. Knows the engine; prints nothing.
-"""
+"""The ways to draft that `tune` compares with plain decoding, and what follows from their scores. Knows the engine; prints nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from mlxspec.config import DRAFTER_NAMES, SamplingParams, SpecConfig
+from mlxspec.bench.turns import Contestant, Score, proposing
+from mlxspec.config import DRAFTER_NAMES
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 
 DEPTHS = (1, 2, 3, 4, 6, 8)  # tokens a model drafts at once, as tried
@@ -23,76 +17,7 @@ WHOLE_DEPTHS = (
     3,
 )  # those at which it proposes over the whole vocabulary too, where it proposes over a part
 MARGIN = 1.02  # this much faster than plain decoding, or it beats nothing
-PLAIN = "plain"
 _LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contestant:
-    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about. whole: models propose over the whole
-    vocabulary, whatever they were loaded for."""
-
-    name: str
-    spec: SpecConfig
-    depth: int | None = None
-    whole: bool = False
-
-
-@dataclass(kw_only=True)
-class Score:
-    """What one contestant came to. whole: as the contestant has it. pairs: its speed over plain decoding's, one a prompt and turn.
-    by_position[i]: how often its draft token i was verified, and how often it was accepted."""
-
-    name: str
-    depth: int | None
-    drafters: tuple[str, ...]
-    whole: bool = False
-    num_answers: int = 0
-    num_different: int = 0
-    num_rounds: int = 0
-    num_decoded: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    pairs: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    by_position: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def speedup(self) -> float | None:
-        """Median over prompts and turns; None where a text differed or nothing was decoded."""
-        return median(self.pairs) if self.pairs and not self.num_different else None
-
-    @property
-    def decode_speed(self) -> float:
-        """Tokens a second, the median."""
-        return median(self.speeds) if self.speeds else 0.0
-
-    @property
-    def acceptance(self) -> float | None:
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
-
-    @property
-    def tokens_per_round(self) -> float:
-        return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
-
-    def add(self, result: Result, plain: Result) -> None:
-        """One measured answer and the plain one beside it."""
-        stats = result.stats
-        self.num_answers += 1
-        self.num_different += result.tokens != plain.tokens
-        self.num_rounds += stats.num_rounds
-        self.num_decoded += stats.num_decoded
-        self.num_drafted += stats.num_drafted
-        self.num_accepted += stats.num_accepted
-        if plain.stats.decode_speed > 0:
-            self.pairs.append(stats.decode_speed / plain.stats.decode_speed)
-            self.speeds.append(stats.decode_speed)
-        for work in stats.drafters.values():
-            for i, (verified, accepted) in enumerate(work.by_position):
-                if i == len(self.by_position):
-                    self.by_position.append((0, 0))
-                before = self.by_position[i]
-                self.by_position[i] = before[0] + verified, before[1] + accepted
 
 
 def contestants(engine: Engine) -> list[Contestant]:
@@ -115,50 +40,6 @@ def contestants(engine: Engine) -> list[Contestant]:
         if any(c.whole for c in found):
             found.append(replace(found[-1], whole=True))
     return found
-
-
-def compare(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    several: Sequence[Contestant],
-    *,
-    repeat: int,
-    max_tokens: int,
-    told: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Score, list[Score]]:
-    """Plain decoding's score and the contestants', behind one unmeasured answer of each to every prompt, in which shapes compile. told:
-    answers so far, and in all."""
-    plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
-    everybody = [plain, *several]
-    scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
-    params = SamplingParams(max_tokens=max_tokens)
-    total, done = len(everybody) * (1 + repeat) * len(prompts), 0
-    turns = [(p, i > 0) for i in range(1 + repeat) for p in prompts]
-    for turn, (prompt, is_measured) in enumerate(turns):
-        results: dict[int, Result] = {}
-        start = turn % len(everybody)
-        for i in [*range(start, len(everybody)), *range(start)]:
-            with _proposing(engine, everybody[i].whole):
-                results[i] = engine.generate(prompt, params, spec=everybody[i].spec)
-            done += 1
-            told(done, total)
-        if is_measured:
-            for i, score in enumerate(scores):
-                score.add(results[i], results[0])
-    return scores[0], scores[1:]
-
-
-@contextmanager
-def _proposing(engine: Engine, whole: bool) -> Iterator[None]:
-    models = [d for d in engine.chain.drafters.values() if isinstance(d, ModelDrafter)]
-    before = [d.uses_whole_head for d in models]
-    for drafter in models:
-        drafter.uses_whole_head = whole
-    try:
-        yield
-    finally:
-        for drafter, uses_whole_head in zip(models, before, strict=True):
-            drafter.uses_whole_head = uses_whole_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +65,7 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
         drafter = engine.chain.drafters.get(whole.name)
         if not isinstance(drafter, ModelDrafter) or drafter.reduced is None or whole.depth is None:
             continue
-        with _proposing(engine, True):
+        with proposing(engine, True):
             whole_read = drafter.reads.bytes()
         found.append(
             Reduced(

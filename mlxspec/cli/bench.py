@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, near
 from mlxspec.cli.progress_bar import Waiting
+from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.option import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.bench.bench import WorkloadOutcome
+    from mlxspec.bench.turns import Score
 
 _NAME_WIDTH = 16  # the longest of the ten tasks
 
@@ -77,33 +78,30 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "The benchmark compares drafting with plain decoding; --draft off leaves nothing to compare."
         )
-    from mlxspec.bench.bench import run_workload, time_rounds
+    from mlxspec.bench.answer_rounds import time_rounds
+    from mlxspec.bench.turns import Contestant, compare
     from mlxspec.bench.workloads import read_workloads
 
-    outcomes = []
-    for workload in read_workloads(engine, names):
+    workloads, scores = read_workloads(engine, names), []
+    for workload in workloads:
+        prompts = list(workload.prompts[: args.items])
+        groups = [prompts[i : i + args.rows] for i in range(0, len(prompts), args.rows)]
+        params = SamplingParams(max_tokens=args.max_tokens, temperature=workload.temperature, seed=0)
+        auto = Contestant(name=workload.name, spec=engine.spec)
         with Waiting(f"measuring {workload.name}", is_long=True):
-            outcome = run_workload(
-                engine,
-                replace(workload, prompts=workload.prompts[: args.items]),
-                engine.spec,
-                num_rows=args.rows,
-                repeat=args.repeat,
-                max_tokens=args.max_tokens,
-            )
-        outcomes.append(outcome)
+            _, (score,) = compare(engine, groups, [auto], params, repeat=args.repeat)
+        scores.append(score)
         if not args.json:
-            terminal.say(line(outcome) + "\n")
+            terminal.say(line(score) + "\n")
     if args.plot is not None:
-        first = read_workloads(engine, names)[0]
         title = f"{engine.name}, drafting off and {engine.spec.policy}, {stats_line.computer()}"
-        rounds = time_rounds(engine, first.prompts[0], engine.spec, args.max_tokens)
-        plots.draw_bench(Path(args.plot), title, outcomes, rounds)
+        rounds = time_rounds(engine, workloads[0].prompts[0], engine.spec, args.max_tokens)
+        plots.draw_bench(Path(args.plot), title, scores, rounds)
     if args.json:
         data = {
             "model": engine.name,
             "spec": asdict(engine.spec),
-            "workloads": [_data(o) for o in outcomes],
+            "workloads": [score.data() for score in scores],
             "device": stats_line.device_data(),
         }
         terminal.say(json.dumps(data) + "\n")
@@ -111,29 +109,19 @@ def run(args: argparse.Namespace) -> int:
         terminal.note(
             f"drafting {engine.spec.policy}: {', '.join(engine.spec.drafters)} · {stats_line.machine()}"
         )
-    return 0 if all(o.is_same for o in outcomes) else 1
+    return 1 if any(score.num_different for score in scores) else 0
 
 
-def _data(outcome: WorkloadOutcome) -> dict[str, Any]:
-    """For JSON."""
-    speeds = {name: getattr(outcome, name) for name in ("speedup", "plain_speed", "decode_speed")}
-    return asdict(outcome) | speeds
-
-
-def line(outcome: WorkloadOutcome) -> str:
+def line(score: Score) -> str:
     """`edit             1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
-    begin = f"{outcome.workload:{_NAME_WIDTH}s} "
-    if not outcome.is_same:
-        return f"{begin}{outcome.num_different} texts differ from plain decoding: no speed-up to tell."
-    if outcome.speedup is None:
+    begin = f"{score.name:{_NAME_WIDTH}s} "
+    if score.num_different:
+        return f"{begin}{score.num_different} texts differ from plain decoding: no speed-up to tell."
+    if score.speedup is None:
         return f"{begin}nothing was decoded."
-    used = (
-        ", ".join(
-            f"{n} {accepted}/{drafted}" for n, (drafted, accepted) in outcome.drafted.items() if drafted
-        )
-        or "nothing drafted"
-    )
+    works = [f"{n} {w.num_accepted}/{w.num_drafted}" for n, w in score.works.items() if w.num_drafted]
     return (
-        f"{begin}{outcome.speedup:.2f}x plain ({min(outcome.pairs):.2f}x to {max(outcome.pairs):.2f}x)  "
-        f"{outcome.plain_speed:.0f} -> {outcome.decode_speed:.0f} tok/s, {outcome.tokens_per_round:.2f} tokens a round, {used}"
+        f"{begin}{score.speedup:.2f}x plain ({min(score.pairs):.2f}x to {max(score.pairs):.2f}x)  "
+        f"{score.plain_speed:.0f} -> {score.decode_speed:.0f} tok/s, {score.tokens_per_round:.2f} tokens a round, "
+        f"{', '.join(works) or 'nothing drafted'}"
     )

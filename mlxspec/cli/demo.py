@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mlxspec.bench.demo_prompts import DemoPrompt
-    from mlxspec.bench.demo_runs import Comparison, DemoOutcome
+    from mlxspec.bench.demo_runs import DemoOutcome
+    from mlxspec.bench.turns import Score
     from mlxspec.engine.engine import Engine
 
 DEMO_CHOICES = {
@@ -102,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             _show_answer(outcomes[-1], whole=args.file is not None)
         if not args.json and not args.all:
-            terminal.say(_row(outcomes[-1].comparisons[0]) + "\n")
+            terminal.say(_row(outcomes[-1].scores[0]) + "\n")
     seconds = time.perf_counter() - started
-    same = all(c.is_identical for o in outcomes for c in o.comparisons)
+    same = not any(o.differences for o in outcomes)
     if args.json:
         data = {
             "model": engine.name,
@@ -205,10 +206,10 @@ def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
     )
 
 
-def _row(c: Comparison) -> str:
+def _row(c: Score) -> str:
     """`    same text · off 161 tok/s · auto 426 tok/s · 2.65x`"""
     ratio = "" if c.speedup is None else f" · {c.speedup:.2f}x"
-    text = "same text" if c.is_identical else "texts differ"
+    text = "texts differ" if c.num_different else "same text"
     return f"    {text} · off {c.plain_speed:4.0f} tok/s · auto {c.decode_speed:4.0f} tok/s{ratio}"
 
 
@@ -222,14 +223,14 @@ def _table(console: Console, outcomes: Sequence[DemoOutcome]) -> None:
         table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
     table.add_column(last)
     for outcome in outcomes:
-        for i, c in enumerate(outcome.comparisons):
+        for i, c in enumerate(outcome.scores):
             table.add_row(outcome.prompt.name if i == 0 else "", *_cells(c))
     console.print()
     console.print(table)
 
 
-def _cells(c: Comparison) -> list[str]:
-    works = c.stats.drafters
+def _cells(c: Score) -> list[str]:
+    works = c.newest[0].stats.drafters
     who = [
         f"{name} {works[name].num_accepted}/{works[name].num_drafted}" if name in works else f"{name} 0/0"
         for name in c.drafters
@@ -237,24 +238,24 @@ def _cells(c: Comparison) -> list[str]:
     ratio = "-" if c.speedup is None else f"{c.speedup:.2f}x"
     colour = "" if c.speedup is None else "[green]" if c.speedup >= 1 else "[yellow]"
     return [
-        "identical" if c.is_identical else "[bold red]differ[/]",
+        "[bold red]differ[/]" if c.num_different else "identical",
         f"{c.plain_speed:.0f}",
         f"{c.decode_speed:.0f}",
         f"{colour}{ratio}",
-        f"{c.stats.tokens_per_round:.2f}",
+        f"{c.tokens_per_round:.2f}",
         ", ".join(who),
     ]
 
 
 def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome], seconds: float) -> None:
-    pairs = [(o, c) for o in outcomes for c in o.comparisons]
-    for outcome, c in pairs:
-        if c.difference is not None:
-            who = f"{outcome.prompt.name} with {' + '.join(c.drafters)}"
-            said = stats_line.difference(c.difference, engine.tokenizer)
+    pairs = [(o, c) for o in outcomes for c in o.scores]
+    for outcome in outcomes:
+        for i, difference in outcome.differences.items():
+            who = f"{outcome.prompt.name} with {outcome.scores[i].name}"
+            said = stats_line.difference(difference, engine.tokenizer)
             console.print(f"{who}: {said}", markup=False, highlight=False)
     lines = ["", *_read(outcomes), f"{stats_line.machine()} · {seconds:.0f} s in all."]
-    notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.stats]))
+    notices = dict.fromkeys(n for _, c in pairs for n in stats_line.notices([c.newest[0].stats]))
     lines += [terminal.sentence(n) for n in notices]
     if engine.name in options.DEMO_FAMILY:
         lines.append(
@@ -267,8 +268,8 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
     console.print(f"\n{_conclusion(pairs)}", markup=False, highlight=False)
 
 
-def _conclusion(pairs: Sequence[tuple[DemoOutcome, Comparison]]) -> str:
-    same = sum(c.is_identical for _, c in pairs)
+def _conclusion(pairs: Sequence[tuple[DemoOutcome, Score]]) -> str:
+    same = sum(not c.num_different for _, c in pairs)
     said = f"Same text in {same} of {len(pairs)}."
     ratios = sorted((c.speedup, o.prompt.name) for o, c in pairs if c.speedup is not None)
     if not ratios:
@@ -323,13 +324,13 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
         "comparisons": [
             {
                 "drafters": list(c.drafters),
-                "identical": c.is_identical,
+                "identical": not c.num_different,
                 "plain_speed": round(c.plain_speed, 2),
                 "decode_speed": round(c.decode_speed, 2),
                 "speedup": None if c.speedup is None else round(c.speedup, 4),
-                "difference": None if c.difference is None else asdict(c.difference),
-                "stats": c.stats.data(),
+                "difference": asdict(outcome.differences[i]) if i in outcome.differences else None,
+                "stats": c.newest[0].stats.data(),
             }
-            for c in outcome.comparisons
+            for i, c in enumerate(outcome.scores)
         ],
     }

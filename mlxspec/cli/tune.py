@@ -10,18 +10,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.parser import declare, declare_options
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_table
-from mlxspec.config import EngineConfig
+from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.option import check_number
 
 if TYPE_CHECKING:
-    from mlxspec.bench.tune import Reduced, Score
+    from mlxspec.bench.tune import Reduced
+    from mlxspec.bench.turns import Score
     from mlxspec.engine.engine import Engine
     from mlxspec.policy.costs import CostModel
 
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.bench import plots
     from mlxspec.bench import tune as bench
     from mlxspec.bench.prompts import encoded, read_prompts
+    from mlxspec.bench.turns import compare
 
     texts = None if args.prompts is None else read_prompts(Path(args.prompts))
     if args.draft == "off":
@@ -81,12 +83,12 @@ def run(args: argparse.Namespace) -> int:
         path = rehearsal.measure(engine)
     costs = engine.drafting.costs
     with Waiting("measuring every drafter", unit="answers", is_long=True) as wait:
-        plain, scores = bench.compare(
+        plain, scores = compare(
             engine,
-            prompts,
+            [[p] for p in prompts],
             bench.contestants(engine),
+            SamplingParams(max_tokens=args.max_tokens),
             repeat=args.repeat,
-            max_tokens=args.max_tokens,
             told=wait.tell,
         )
     winner = bench.best(scores)
@@ -99,9 +101,9 @@ def run(args: argparse.Namespace) -> int:
             "costs": costs.as_data(),
             "kept": str(path),
             "plain_speed": round(plain.decode_speed, 2),
-            "scores": [score_data(s) for s in scores],
+            "scores": [s.data() for s in scores],
             "reduced_vocabulary": [asdict(r) for r in bench.reductions(engine, scores)],
-            "best": None if winner is None else score_data(winner),
+            "best": None if winner is None else winner.data(),
             "num_prompts": len(prompts),
             "device": stats_line.device_data(),
         }
@@ -144,16 +146,6 @@ def reduction(r: Reduced) -> str:
         f"points less than over all; a drafted token reads {stats_line.size(r.read_bytes)} instead of "
         f"{stats_line.size(r.whole_read_bytes)}"
     )
-
-
-def score_data(score: Score) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(score) | {
-        "speedup": score.speedup,
-        "decode_speed": round(score.decode_speed, 2),
-        "acceptance": score.acceptance,
-        "tokens_per_round": round(score.tokens_per_round, 3),
-    }
 
 
 def _print(engine: Engine, costs: CostModel, plain: Score, scores: list[Score]) -> None:

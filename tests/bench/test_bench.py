@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mlxspec
 from mlxspec.bench import plots
-from mlxspec.bench.bench import WorkloadOutcome, run_workload, time_rounds
+from mlxspec.bench.answer_rounds import time_rounds
 from mlxspec.bench.tasks import TASKS
+from mlxspec.bench.turns import Contestant, Score, compare
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.cli.bench import line
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.stats import DrafterStats
 
 NAMES = [
     "code_python", "code_cpp", "explain_concept", "summarize", "qa_factual", "translation", "creative_short",
@@ -50,21 +51,23 @@ def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str
     assert main(["bench", *given, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     told = data["workloads"]
-    assert [w["workload"] for w in told] == ["ask", *NAMES]
-    assert all(w["num_prompts"] == 1 and w["num_different"] == 0 and w["speedup"] > 0 for w in told)
+    assert [w["name"] for w in told] == ["ask", *NAMES]
+    assert all(w["num_answers"] == 1 and w["num_different"] == 0 and w["speedup"] > 0 for w in told)
     assert all(num_drafted > 0 for w in told for num_drafted, _ in [w["drafted"]["mtp"]])
     assert data["spec"]["policy"] == "fixed"
 
 
 def test_a_workload_is_one_line() -> None:
-    same = {
-        "workload": "long_code_review", "num_prompts": 1, "num_rows": 1, "pairs": (1.2, 2.5, 1.9), "plain_speeds": (38.0, 40.0, 41.0),
-        "speeds": (76.2,), "tokens_per_round": 2.5, "drafted": {"mtp": (153, 140), "suffix": (0, 0)}, "by_position": {},
-    }  # fmt: skip
-    assert line(WorkloadOutcome(num_different=0, **same)) == (
+    score = Score(
+        name="long_code_review", drafters=("mtp",), num_rounds=4, num_decoded=10, pairs=[1.2, 2.5, 1.9]
+    )
+    score.plain_speeds, score.speeds = [38.0, 40.0, 41.0], [76.2]
+    score.works = {"mtp": DrafterStats(num_drafted=153, num_accepted=140), "suffix": DrafterStats()}
+    assert line(score) == (
         "long_code_review 1.90x plain (1.20x to 2.50x)  40 -> 76 tok/s, 2.50 tokens a round, mtp 140/153"
     )
-    assert "2 texts differ" in line(WorkloadOutcome(num_different=2, **same))
+    score.num_different = 2
+    assert "2 texts differ" in line(score)
 
 
 def test_the_rounds_of_an_answer_add_up(demo: Engine) -> None:
@@ -83,13 +86,12 @@ def test_a_figure_of_a_bench_is_drawn(demo: Engine, tmp_path: Path, has_answers:
     pytest.importorskip("matplotlib")
     (ask,) = read_workloads(demo, ["ask"])
     spec = SpecConfig(drafters=("mtp",), policy="fixed")
-    outcome = run_workload(
-        demo, replace(ask, prompts=ask.prompts[:1]), spec, num_rows=1, repeat=1, max_tokens=8
-    )
-    assert outcome.by_position["mtp"][0][0] > 0
+    mtp = Contestant(name="ask", spec=spec)
+    _, (score,) = compare(demo, [ask.prompts[:1]], [mtp], SamplingParams(max_tokens=8), repeat=1)
+    assert score.works["mtp"].by_position[0][0] > 0
     path = tmp_path / "bench.svg"
     plots.draw_bench(
-        path, "a model", [outcome] * has_answers, time_rounds(demo, ask.prompts[0], spec, 8) * has_answers
+        path, "a model", [score] * has_answers, time_rounds(demo, ask.prompts[0], spec, 8) * has_answers
     )
     told = path.read_text()
     assert all(

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from mlxspec.bench import plots, tune
-from mlxspec.bench.tune import Score
+from mlxspec.bench.turns import Score, compare
+from mlxspec.config import SamplingParams
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.stats import DrafterStats
 from mlxspec.errors import ConfigError
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.reads import reads
@@ -17,6 +19,8 @@ from tests import tiny_models
 from tests.engine import equality
 
 PROMPTS = equality.prompts(3, 2)
+GROUPS = [[p] for p in PROMPTS]
+TWELVE = SamplingParams(max_tokens=12)
 
 
 def test_every_contestant_answers_every_prompt_as_often() -> None:
@@ -28,9 +32,7 @@ def test_every_contestant_answers_every_prompt_as_often() -> None:
         assert [d for n, d in depths if n == name] == list(tune.DEPTHS)
     assert [n for n, _ in depths[-2:]] == ["policy fixed", "policy auto"]
     told: list[tuple[int, int]] = []
-    plain, scores = tune.compare(
-        engine, PROMPTS, several[:3], repeat=2, max_tokens=12, told=lambda *a: told.append(a)
-    )
+    plain, scores = compare(engine, GROUPS, several[:3], TWELVE, repeat=2, told=lambda *a: told.append(a))
     total = 4 * (1 + 2) * len(PROMPTS)
     assert told == [(i + 1, total) for i in range(total)]
     for score in (plain, *scores):
@@ -41,8 +43,7 @@ def test_every_contestant_answers_every_prompt_as_often() -> None:
     assert plain.num_drafted == 0
     mtp = scores[1]
     assert mtp.drafters == ("mtp",)
-    assert [tried for tried, _ in mtp.by_position] == [mtp.num_drafted]  # depth 1
-    assert sum(stood for _, stood in mtp.by_position) == mtp.num_accepted
+    assert mtp.works["mtp"].by_position == [(mtp.num_drafted, mtp.num_accepted)]  # depth 1
     assert 0 < mtp.acceptance <= 1
 
 
@@ -58,7 +59,7 @@ def test_a_part_of_the_vocabulary_is_compared_with_the_whole() -> None:
     propose = head.propose
     head.propose = lambda *args: seen.append(head.uses_whole_head) or propose(*args)
     some = [c for c in several if c.depth == 3]
-    _, scores = tune.compare(engine, PROMPTS[:1], some, repeat=1, max_tokens=12)
+    _, scores = compare(engine, GROUPS[:1], some, TWELVE, repeat=1)
     assert set(seen) == {True, False}
     assert not head.uses_whole_head
     assert [s.num_different for s in scores] == [0, 0]
@@ -85,7 +86,13 @@ def test_figures_are_drawn(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"figure{suffix}"
     plots.check(path)
     model = [
-        Score(name="mtp", depth=d, drafters=("mtp",), pairs=[1 + d / 10], by_position=[(9, 5)] * d)
+        Score(
+            name="mtp",
+            depth=d,
+            drafters=("mtp",),
+            pairs=[1 + d / 10],
+            works={"mtp": DrafterStats(by_position=[(9, 5)] * d)},
+        )
         for d in (1, 2)
     ]
     plots.draw(

@@ -16,6 +16,7 @@ import mlxspec
 from mlxspec.bench import demo_prompts, demo_runs
 from mlxspec.bench.demo_prompts import PROMPTS, DemoPrompt
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.stats import RequestStats
 from mlxspec.loading import hub
 
 SHORT = ("--max-tokens", 6, "--repeat", 1)
@@ -139,7 +140,9 @@ def test_choices_of_drafters(run: Run, quick: None, roomy: tuple[Path, Path]) ->
     drafters = [c["drafters"] for c in data["prompts"][0]["comparisons"]]
     assert drafters == [["mtp"], ["draft-model", "ngram-simple"]]
     first = data["prompts"][0]["comparisons"][0]
-    assert first["speedup"] == pytest.approx(first["decode_speed"] / first["plain_speed"], rel=1e-2)
+    assert first["speedup"] == pytest.approx(
+        first["decode_speed"] / first["plain_speed"], rel=1e-2
+    )  # one turn
     assert len(data["prompts"][0]["tokens"]) == 6
 
 
@@ -156,10 +159,10 @@ def test_a_difference_is_exit_code_1(run: Run, as_demo: None, monkeypatch: pytes
     generate = Engine.generate
 
     def flipping(self: Engine, prompts, params=None, *, spec=None):  # type: ignore[no-untyped-def]
-        result = generate(self, prompts, params, spec=spec)
-        if spec.drafters and "mtp" in spec.drafters:
-            result = replace(result, tokens=(*result.tokens[:3], result.tokens[3] ^ 1, *result.tokens[4:]))
-        return result
+        results = generate(self, prompts, params, spec=spec)
+        if "mtp" in spec.drafters:
+            results = [replace(r, tokens=(*r.tokens[:3], r.tokens[3] ^ 1, *r.tokens[4:])) for r in results]
+        return results
 
     monkeypatch.setattr(Engine, "generate", flipping)
     ran = run("demo", *SHORT)
@@ -181,22 +184,28 @@ def test_a_difference_is_exit_code_1(run: Run, as_demo: None, monkeypatch: pytes
 
 def test_speeds_are_medians_and_turns_alternate() -> None:
     calls: list[bool] = []
+    totals = SimpleNamespace(round_seconds=0.0)
 
-    def generate(tokens, params, *, spec):  # type: ignore[no-untyped-def]
+    def generate(groups, params, *, spec):  # type: ignore[no-untyped-def]
         calls.append(bool(spec.drafters))
-        stats = SimpleNamespace(decode_speed=float(len(calls)), notices=[])
-        return SimpleNamespace(tokens=tuple(range(300)), stats=stats)
+        totals.round_seconds += 1.0
+        stats = RequestStats(num_rounds=1, num_generated=1 + len(calls))
+        return [SimpleNamespace(tokens=tuple(range(300)), stats=stats)]
 
     spec = mlxspec.SpecConfig(drafters=("mtp",))
     engine = SimpleNamespace(
-        spec=spec, generate=generate, tokenizer=SimpleNamespace(template=None, encode=lambda text: [1])
+        spec=spec,
+        stats=totals,
+        chain=SimpleNamespace(drafters={}),
+        generate=generate,
+        tokenizer=SimpleNamespace(template=None, encode=lambda text: [1]),
     )
     prompt = DemoPrompt(name="x", what="x", text="x", is_chat=False)
     outcome = demo_runs.run_prompt(engine, prompt, [("mtp",)], max_tokens=300, repeat=3)  # type: ignore[arg-type]
-    assert calls == [True, False, False, True, True, False, False, True]
-    (c,) = outcome.comparisons
-    assert (c.plain_speed, c.decode_speed) == (6.0, 5.0)  # of 3, 6, 7 and 4, 5, 8; the first two warmed up
-    assert c.speedup == pytest.approx(5 / 6)
+    assert calls == [False, True, True, False, False, True, True, False]
+    (c,) = outcome.scores
+    assert (c.plain_speed, c.decode_speed) == (5.0, 6.0)  # of 4, 5, 8 and 3, 6, 7; the first two warmed up
+    assert c.speedup == pytest.approx(7 / 8)  # of 3/4, 6/5, 7/8
 
 
 def test_what_cannot_be_compared(run: Run, model: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli_runs import Run, refused
 
-from mlxspec.bench.tune import Score
+from mlxspec.bench.turns import Score
 from mlxspec.cli import tune
 from mlxspec.kernels.flat import LADDER
 

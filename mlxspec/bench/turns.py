@@ -1,0 +1,193 @@
+"""Compares ways to draft with plain decoding on the same prompts, in turns: the speed-up of each pair, and whether the texts are the same.
+
+Every way answers a group of prompts in each turn, in an order that turns, so what slows the machine slows all of them. Decode time only,
+behind the first token. Where a text differs there is no speed-up: whatever was measured, it was not the same work. Knows the engine;
+prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from statistics import median
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.engine.api import Result
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.image_prompt import PromptWithImages
+from mlxspec.engine.stats import DrafterStats
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about. whole: models propose over the whole
+    vocabulary, whatever they were loaded for."""
+
+    name: str
+    spec: SpecConfig
+    depth: int | None = None
+    whole: bool = False
+
+
+@dataclass(kw_only=True)
+class Score:
+    """The measured answers of one contestant. pairs: its speed over plain decoding's, one a group of prompts and turn; plain_speeds,
+    speeds: tokens a second over the rows of a group. works: what each drafter did. newest: answers of the last turn. different: the first
+    answer that was not plain decoding's, and plain decoding's; num_different counts them in turns that are not measured, too."""
+
+    name: str
+    drafters: tuple[str, ...]
+    depth: int | None = None
+    whole: bool = False
+    num_answers: int = 0
+    num_different: int = 0
+    num_rounds: int = 0
+    num_decoded: int = 0
+    pairs: list[float] = field(default_factory=list)
+    plain_speeds: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    works: dict[str, DrafterStats] = field(default_factory=dict)
+    newest: Sequence[Result] = ()
+    different: tuple[Result, Result] | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """Median over groups and turns; None where a text differed or nothing was decoded."""
+        return median(self.pairs) if self.pairs and not self.num_different else None
+
+    @property
+    def decode_speed(self) -> float:
+        """Tokens a second, the median."""
+        return median(self.speeds) if self.speeds else 0.0
+
+    @property
+    def plain_speed(self) -> float:
+        """Plain decoding's tokens a second beside it, the median."""
+        return median(self.plain_speeds) if self.plain_speeds else 0.0
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(w.num_drafted for w in self.works.values())
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(w.num_accepted for w in self.works.values())
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
+
+    def data(self) -> dict[str, object]:
+        """For JSON."""
+        names = (
+            *(
+                "name",
+                "drafters",
+                "depth",
+                "whole",
+                "num_answers",
+                "num_different",
+                "num_drafted",
+                "num_accepted",
+            ),
+            *("acceptance", "tokens_per_round", "speedup", "pairs"),
+            *("plain_speed", "plain_speeds", "decode_speed", "speeds"),
+        )
+        return {n: getattr(self, n) for n in names} | {
+            "drafted": {n: (w.num_drafted, w.num_accepted) for n, w in self.works.items()},
+            "by_position": {n: w.by_position for n, w in self.works.items()},
+        }
+
+    def compare(self, answers: Sequence[Result], plain: Sequence[Result]) -> None:
+        """Looks for answers that differ."""
+        differing = [(a, b) for a, b in zip(answers, plain, strict=True) if a.tokens != b.tokens]
+        self.num_different += len(differing)
+        self.different = self.different or next(iter(differing), None)
+
+    def add(self, answers: Sequence[Result], speed: float, plain_speed: float) -> None:
+        """One measured turn."""
+        self.newest = answers
+        self.num_answers += len(answers)
+        if plain_speed > 0:
+            self.pairs.append(speed / plain_speed)
+            self.plain_speeds.append(plain_speed)
+            self.speeds.append(speed)
+        for stats in (a.stats for a in answers):
+            self.num_rounds += stats.num_rounds
+            self.num_decoded += stats.num_decoded
+            for name, work in stats.drafters.items():
+                total = self.works.setdefault(name, DrafterStats())
+                total.num_drafted += work.num_drafted
+                total.num_accepted += work.num_accepted
+                total.by_position = added(total.by_position, work.by_position)
+
+
+def added(*counts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sums, position by position, of verified and accepted tokens."""
+    columns = zip_longest(*counts, fillvalue=(0, 0))
+    return [(sum(v for v, _ in column), sum(a for _, a in column)) for column in columns]
+
+
+def compare(
+    engine: Engine,
+    groups: Sequence[Sequence[Sequence[int] | PromptWithImages]],
+    several: Sequence[Contestant],
+    params: SamplingParams,
+    *,
+    repeat: int,
+    told: Callable[[int, int], None] = lambda done, total: None,
+    turns: Callable[[Sequence[Result]], int] | None = None,
+) -> tuple[Score, list[Score]]:
+    """Plain decoding's score and the contestants'. Each group is answered together, `repeat` times behind one unmeasured turn, in which
+    shapes compile; row i of it with the seed of `params` and i. told: answers so far, and in all. turns: in place of `repeat`, how often,
+    by the first plain answers."""
+    plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
+    everybody = [plain, *several]
+    scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
+    total, done = len(everybody) * (1 + repeat) * sum(map(len, groups)), 0
+    for number, group in enumerate(groups):
+        seeds = [replace(params, seed=(params.seed or 0) + i) for i in range(len(group))]
+        turn, last = 0, repeat
+        while turn <= last:
+            answers: dict[int, list[Result]] = {}
+            speeds: dict[int, float] = {}
+            start = (number + turn) % len(everybody)
+            for i in [*range(start, len(everybody)), *range(start)]:
+                before = engine.stats.round_seconds
+                with proposing(engine, everybody[i].whole):
+                    answers[i] = engine.generate(list(group), seeds, spec=everybody[i].spec)
+                seconds = engine.stats.round_seconds - before
+                speeds[i] = sum(a.stats.num_decoded for a in answers[i]) / seconds if seconds > 0 else 0.0
+                done += len(group)
+                told(done, total)
+            for i, score in enumerate(scores):
+                score.compare(answers[i], answers[0])
+                if turn:
+                    score.add(answers[i], speeds[i], speeds[0])
+            if turns is not None and not turn:
+                last = turns(answers[0])
+            turn += 1
+    return scores[0], scores[1:]
+
+
+@contextmanager
+def proposing(engine: Engine, whole: bool) -> Iterator[None]:
+    """Within it, models propose over the whole vocabulary, or over the part that they were loaded for."""
+    models = [d for d in engine.chain.drafters.values() if isinstance(d, ModelDrafter)]
+    before = [d.uses_whole_head for d in models]
+    for drafter in models:
+        drafter.uses_whole_head = whole
+    try:
+        yield
+    finally:
+        for drafter, uses_whole_head in zip(models, before, strict=True):
+            drafter.uses_whole_head = uses_whole_head
