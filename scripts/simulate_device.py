@@ -89,7 +89,7 @@ PROMPT, WARM, ROUNDS = 40, 4, 8  # tokens; rounds before those that are recorded
 CURVE = {1: 1.0, 2: 1.02, 4: 1.05, 8: 1.2, 17: 1.6}  # seconds by width, on which drafting always pays
 
 
-# Instructions a weight of a product's loop, by rows: counted by nvcc for 4 bits in groups of 64 (scripts/gpu/instructions.py). Of qmm_few a
+# Instructions a weight of a product's loop, by rows: counted by nvcc for 4 bits in groups of 64 (tests/metal/nvcc.py). Of qmm_few a
 # product of 8 x 8 matrices counts as its multiplications, 8 a weight and 8 rows, as an Apple GPU before M5 takes as long for it.
 INSTRUCTIONS = {
     "qmv_rows": {1: 5.7, 2: 7.8, 4: 12.1, 5: 14.2, 8: 20.7},

@@ -29,6 +29,7 @@ LAYERS = (
         "platform.bundled_blas",
         "platform.blas",
         "platform.compile_folder",
+        "platform.nvidia",
     ),
     ("platform.device", "platform.host"),
     ("platform.memory", "platform.watchdog"),

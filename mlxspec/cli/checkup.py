@@ -21,7 +21,7 @@ from mlxspec import __version__
 from mlxspec.cli.stats_line import counted, size
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import MlxspecError
-from mlxspec.platform import device, folders
+from mlxspec.platform import device, folders, nvidia
 
 Status = Literal["ok", "note", "wrong"]
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "huggingface-hub", "llguidance", "jinja2")
@@ -108,6 +108,9 @@ def _backend() -> Iterator[Finding]:
     if sys.platform == "darwin" and report.backend != "metal":
         advice = "Install MLX for arm64 macOS again; without Metal everything runs on the CPU."
         yield Finding(name="device", found=report.backend, status="wrong", advice=advice)
+    elif report.backend == "cpu" and nvidia.has_gpu():
+        unused = f"{report.device} (cpu), beside an NVIDIA GPU that MLX does not use"
+        yield Finding(name="device", found=unused, status="note", advice=nvidia.advice())
     else:
         yield Finding(name="device", found=f"{report.device} ({report.backend})")
     if report.tf32:
@@ -191,7 +194,7 @@ def _kernels() -> Iterator[Finding]:
                 "It is switched off and plain MLX does its work; please report this sentence and the device."
             )
             yield Finding(name=name, found=report.reason, status="wrong", advice=advice)
-        elif device.backend() == "metal" or report.in_use:
+        elif device.backend() != "cpu" or report.in_use:
             yield Finding(name=name, found=report.reason)
         else:
             yield Finding(name=name, found=f"source is there, not run: {report.reason}")

@@ -15,6 +15,7 @@ from importlib import import_module
 from mlxspec.cli import options, terminal
 from mlxspec.cli.interrupt import Ended
 from mlxspec.errors import CacheError, MlxspecError
+from mlxspec.platform import nvidia
 
 EXAMPLES = """\
 mlxspec: speculative decoding on MLX that never changes the text.
@@ -86,6 +87,9 @@ def _ended(error: BaseException, debug: bool) -> int:
             print(file=sys.stderr)
     elif code == 2:
         terminal.complain(str(error))
+    elif isinstance(error, ImportError) and (why := nvidia.explained(error)):
+        terminal.complain(why)
+        code = 2
     elif isinstance(error, OSError) and error.errno in _FULL:
         terminal.discard_output(sys.stdout)
         terminal.complain(

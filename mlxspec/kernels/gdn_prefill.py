@@ -36,9 +36,13 @@ def gdn_prefill(
     is_ours = supports(inputs.q.dtype, key_dim, value_dim) and launch.in_use(_NAME)
     if is_ours and launch.wins(_NAME, _race_key(inputs)):
         return gdn_prefill_metal(inputs, state, rows, starts)
-    if device.backend() == "metal" and mlx_agrees(*_form(inputs)):
-        return gdn_prefill_mlx(inputs, state, rows)
-    return gdn_prefill_ops(inputs, state, rows)
+    return _otherwise(inputs)(inputs, state, rows)
+
+
+def _otherwise(inputs: GdnInputs) -> Callable[..., tuple[mx.array, mx.array]]:
+    """What does the kernel's work where that is not used."""
+    is_theirs = device.backend() == "metal" and mlx_agrees(*_form(inputs))
+    return gdn_prefill_mlx if is_theirs else gdn_prefill_ops
 
 
 def gdn_prefill_ops(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
@@ -120,14 +124,13 @@ def chunk_size(key_dim: int) -> int:
 
 
 def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> dict[str, float]:
-    """Race the kernel on these arrays against MLX's own operation where it is right, else against the twin; returns the other's time over
-    ours by what was raced, nothing where the kernel is not in use."""
+    """Race the kernel on these arrays against what would do its work; returns the other's time over ours by what was raced, nothing where
+    the kernel is not in use."""
     if not (supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use(_NAME)):
         return {}
     key = _race_key(inputs)
-    theirs = gdn_prefill_mlx if mlx_agrees(*_form(inputs)) else gdn_prefill_ops
-    ours = partial(gdn_prefill_metal, inputs, state, rows)
-    return {key: launch.race(_NAME, key, ours, partial(theirs, inputs, state, rows))}
+    ours, theirs = (partial(run, inputs, state, rows) for run in (gdn_prefill_metal, _otherwise(inputs)))
+    return {key: launch.race(_NAME, key, ours, theirs)}
 
 
 def _race_key(inputs: GdnInputs) -> str:

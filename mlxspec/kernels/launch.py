@@ -1,7 +1,7 @@
 """Launches Metal kernels, decides whether each is used on this device, and reports why.
 
-A kernel is used where Metal is, unless MLXSPEC_KERNELS=off, and only after its self-check (kernel against plain-mx twin on random
-data) has passed in this process. A kernel that competes with an operation of MLX's own must also win a race on this device.
+A kernel is used on a GPU, by Metal or as CUDA, unless MLXSPEC_KERNELS=off, and only after its self-check (kernel against plain-mx twin
+on random data) has passed in this process. A kernel that competes with an operation of MLX's own must also win a race on this device.
 `races` keeps the results on disk.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxspec.errors import ConfigError
+from mlxspec.kernels import cuda
 from mlxspec.platform import device
 from mlxspec.platform.resources import metal_source
 
@@ -27,20 +28,25 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)  # compute dtypes that kernels ta
 _RACE_MARGIN = 1.02  # ours must be this much faster than MLX's own operation
 
 Factory = Callable[..., Any]
-_factory: Factory = mx.fast.metal_kernel
-_is_real = True
+_substitute: Factory | None = None
+
+
+def factory() -> Factory:
+    """What builds kernels here, with the signature of `mx.fast.metal_kernel`."""
+    if _substitute is not None:
+        return _substitute
+    return cuda.metal_kernel if device.backend() == "cuda" else mx.fast.metal_kernel
 
 
 @contextmanager
-def using(factory: Factory) -> Iterator[None]:
-    """Launch through `factory`, which has the signature of `mx.fast.metal_kernel`, instead of through it."""
-    global _factory, _is_real
-    before = _factory, _is_real
-    _factory, _is_real = factory, False
+def using(substitute: Factory) -> Iterator[None]:
+    """Build kernels by `substitute`, on any device."""
+    global _substitute
+    before, _substitute = _substitute, substitute
     try:
         yield
     finally:
-        _factory, _is_real = before
+        _substitute = before
 
 
 class MetalKernel:
@@ -55,7 +61,7 @@ class MetalKernel:
         if not mark:
             raise ConfigError(f"{self.name}.metal has no line {BODY.strip()!r}.")
         names = {"input_names": list(self._inputs), "output_names": list(self._outputs)}
-        return _factory(name=f"mlxspec_{self.name}", source=body, header=header, **names)
+        return factory()(name=f"mlxspec_{self.name}", source=body, header=header, **names)
 
     def __call__(
         self,
@@ -67,9 +73,10 @@ class MetalKernel:
         threadgroup: tuple[int, int, int],
     ) -> list[mx.array]:
         """Launch; `outputs` are (shape, dtype) in the order of the output names, `grid` counts threads."""
-        built = self._built.get(_factory)
-        if built is None:
-            built = self._built[_factory] = self._build()
+        by = factory()
+        if by not in self._built:
+            self._built[by] = self._build()
+        built = self._built[by]
         return built(
             inputs=list(inputs),
             template=list(template.items()),
@@ -159,7 +166,7 @@ def self_check(
 
 
 def in_use(name: str) -> bool:
-    """Whether kernel `name` is to be launched; the first call on a device with Metal runs its self-check."""
+    """Whether kernel `name` is to be launched; the first call on a GPU runs its self-check."""
     if name not in _reports:
         _reports[name] = _decide(name)
     return _reports[name].in_use
@@ -224,24 +231,24 @@ def forget() -> None:
 
 
 def _may_run() -> bool:
-    """Whether there is anything to check: Metal, or a factory in its place, and nobody switched kernels off."""
+    """Whether there is anything to check: a GPU, or a substitute for one, and nobody switched kernels off."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in ("auto", "off"):
         raise ConfigError(f"{VARIABLE} must be auto or off, not {wanted!r}.")
-    return wanted == "auto" and not (_is_real and device.backend() != "metal")
+    return wanted == "auto" and (_substitute is not None or device.backend() != "cpu")
 
 
 def _decide(name: str, *used_for: Any) -> KernelReport:
     if not _may_run():
         off = os.environ.get(VARIABLE) == "off"
-        without_metal = "there is no Metal here; plain MLX operations do the same"
+        without_gpu = "there is no GPU here; plain MLX operations do the same"
         return KernelReport(
-            name=name, in_use=False, reason=f"switched off by {VARIABLE}=off" if off else without_metal
+            name=name, in_use=False, reason=f"switched off by {VARIABLE}=off" if off else without_gpu
         )
     try:
         check = _checks[name](*used_for)
     except Exception as error:
-        # Whatever Apple's compiler or MLX finds wrong with a kernel must cost only that kernel.
+        # Whatever a GPU's compiler or MLX finds wrong with a kernel must cost only that kernel.
         why = (str(error) or type(error).__name__).splitlines()[0]
         return KernelReport(name=name, in_use=False, failed=True, reason=f"did not run on this device: {why}")
     if not check.error <= check.limit:

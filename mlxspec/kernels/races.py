@@ -20,8 +20,8 @@ from mlxspec.platform import device, kept_json
 
 
 def prepare() -> tuple[launch.KernelReport, ...]:
-    """What loading a model does: take the ratios on record, then decide every kernel that may run. Off Metal there is nothing to read."""
-    if device.backend() == "metal":
+    """What loading a model does: take the ratios on record, then decide every kernel that may run. Without a GPU there are none."""
+    if device.backend() != "cpu":
         restore()
     return launch.needed()
 

@@ -42,6 +42,6 @@ def test_a_kernel_that_won_races_but_rounds_otherwise_is_a_notice(reports):
 
 
 def test_kernels_that_have_no_place_here_are_not_mentioned(reports):
-    reports(launch.KernelReport(name="gdn_round", in_use=False, reason="there is no Metal here"))
+    reports(launch.KernelReport(name="gdn_round", in_use=False, reason="there is no GPU here"))
     assert "kernel" not in stats_line.machine()
     assert not any("kernel " in notice for notice in stats_line.notices([]))

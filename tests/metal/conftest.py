@@ -8,15 +8,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import emulator
-import mlx.core as mx
 import pytest
-from gpu import mlx_cuda
 
 from mlxspec.kernels import launch
 from mlxspec.platform import device
 
-ON_CUDA = device.backend() == "cuda"
-ON_GPU = ON_CUDA or mx.metal.is_available()
+ON_GPU = device.backend() != "cpu"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,9 +26,7 @@ def _compile_cache(pytestconfig: pytest.Config) -> None:
 def running(**settings: Any) -> Iterator[None]:
     """Launchers use the emulator with these settings, or the GPU where there is one."""
     with ExitStack() as stack:
-        if ON_CUDA:
-            stack.enter_context(launch.using(mlx_cuda.metal_kernel))
-        elif not ON_GPU:
+        if not ON_GPU:
             stack.enter_context(launch.using(emulator.metal_kernel))
             stack.enter_context(emulator.settings(**settings))
         yield

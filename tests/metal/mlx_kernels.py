@@ -81,7 +81,7 @@ def _function(text: str, name: str) -> str:
 def one_row(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """x (1, K) -> (1, N), as MLX's qmv_fast computes it; through the current factory of launch.py."""
     text = _text(weight.mode)
-    kernel = launch._factory(
+    kernel = launch.factory()(
         name=f"mlx_qmv_fast_{weight.mode}",
         input_names=["w", "scales", "biases", "x", "sizes"],
         output_names=["y"],

@@ -1,0 +1,52 @@
+"""NVIDIA GPUs on Linux: whether the driver finds one, and how MLX comes to compute on it.
+
+MLX's wheels for CPUs and for CUDA hold a file of the same name, so an environment with both computes with the one installed last, and with
+CUDA's it starts only where there is a driver. Imports no MLX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+_DRIVER = "libcuda.so.1"
+_WHEEL = "mlx-cuda-12"
+_LAST = "MLX's wheels for CPUs and for CUDA hold a file of the same name, and the one installed last counts"
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether the driver finds a GPU, which it is asked without CUDA's toolkit."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    found = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
+    return found and count.value > 0
+
+
+def advice() -> str:
+    """What to do where there is a GPU and MLX computes without it."""
+    try:
+        wheel = f"{_WHEEL}=={version(_WHEEL)}"
+    except PackageNotFoundError:
+        return (
+            "Install mlxspec with its extra `cuda` (in a checkout: pip install '.[cuda]'), then run "
+            f"`pip install --force-reinstall --no-deps {_WHEEL}`: {_LAST}."
+        )
+    return f"Run `pip install --force-reinstall --no-deps {wheel}`: {_LAST}."
+
+
+def explained(error: ImportError) -> str | None:
+    """A sentence in place of the loader's, where MLX's wheel for CUDA does not start; None of any other error."""
+    if _DRIVER not in str(error):
+        return None
+    return (
+        f"MLX's wheel for CUDA is installed, and there is no NVIDIA driver here ({_DRIVER}). To compute on the CPU, "
+        "run `pip uninstall -y mlx-cuda-12 mlx-cuda-13` and `pip install --force-reinstall --no-deps mlx-cpu`."
+    )
