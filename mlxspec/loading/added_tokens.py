@@ -1,5 +1,5 @@
 """Finds the tokens that a folder adds to its vocabulary beside tokenizer.json, as transformers does, and the vocabulary itself where
-vocab.json and merges.txt spell it. Reads JSON; builds no tokenizer (tokenizer_trial.py does).
+vocab.json and merges.txt spell it. Knows what the files say; tokenizer.py reads them.
 
 tokenizer_config.json counts first: where its `added_tokens_decoder` lists tokens by id, no other file adds any. Else added_tokens.json
 does, and special_tokens_map.json goes over the settings. Tokens with a role (`eos_token`) and extra special tokens are added in both cases.
@@ -19,7 +19,7 @@ _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # files of which one form is needed
 _LONGEST = 4096  # characters of a token
-_SPLITS = {"Qwen2Tokenizer": "qwen2", "GPT2Tokenizer": "gpt2"}  # how a class of transformers cuts texts
+SPLITS = {"Qwen2Tokenizer": "qwen2", "GPT2Tokenizer": "gpt2"}  # how a class of transformers cuts texts
 _PLAIN = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 _ROLES_OF = {
     "Qwen2Tokenizer": {
@@ -30,33 +30,6 @@ _ROLES_OF = {
     "GPT2Tokenizer": _PLAIN,
 }  # where the folder names none
 Token = dict[str, Any]  # content, special, the flags; and the id that a file declares for it, if one does
-
-
-def spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What tokenizer_trial.made needs to make the tokenizer in a folder, without its added tokens. settings: tokenizer_config.json.
-    Raises TokenizerError, one sentence, where it cannot be made."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        return {"path": str(path.resolve())}
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    if not vocab.is_file() or not merges.is_file():
-        others = [n for n in ("tokenizer.model", "tiktoken.model", "vocab.json") if (folder / n).is_file()]
-        what = f" {others[0]} alone is not read; take a folder that has a tokenizer.json." if others else ""
-        raise TokenizerError(f"There is no tokenizer.json in {folder}.{what}")
-    kind = class_of(settings, config)
-    if kind not in _SPLITS:
-        raise TokenizerError(
-            f"There is no tokenizer.json in {folder}, and how texts are cut with its vocab.json and merges.txt is known of "
-            f"{' and '.join(_SPLITS)} only, not of {printable(kind) or 'an unnamed class'}."
-        )
-    around = [settings.get("bos_token") if settings.get("add_bos_token") is True else None]
-    return {
-        "path": str(vocab.resolve()),
-        "merges": str(merges.resolve()),
-        "split": _SPLITS[kind],
-        "prefix_space": settings.get("add_prefix_space") is True,
-        "beginning": _content(around[0]),
-    }
 
 
 def has_vocabulary(folder: Path) -> bool:
@@ -91,12 +64,12 @@ def declared(
     if isinstance(extra, Mapping):
         roles, extra = [*roles, *extra.values()], []
     extra = extra if isinstance(extra, list) else []
-    special = {_content(value) for value in (*main, *extra)} - {None}
+    special = {content_of(value) for value in (*main, *extra)} - {None}
     roles = [*main, *roles]
     found = sorted(_numbered(by_id, listed, special), key=lambda token: token["id"])
     numbered = {token["content"]: token for token in found}
     for value in roles:
-        content = _content(value)
+        content = content_of(value)
         if content is None:
             continue
         if content in numbered:
@@ -104,7 +77,7 @@ def declared(
         else:
             flags = value if isinstance(value, Mapping) else {}
             found.append(_token(content, flags, special=True))
-    contents = [content for content in map(_content, extra) if content is not None]
+    contents = [content for content in map(content_of, extra) if content is not None]
     found += [_token(content, {}, special=True) for content in contents if content not in numbered]
     return found
 
@@ -118,7 +91,7 @@ def _numbered(by_id: Any, listed: Mapping[str, Any], special: Collection[str | N
             yield _token(content, flags, special=is_special, number=number, may_go=True)
         return
     for number, value in by_id.items() if isinstance(by_id, Mapping) else [("", None)]:
-        name = _content(value)
+        name = content_of(value)
         if name is None or not isinstance(value, Mapping) or not number.isdecimal():
             raise TokenizerError("added_tokens_decoder in tokenizer_config.json is no list of tokens by id.")
         yield _token(name, value, special=value.get("special") is True, number=int(number))
@@ -135,6 +108,7 @@ def _token(
     return {"content": content, "id": number, "special": special, "may_go": may_go, **kept}
 
 
-def _content(value: Any) -> str | None:
+def content_of(value: Any) -> str | None:
+    """The text of an added token, however a file writes it; None where there is none."""
     found = value.get("content") if isinstance(value, Mapping) else value
     return found if isinstance(found, str) and found else None

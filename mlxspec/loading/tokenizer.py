@@ -21,6 +21,7 @@ from tokenizers.decoders import DecodeStream
 
 from mlxspec.errors import ContextOverflowError, HelperError, TokenizerError
 from mlxspec.loading import added_tokens, tokenizer_trial
+from mlxspec.loading.names import printable
 from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate, special_tokens
 from mlxspec.parsers.formats import detect
@@ -83,7 +84,7 @@ class Tokenizer:
             read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
         )
         config = read_json(folder / "config.json")
-        ask = added_tokens.spelled(folder, settings, config)
+        ask = _spelled(folder, settings, config)
         kind = added_tokens.class_of(settings, config) if "merges" in ask else ""
         ask["tokens"] = added_tokens.declared(settings, beside, read_json(folder / "added_tokens.json"), kind)
         _try(ask)
@@ -259,6 +260,32 @@ class TextStream:
         left = left.rstrip("\ufffd") if cut else left
         self._given = [given, left]
         return left
+
+
+def _spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tokenizer_trial.made_of needs to make a folder's tokenizer, without its added tokens. settings: tokenizer_config.json. Raises
+    TokenizerError, one sentence, where it cannot be made."""
+    path, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if path.is_file():
+        return {"path": str(path.resolve())}
+    if not vocab.is_file() or not merges.is_file():
+        others = [n for n in ("tokenizer.model", "tiktoken.model", "vocab.json") if (folder / n).is_file()]
+        what = f" {others[0]} alone is not read; take a folder that has a tokenizer.json." if others else ""
+        raise TokenizerError(f"There is no tokenizer.json in {folder}.{what}")
+    kind, splits = added_tokens.class_of(settings, config), added_tokens.SPLITS
+    if kind not in splits:
+        raise TokenizerError(
+            f"There is no tokenizer.json in {folder}, and how texts are cut with its vocab.json and merges.txt is known of "
+            f"{' and '.join(splits)} only, not of {printable(kind) or 'an unnamed class'}."
+        )
+    first = settings.get("bos_token") if settings.get("add_bos_token") is True else None
+    return {
+        "path": str(vocab.resolve()),
+        "merges": str(merges.resolve()),
+        "split": splits[kind],
+        "prefix_space": settings.get("add_prefix_space") is True,
+        "beginning": added_tokens.content_of(first),
+    }
 
 
 def _try(ask: dict[str, Any]) -> None:

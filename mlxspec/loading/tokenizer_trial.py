@@ -26,7 +26,7 @@ _WORDS_OF_QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
 
 
 def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """body: JSON as added_tokens.spelled has it, and `tokens` that are added. Returns {}, or {"refused": why}."""
+    """body: JSON as tokenizer.py has it, and `tokens` that are added. Returns {}, or {"refused": why}."""
     try:
         ask = json.loads(body)
         made = made_of(ask)
@@ -44,7 +44,7 @@ def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def made_of(ask: dict[str, Any]) -> Tokenizer:
-    """The tokenizer as added_tokens.spelled describes it. Raises what the library raises."""
+    """The tokenizer as tokenizer.py describes it. Raises what the library raises."""
     if "merges" not in ask:
         return Tokenizer.from_file(ask["path"])
     made = Tokenizer(models.BPE.from_file(ask["path"], ask["merges"]))
