@@ -16,26 +16,21 @@ Exit status: 0 no section failed, 1 one did, or the backend is not the one that 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from mlxspec.platform import device  # before mlx: it loads the BLAS  # isort: skip
 
-import mlx.core as mx
-from mac import kernels
-from mac.base import FULL, QUICK, WITHOUT_METAL, Here, Skipped
-from mac.model import Model
-from mac.points import points
+from gpu_parts import kernels
+from gpu_parts.base import FULL, QUICK, WITHOUT_METAL, Here, Sections, run
+from gpu_parts.model import Model
+from gpu_parts.points import points
 
 SECONDS = 270  # after which no further section begins, except with --long: a section takes at most about 30
-Sections = Mapping[str, tuple[str, Callable[[], None]]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,37 +103,6 @@ def sections(here: Here, *, long: bool = False, model: str | None = None) -> Sec
             "exactness": ("Bits of a quantized matmul by width", partial(kernels.exactness, here)),
         }
     return found
-
-
-def run(here: Here, chosen: Sections) -> tuple[str, list[str]]:
-    """Everything that was printed, and the names of sections that failed."""
-    texts, failed = [], []
-    for name, (title, section) in chosen.items():
-        if here.seconds_left <= 0:
-            text, problem = f"skipped: five minutes were over; run it alone with --only {name}", False
-            here.summary.append(f"{title}: skipped, five minutes were over (--only {name})")
-        else:
-            text, problem = run_section(section)
-        if problem:
-            failed.append(name)
-        texts.append(f"### {title}\n\n{text.rstrip()}\n")
-        print(texts[-1], flush=True)
-    return "\n".join(texts), failed
-
-
-def run_section(section: Callable[[], None]) -> tuple[str, bool]:
-    """What it printed, and whether it failed."""
-    caught = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(caught), device.private_kernels():
-            section()
-    except Skipped as why:
-        return f"{caught.getvalue()}skipped: {why}", False
-    except Exception:
-        return f"{caught.getvalue()}FAILED\n\n```\n{traceback.format_exc(limit=-3)}```", True
-    finally:
-        mx.clear_cache()
-    return caught.getvalue(), False
 
 
 if __name__ == "__main__":

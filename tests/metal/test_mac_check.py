@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gpu_parts.base import run as run_sections
+from gpu_parts.base import run_section
 
 from mlxspec.kernels import launch, races
 
@@ -62,7 +64,7 @@ def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_pat
     with emulated():
         for name, (_, section) in script.sections(run, long=True).items():
             if name in KERNEL_SECTIONS:
-                text, failed = script.run_section(section)
+                text, failed = run_section(section)
                 assert not failed, text
                 assert text.strip()
                 assert "skipped" not in text
@@ -80,7 +82,7 @@ def test_every_section_about_kernels_runs(emulated, script, monkeypatch, tmp_pat
 def test_pitfalls_are_checked_without_metal(script, tmp_path):
     """Each check says yes, NO or why it cannot tell, and what it found."""
     run = here(script, tmp_path, has_metal=False)
-    text, failed = script.run_section(script.sections(run)["pitfalls"][1])
+    text, failed = run_section(script.sections(run)["pitfalls"][1])
     assert not failed, text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
     assert len(rows) == 11
@@ -136,20 +138,20 @@ def test_no_section_begins_when_the_time_is_over(script, tmp_path):
         ran.append("first")
         run.ends = 0.0
 
-    text, failed = script.run(run, {"a": ("First", over), "b": ("Second", lambda: ran.append("second"))})
+    text, failed = run_sections(run, {"a": ("First", over), "b": ("Second", lambda: ran.append("second"))})
     assert ran == ["first"]
     assert not failed
-    assert "skipped: five minutes were over; run it alone with --only b" in text
-    assert run.summary == ["Second: skipped, five minutes were over (--only b)"]
+    assert "skipped: the time was over; run it alone with --only b" in text
+    assert run.summary == ["Second: skipped, the time was over (--only b)"]
 
 
 def test_a_section_that_fails_does_not_stop_the_others(script, tmp_path):
-    text, failed = script.run_section(lambda: print("so far") or 1 / 0)
+    text, failed = run_section(lambda: print("so far") or 1 / 0)
     assert failed
     assert text.startswith("so far\nFAILED")
     assert "ZeroDivisionError" in text
     run, ran = here(script, tmp_path), []
-    _, names = script.run(run, {"a": ("A", lambda: 1 / 0), "b": ("B", lambda: ran.append(1))})
+    _, names = run_sections(run, {"a": ("A", lambda: 1 / 0), "b": ("B", lambda: ran.append(1))})
     assert (names, ran) == (["a"], [1])
 
 
@@ -163,7 +165,7 @@ def test_a_section_that_fails_does_not_stop_the_others(script, tmp_path):
     ],
 )
 def test_the_depth_that_pays_most(script, costs, rate, best):
-    depth, gain = sys.modules["mac.model"].best_depth(costs, rate)
+    depth, gain = sys.modules["gpu_parts.model"].best_depth(costs, rate)
     assert depth == best
     assert gain >= 1.0
 
@@ -184,7 +186,7 @@ def test_a_kernel_that_fails_its_check_is_switched_off_and_reported(emulated, sc
         monkeypatch.setattr(sys.modules[f"mlxspec.kernels.{module}"]._kernel, "_built", {})
     run = here(script, tmp_path)
     with emulated():
-        text, failed = script.run_section(script.sections(run)["self-checks"][1])
+        text, failed = run_section(script.sections(run)["self-checks"][1])
     assert not failed
     lines = {line.split(":")[0]: line for line in text.splitlines()}
     assert "NOT in use, differs from plain MLX operations" in lines["- conv_qkv"]

@@ -35,7 +35,7 @@ RECOMMENDED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}  # what models co
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
 BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
 _PROMPT = 128  # tokens before a verify that is timed
-_CHILD = "scripts/mac/decode_child.py"
+_CHILD = "scripts/gpu_parts/decode_child.py"
 
 
 class Model:

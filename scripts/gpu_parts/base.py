@@ -1,8 +1,11 @@
-"""What the sections of scripts/mac_check share: sizes, the report, tables, times and random data."""
+"""What sections share: sizes, the report, running one after the other, tables, times and random data."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,7 @@ import mlx.core as mx
 from alternating import alternate, ratio
 
 from mlxspec.kernels.quantized_weight import QuantizedWeight
+from mlxspec.platform import device
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,19 +75,24 @@ WITHOUT_METAL = Sizes(  # MLX's quantized products on a CPU take seconds a token
 )
 
 
+Sections = Mapping[str, tuple[str, Callable[[], None]]]  # title and function by name
+
+
 class Skipped(Exception):
     """A section that cannot run here; its text says why."""
 
 
 @dataclass(kw_only=True)
 class Here:
-    """This run. folder: for files that go when it ends. ends: on time.perf_counter's clock. summary: lines of the short report."""
+    """This run. folder: for files that go when it ends. ends: on time.perf_counter's clock. summary: lines of the short report. tables:
+    figures to keep, by name, each a head and rows."""
 
     sizes: Sizes
     has_metal: bool
     folder: Path
     ends: float = float("inf")
     summary: list[str] = field(default_factory=list)
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def needs_metal(self) -> None:
         """Raises Skipped."""
@@ -107,6 +116,37 @@ class Here:
 
         contestants = {name: timed(run) for name, run in runs.items()}
         return alternate(contestants, rounds=self.sizes.rounds, warmup=2)
+
+
+def run(here: Here, chosen: Sections) -> tuple[str, list[str]]:
+    """Everything that was printed, and the names of sections that failed."""
+    texts, failed = [], []
+    for name, (title, section) in chosen.items():
+        if here.seconds_left <= 0:
+            text, problem = f"skipped: the time was over; run it alone with --only {name}", False
+            here.summary.append(f"{title}: skipped, the time was over (--only {name})")
+        else:
+            text, problem = run_section(section)
+        if problem:
+            failed.append(name)
+        texts.append(f"### {title}\n\n{text.rstrip()}\n")
+        print(texts[-1], flush=True)
+    return "\n".join(texts), failed
+
+
+def run_section(section: Callable[[], None]) -> tuple[str, bool]:
+    """What it printed, and whether it failed."""
+    caught = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(caught), device.private_kernels():
+            section()
+    except Skipped as why:
+        return f"{caught.getvalue()}skipped: {why}", False
+    except Exception:
+        return f"{caught.getvalue()}FAILED\n\n```\n{traceback.format_exc(limit=-3)}```", True
+    finally:
+        mx.clear_cache()
+    return caught.getvalue(), False
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

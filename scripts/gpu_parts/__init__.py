@@ -1,0 +1,1 @@
+"""The sections of scripts/mac_check and scripts/gpu."""

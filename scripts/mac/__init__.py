@@ -1,1 +1,0 @@
-"""The sections of scripts/mac_check."""
