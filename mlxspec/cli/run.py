@@ -12,8 +12,6 @@ from contextlib import redirect_stdout
 from mlxspec.cli import chat, options, pull, terminal
 from mlxspec.cli.table import print_table
 
-_ROOM = 1.3  # memory over weights: a few thousand tokens of context and a drafter
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help=options.MODEL)
@@ -34,26 +32,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """Models with short names whose weights fit, those with a head of their own and the largest first, and what drafts for them."""
-    from mlxspec.checkpoints.catalogue import catalogue
-    from mlxspec.loading.short_names import short_names
+    """Models with short names that fit, and what drafts for them."""
+    from mlxspec.checkpoints.fitting import fitting
+    from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
 
-    machine = machine_memory()
-    rows = []
-    for known in sorted(short_names(), key=lambda k: (k.head, k.gb), reverse=True):
-        if known.gb * 1e9 * _ROOM > machine:
-            continue
-        base = known.repo.partition("/")[2].removesuffix("-4bit").removesuffix("-it").lower()
-        beside = [
-            d
-            for d in catalogue()
-            if any(t.partition("/")[2].removesuffix("-it").lower() == base for t in d.targets)
-        ]
-        drafter = (
-            "its MTP head" if known.head else f"{beside[0].kind}, {beside[0].repo}" if beside else "lookups"
-        )
-        rows.append((known.name, f"{known.gb:.1f} GB", drafter, known.repo))
+    rows = [(m.name, amount(m.size), m.drafter, m.repo) for m in fitting(machine_memory())]
     print_table(("model", "download", "who drafts", "from"), rows, right=(1,))
     terminal.note("`mlxspec run NAME` fetches one and chats; `mlxspec run demo` needs no download.")
     return 0

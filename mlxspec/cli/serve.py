@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     from mlxspec.server.http import log
     from mlxspec.server.http.run import serve
+    from mlxspec.server.library import Library
     from mlxspec.server.models import Models
 
     options.spec_config(args)  # what is wrong with it is said first
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     watch = _watch(args)
     makers = _makers(args)
     models = {s.name: s.model for s in _served(args)}
+    library = Library(models, partial(_maker, args, models))
 
     def tell(url: str, loaded: Loaded) -> None:
         _tell(url, loaded, config.api_key is not None)
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             beside=beside,
             strict=config.strict_models,
         )
-        has_ended = serve(table, config, tell, watch)
+        has_ended = serve(table, config, library, tell, watch)
     except RankError as error:
         terminal.complain(str(error))
         os._exit(2)  # a thread may wait for a rank that is gone
@@ -112,10 +114,8 @@ def _watch(args: argparse.Namespace) -> Watch | None:
 def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
     """Served names and how to load what they name."""
     makers: dict[str, Callable[[], Engine]] = {}
-    for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
-        value = getattr(args, flag[2:].replace("-", "_"))
-        if value is not None and len(args.model or ()) > 1:
-            raise ConfigError(f"{flag} is of one model, and several were given.")
+    if len(args.model or ()) > 1:
+        _check_options_of_all(args)
     engines: dict[str, tuple[argparse.Namespace, dict[str, str | None]]] = {}
     for name, model, adapter in _served(args):
         if any(name in names for _, names in engines.values()):
@@ -134,6 +134,23 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
         make = partial(_load, own, options.spec_config(own), adapters, is_all=len(adapters) == len(names))
         makers |= dict.fromkeys(names, make)
     return makers
+
+
+def _check_options_of_all(args: argparse.Namespace) -> None:
+    """Raises ConfigError for options that are of one model."""
+    for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
+        if getattr(args, flag[2:].replace("-", "_")) is not None:
+            raise ConfigError(f"{flag} is of one model, and several were given.")
+
+
+def _maker(args: argparse.Namespace, models: dict[str, str], model: str) -> Callable[[], Engine]:
+    """Returns what loads one more model than the options name. Raises ConfigError."""
+    _check_options_of_all(args)
+    if getattr(args, "ranks", None) is not None:
+        raise ConfigError("Ranks serve the one model that they were started with.")
+    own = _options_of(args, model, model)
+    models[model] = model
+    return partial(_load, own, options.spec_config(own), {}, is_all=False)
 
 
 def _options_of(args: argparse.Namespace, name: str, model: str) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.errors import EngineStoppedError
 from mlxspec.server import completions_api, embeddings, llama_api, page, request_parsing, work
-from mlxspec.server.answer_writer import AnswerWriter, encode
+from mlxspec.server.answer_writer import LINES, AnswerWriter, encode
 from mlxspec.server.answers_file import AnswersFile
 from mlxspec.server.chat_api import ChatWriter, chat_request
 from mlxspec.server.chat_request import ChatRequest
@@ -29,6 +29,7 @@ from mlxspec.server.http.endpoint import Asked, Endpoint, Reply, Work
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.security import App, Guard, error_response, owner_of
 from mlxspec.server.job_run import End, JobRun, Progress
+from mlxspec.server.library import Library, check_is_own
 from mlxspec.server.messages_api import MessagesWriter, messages_request
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Known, Loaded, Models
@@ -63,8 +64,8 @@ MakeWriter = Callable[[str, Body, Job], AnswerWriter]
 class Server:
     """Handlers over a table of models. `app` is the ASGI application, its guard included."""
 
-    def __init__(self, models: Models, config: ServerConfig) -> None:
-        self.models, self.config = models, config
+    def __init__(self, models: Models, config: ServerConfig, library: Library) -> None:
+        self.models, self.config, self.library = models, config, library
         self.metrics = Metrics()
         self._answers = None if config.record is None else AnswersFile(config.record)
         # of adapters, by owner and the model's name, where a client has set them
@@ -104,6 +105,7 @@ class Server:
 
     def close(self) -> None:
         self._lanes.close()
+        self.library.cancel()
 
     # --- answers
 
@@ -303,6 +305,36 @@ class Server:
             code="response_not_found",
         )
 
+    # --- models of this machine
+
+    async def _library(self, asked: Asked, reply: Reply) -> None:
+        check_is_own(self.config, asked.request.headers)
+        await reply.json(await asked.off_loop(self.library.listed, is_slow=True))
+
+    async def _change_library(self, asked: Asked, reply: Reply) -> None:
+        check_is_own(self.config, asked.request.headers)
+        if asked.body["action"] == "cancel":
+            self.library.cancel()
+        else:
+            name = asked.body.get("model") or ""
+            self.models.add(name, await asked.off_loop(partial(self.library.to_serve, name), is_slow=True))
+        await reply.json({"success": True})
+
+    async def _pull(self, asked: Asked, reply: Reply) -> None:
+        """In Ollama's form. A client that goes away ends no download."""
+        check_is_own(self.config, asked.request.headers)
+        fetch = self.library.fetch(asked.body.get("model") or asked.body.get("name") or "")
+        streams = asked.body.get("stream") is not False
+        if streams:
+            await reply.start_stream(LINES.media, lambda error: LINES.frame({"error": str(error)}))
+        async for told in fetch.updates():
+            if streams:
+                await reply.event(LINES.frame(told))
+        if fetch.error:
+            raise ApiError(fetch.error, status=500, code="not_fetched")
+        done = {"status": "success", "notices": fetch.notices}
+        await (reply.event(LINES.frame(done), is_last=True) if streams else reply.json(done))
+
     # --- about models and this server
 
     async def _models(self, asked: Asked, reply: Reply) -> None:
@@ -454,7 +486,7 @@ _TOLD: dict[str, Callable[[Body, Engine], Body]] = {  # what is told of a body b
 
 _ELSEWHERE = {  # routes of Ollama's that change what is on the disk
     **dict.fromkeys(
-        ("/api/pull", "/api/create", "/api/copy", "/api/push"),
+        ("/api/create", "/api/copy", "/api/push"),
         "Models are fetched by `mlxspec pull` at a terminal.",
     ),
     "/api/delete": "Models are removed by `mlxspec rm` at a terminal.",

@@ -1,4 +1,4 @@
-"""The server's fixed table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle. Names whose maker
+"""The server's table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle. Names whose maker
 is the same object are one engine, which knows a name's adapter by that name.
 
 A request uses a model from before its prompt is rendered until its last event. The model is not unloaded meanwhile. Requests for another
@@ -117,7 +117,8 @@ class Models:
         nothing and is held beside the others, for embeddings and ranks; made in the engines' thread before the first of them."""
         self._makers = dict(makers)
         self._beside_makers, self._beside = dict(beside or {}), dict[str, "Engine"]()
-        self._sampling, self._strict = sampling, strict
+        self._sampling = sampling
+        self._takes_any_name = len(self._makers) == 1 and not strict
         self._params: dict[str, SamplingParams] = {}
         self._idle = idle_seconds
         self._turn = asyncio.Condition()
@@ -139,6 +140,10 @@ class Models:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._makers)
+
+    def add(self, name: str, make: Callable[[], Engine]) -> None:
+        """One more model that requests may ask for."""
+        self._makers.setdefault(name, make)
 
     @property
     def listed(self) -> tuple[str, ...]:
@@ -173,13 +178,14 @@ class Models:
         return "unloaded" if self._worker is None else self._worker.state
 
     def resolve(self, asked: str | None) -> str:
-        """The model a request means. With one model any name means that one, unless names are strict. Raises ApiError."""
+        """The model a request means. Where the server began with one model, any other name means that one, unless names are strict.
+        Raises ApiError."""
         if asked in self._beside_makers:
             raise ApiError(f"{asked} is there for embeddings and ranks alone.", param="model")
-        if asked is None or (len(self._makers) == 1 and not self._strict):
-            return self.names[0]
         if asked in self._makers:
             return asked
+        if asked is None or self._takes_any_name:
+            return self.names[0]
         raise self._unknown(asked)
 
     def _unknown(self, asked: str) -> ApiError:

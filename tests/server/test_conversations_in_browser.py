@@ -167,6 +167,8 @@ def test_a_conversation_that_is_answered_can_be_deleted(wide: chromium.Browser) 
 
 
 def test_search(wide: chromium.Browser) -> None:
+    wide.js("localStorage.setItem('mlxspec.settings', JSON.stringify({temperature: 0}))")
+    wide.reload()
     two(wide)
     answer = kept(wide)[1]["text"]
     word = max(answer.split(), key=len).upper()
@@ -621,7 +623,7 @@ def test_axe(wide: chromium.Browser, tmp_path: Path) -> None:
         browser.resize(width, 844, is_phone=width < 500)
         for scheme in ("light", "dark"):
             browser.prefer(scheme)
-            for opened in ("", "settings", "connect", "list"):
+            for opened in ("", "settings", "connect", "models", "list"):
                 if opened == "list" and width > 1000:
                     continue
                 if opened:

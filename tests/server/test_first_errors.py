@@ -44,7 +44,7 @@ def test_what_is_not_there_says_where_to_look(demo: Served) -> None:
     for path, words in {
         "/v1/nothing": "/openapi.json lists the routes",
         "/v2/chat/completions": "the base URL is http://",
-        "/api/pull": "`mlxspec pull`",
+        "/api/create": "`mlxspec pull`",
         "/api/delete": "`mlxspec rm`",
     }.items():
         status, found = demo.post(path, {})

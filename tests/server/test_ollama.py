@@ -114,10 +114,10 @@ def test_bad_input_is_one_sentence_in_the_apis_form(thinker: Served) -> None:
         assert set(answer) == {"error"}
         assert sentence in answer["error"], (body, answer)
         assert "\n" not in answer["error"]
-    for path in ("/api/pull", "/api/embeddings"):
+    for path in ("/api/copy", "/api/embeddings"):
         status, answer = thinker.post(path, {})
         assert (status, set(answer)) == (404, {"error"})
-    assert isinstance(thinker.post("/api/pull", {})[1]["error"], str)
+    assert isinstance(thinker.post("/api/copy", {})[1]["error"], str)
 
 
 def test_models_tell_their_context_and_abilities(thinker: Served) -> None:

@@ -277,12 +277,17 @@ def test_keyboard_only(browser: chromium.Browser) -> None:
     assert browser.js("document.activeElement.getBoundingClientRect().left >= 0")
     browser.press("Tab")
     reached = [browser.js(focused)]
-    for _ in range(8):
+    for _ in range(9):
         browser.press("Tab")
         reached.append(browser.js(focused))
-    assert reached[:3] == ["open-list", "open-settings", "open-connect"]  # nothing to begin anew yet
-    assert reached[3] == QUESTION
-    assert reached[6:] == ["attach", "question", "send"]
+    assert reached[:4] == [
+        "open-list",
+        "open-models",
+        "open-settings",
+        "open-connect",
+    ]  # nothing to begin anew yet
+    assert reached[4] == QUESTION
+    assert reached[7:] == ["attach", "question", "send"]
     for name in ("settings", "connect"):
         browser.js(f"document.querySelector('#open-{name}').focus()")
         browser.press("Enter")

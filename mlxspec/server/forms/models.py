@@ -43,6 +43,28 @@ class AdapterScales(t.Fields):
 
 Success = t.answer("Success", success=bool)
 
+
+class LibraryRequest(t.Fields):
+    action: Literal["serve", "cancel"] = Field(description="serve: one more model; cancel: end the download")
+    model: t.Name | None = None
+
+
+class PullRequest(t.Fields):
+    model: t.Name | None = None
+    name: t.Name | None = t.optional(same_as="model")
+    stream: t.Flag = t.optional("lines on how far it is unless this is false")
+    harmless = t.harmless("insecure", "the hub is asked by TLS")
+
+
+_Here = t.answer(
+    "ModelHere", name=str, size=Count, memory=Count | None, fits=bool, problem=str, served_as=str | None
+)
+_Fitting = t.answer("ModelFitting", name=str, repo=str, size=Count, drafter=str)
+LibraryAnswer = t.answer(
+    "Library", machine=Count, here=t.many(_Here), fitting=t.many(_Fitting), fetching=dict[str, Any] | None
+)
+Pulled = t.answer("Pulled", status=str)
+
 PromptAnswer = t.answer("Prompt", prompt=str)
 ContentAnswer = t.answer("Content", content=str, prompt=str)
 TokenizerAnswer = t.answer(

@@ -22,6 +22,7 @@ from mlxspec.server.http import log
 from mlxspec.server.http.connections import Connection, Door, raise_descriptors
 from mlxspec.server.http.security import App
 from mlxspec.server.http.signals import ending_on_signals, exit_later
+from mlxspec.server.library import Library
 from mlxspec.server.models import Loaded, Models
 from mlxspec.server.settings import ServerConfig
 
@@ -60,14 +61,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 def serve(
-    models: Models, config: ServerConfig, tell: Callable[[str, Loaded], None], watch: Watch | None = None
+    models: Models,
+    config: ServerConfig,
+    library: Library,
+    tell: Callable[[str, Loaded], None],
+    watch: Watch | None = None,
 ) -> bool:
     """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. watch: is given a function that ends
     all answers and the server with an error, wherever the engine is. Returns whether everything has ended by itself; where not, only
     leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and that error."""
     listener = _listen(config)
     with listener:
-        return asyncio.run(_serve(models, config, listener, tell, watch))
+        return asyncio.run(_serve(models, config, library, listener, tell, watch))
 
 
 def _listen(config: ServerConfig) -> socket.socket:
@@ -110,6 +115,7 @@ def web_config(app: App) -> uvicorn.Config:
 async def _serve(
     models: Models,
     config: ServerConfig,
+    library: Library,
     listener: socket.socket,
     tell: Callable[[str, Loaded], None],
     watch: Watch | None,
@@ -117,7 +123,7 @@ async def _serve(
     raise_descriptors()
     log.take_over()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    server = Server(models, config)
+    server = Server(models, config, library)
     web = _Uvicorn(web_config(server.app), Door(config.limits))
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     with ending_on_signals(partial(loop.call_soon_threadsafe, stopping.set)):

@@ -28,15 +28,33 @@ export class Api {
     return this.#get("health");
   }
 
+  /** The models of the server's machine. Raises ApiError where the server does not tell them. */
+  async library() {
+    return this.#get("api/library");
+  }
+
+  async changeLibrary(change) {
+    await this.#post("api/library", change);
+  }
+
+  /** How far a download is, until it has ended: {status, completed, total}, at last {status: "success", notices}. */
+  async *pull(model, signal) {
+    const response = await this.#post("api/pull", { model }, signal);
+    for await (const line of pieces(response.body, "\n", signal)) {
+      const told = JSON.parse(line);
+      if (told.error) throw new ApiError(told.error);
+      yield told;
+    }
+  }
+
   /** The objects of a streamed answer. Ends with GoneError where the stream does not reach its end. */
   async *chat(body, signal) {
-    const response = await this.#fetch("v1/chat/completions", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-      signal,
-    });
+    const response = await this.#post("v1/chat/completions", body, signal);
     yield* events(response.body, signal);
+  }
+
+  async #post(path, body, signal) {
+    return this.#fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
   }
 
   async #get(path) {
@@ -62,6 +80,7 @@ async function failure(response) {
   let error = {};
   try {
     error = (await response.json()).error ?? {};
+    if (typeof error === "string") error = { message: error }; // of Ollama's routes
   } catch {
     // the status says enough
   }
@@ -75,23 +94,29 @@ function asLatin1(text) {
 
 /** The objects of a stream of server-sent events, until [DONE]. Raises ApiError for an error in the stream. */
 export async function* events(stream, signal) {
+  for await (const piece of pieces(stream, "\n\n", signal)) {
+    if (!piece.startsWith("data: ")) continue; // a comment
+    if (piece === "data: [DONE]") return;
+    const found = JSON.parse(piece.slice(6));
+    if (found.error) throw new ApiError(found.error.message, 0, found.error.code);
+    yield found;
+  }
+  throw new GoneError("The answer broke off: the connection to the server has ended.");
+}
+
+/** The parts of a stream of text that `end` closes. */
+async function* pieces(stream, end, signal) {
   const reader = stream.getReader();
   const decoder = new TextDecoder();
   let text = "";
   try {
-    for (;;) {
-      const { done, value } = await read(reader, signal);
+    for (let done = false; !done; ) {
+      let value;
+      ({ done, value } = await read(reader, signal));
       text += done ? decoder.decode() : decoder.decode(value, { stream: true });
-      const pieces = text.split("\n\n");
-      text = pieces.pop();
-      for (const piece of pieces) {
-        if (!piece.startsWith("data: ")) continue; // a comment
-        if (piece === "data: [DONE]") return;
-        const found = JSON.parse(piece.slice(6));
-        if (found.error) throw new ApiError(found.error.message, 0, found.error.code);
-        yield found;
-      }
-      if (done) throw new GoneError("The answer broke off: the connection to the server has ended.");
+      const whole = text.split(end);
+      text = whole.pop();
+      yield* whole;
     }
   } finally {
     reader.cancel().catch(() => {}); // the server stops answering when nobody reads

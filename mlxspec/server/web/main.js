@@ -6,6 +6,7 @@ import { Conversation, messageOf } from "./conversation.js";
 import { onSettings, openConnect, openSettings } from "./dialogs.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { List } from "./list.js";
+import { Models } from "./models.js";
 import { byId, element } from "./render.js";
 import { Server, UNKNOWN } from "./server.js";
 import { Settings } from "./settings.js";
@@ -588,6 +589,7 @@ onSettings(settings, (kept) => {
   notify(kept ? "" : "The browser does not keep these settings: its storage is full or switched off.");
 });
 byId("open-connect").addEventListener("click", () => openConnect(api));
+new Models(api, server);
 byId("open-keys").addEventListener("click", () => byId("shortcuts").showModal());
 
 // ---- leaving, start

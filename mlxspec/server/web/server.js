@@ -19,15 +19,22 @@ export class Server {
     this.#api = api;
     this.#settings = settings;
     this.#page = page;
-    byId("model").addEventListener("change", ({ target }) => {
-      settings.change({ model: target.value });
-      this.#show();
-    });
+    byId("model").addEventListener("change", ({ target }) => this.choose(target.value));
     byId("key-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#takeKey(byId("key").value.trim());
     });
     byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
+  }
+
+  /** Those that are served. */
+  get models() {
+    return this.#models;
+  }
+
+  choose(id) {
+    this.#settings.change({ model: id });
+    this.#show();
   }
 
   /** The chosen model, null where none is known. */

@@ -6,6 +6,12 @@ export function count(number, noun) {
   return `${NUMBER.format(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
+/** Bytes as people write them: 8.8 MB, 19.3 GB. */
+export function amount(bytes) {
+  const power = bytes < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(bytes) / 3));
+  return `${power ? Number((bytes / 1000 ** power).toPrecision(3)) : bytes} ${["bytes", "kB", "MB", "GB", "TB"][power]}`;
+}
+
 export function speed(perSecond) {
   return `${perSecond >= 100 ? NUMBER.format(Math.round(perSecond)) : perSecond.toFixed(1)} tokens/s`;
 }

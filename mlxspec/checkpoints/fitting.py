@@ -1,0 +1,38 @@
+"""Which models with short names fit a machine, and what drafts for each. Uses no network."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mlxspec.checkpoints.catalogue import catalogue
+from mlxspec.loading.short_names import short_names
+
+_ROOM = 1.3  # memory over weights: a few thousand tokens of context and a drafter
+
+
+class Fitting(NamedTuple):
+    """name: short; size: of the weights, in bytes; drafter: what drafts for it once it is fetched."""
+
+    name: str
+    repo: str
+    size: int
+    drafter: str
+
+
+def fitting(machine: int) -> list[Fitting]:
+    """Models whose weights fit into `machine` bytes, those with a head of their own and the largest first."""
+    found = []
+    for known in sorted(short_names(), key=lambda k: (k.head, k.gb), reverse=True):
+        if known.gb * 1e9 * _ROOM > machine:
+            continue
+        base = known.repo.partition("/")[2].removesuffix("-4bit").removesuffix("-it").lower()
+        beside = [
+            d
+            for d in catalogue()
+            if any(t.partition("/")[2].removesuffix("-it").lower() == base for t in d.targets)
+        ]
+        drafter = (
+            "its MTP head" if known.head else f"{beside[0].kind}, {beside[0].repo}" if beside else "lookups"
+        )
+        found.append(Fitting(known.name, known.repo, int(known.gb * 1e9), drafter))
+    return found

@@ -1,0 +1,171 @@
+"""The models of the machine that a server runs on: those in the hub's cache, those that fit, and the one that is being fetched.
+
+Only a server that nobody but this machine's user can reach shows and fetches them (`check_is_own`). A download is a process of its own
+(checkpoints/fetching.py): it delays no answer, and can be ended at any point. It writes into the hub's cache and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+
+from mlxspec.checkpoints.cache import Entry, listing
+from mlxspec.checkpoints.fitting import fitting
+from mlxspec.errors import ModelError
+from mlxspec.loading.repositories import check_repo
+from mlxspec.loading.short_names import repository
+from mlxspec.platform.memory import machine_memory
+from mlxspec.server.errors import ApiError
+from mlxspec.server.http.security import is_own
+from mlxspec.server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
+
+_CHILD = "mlxspec.checkpoints.fetching"
+_TOLD_SECONDS = 0.25
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+Maker = Callable[[str], Callable[[], "Engine"]]
+
+
+def check_is_own(config: ServerConfig, headers: Headers) -> None:
+    """Raise ApiError unless a request can come from this machine's user alone: from a program here, or the page of this server."""
+    origin = headers.get("origin")
+    is_private = config.is_local and config.api_key is None and not config.allowed_hosts
+    is_foreign = origin is not None and not is_own(origin, headers.get("host"))
+    if not is_private or is_foreign or any(name in headers for name in _OF_PROXIES):
+        raise ApiError(
+            "The models of this machine are shown and fetched only on a server without a key that nobody else can reach; "
+            "use `mlxspec models` and `mlxspec pull` at its terminal.",
+            status=403,
+            code="not_private",
+        )
+
+
+class Pull:
+    """A download. error: the sentence that says why it failed, "" while it has not. notices: sentences on what is missing beside it."""
+
+    def __init__(self, repo: str) -> None:
+        self.repo, self.error = repo, ""
+        self.told: dict[str, Any] = {"status": f"pulling {repo}"}
+        self.notices: list[str] = []
+        self._process: asyncio.subprocess.Process | None = None
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_running(self) -> bool:
+        return not self._task.done()
+
+    async def _run(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", _CHILD, self.repo,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        told_by = self._process.stdout
+        while told_by is not None and (line := await told_by.readline()):
+            told = json.loads(line)
+            if "notice" in told:
+                self.notices.append(told["notice"])
+            elif "error" in told:
+                self.error = told["error"]
+            else:
+                self.told = told
+        if await self._process.wait() and not self.error:
+            self.error = (
+                f"{self.repo} was not fetched: its download was ended. Files that are whole are kept."
+            )
+
+    async def updates(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields what there is to tell, until the end."""
+        told: dict[str, Any] = {}
+        while self.is_running:
+            if told is not self.told:
+                told = self.told
+                yield told
+            await asyncio.wait({self._task}, timeout=_TOLD_SECONDS)
+        await self._task
+
+    def cancel(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+
+
+class Library:
+    """served: name -> the model that it names. maker: makes what loads a model that is to be served, too; raises ConfigError where the
+    server's options are of one model."""
+
+    def __init__(self, served: Mapping[str, str], maker: Maker) -> None:
+        self.maker = maker
+        self._served = dict(served)
+        self._fetch: Pull | None = None
+
+    def listed(self) -> dict[str, Any]:
+        """Reads the cache: not in the event loop."""
+        machine, entries = machine_memory(), self._entries()
+        named = {repository(model): name for name, model in self._served.items()}
+        here = [
+            {
+                "name": e.name,
+                "size": e.size,
+                "memory": e.memory,
+                "fits": e.memory is not None and e.memory <= machine,
+                "problem": e.problem,
+                "served_as": named.get(e.name),
+            }
+            for e in entries.values()
+        ]
+        whole = {e.name for e in entries.values() if e.is_complete}
+        fetching = (
+            self._fetch.told | {"model": self._fetch.repo} if self._fetch and self._fetch.is_running else None
+        )
+        rows = [m._asdict() for m in fitting(machine) if m.repo not in whole]
+        return {"machine": machine, "here": here, "fitting": rows, "fetching": fetching}
+
+    def _entries(self) -> dict[str, Entry]:
+        """Models, and what is there of some in part: of each its newest revision that a branch names."""
+        found: dict[str, Entry] = {}
+        for entry in listing().entries:
+            if entry.memory is not None or entry.problem:
+                found.setdefault(entry.name, entry)
+        return found
+
+    def fetch(self, model: str) -> Pull:
+        """Begin a download, or join the one of the same model. Raises ApiError."""
+        repo = repository(model)
+        try:
+            check_repo(repo)
+        except ModelError as error:
+            raise ApiError(str(error), param="model") from error
+        running = self._fetch
+        if running is not None and running.is_running:
+            if running.repo == repo:
+                return running
+            raise ApiError(f"{running.repo} is being fetched; one model is fetched at a time.", param="model")
+        self._fetch = Pull(repo)
+        return self._fetch
+
+    def cancel(self) -> None:
+        if self._fetch is not None:
+            self._fetch.cancel()
+
+    def to_serve(self, model: str) -> Callable[[], Engine]:
+        """Returns what loads a model of the cache. Raises ApiError for one that is not there, ConfigError. Reads the cache."""
+        entry = self._entries().get(model)
+        if entry is None or not entry.is_complete:
+            raise ApiError(
+                f"{model} is not here; `mlxspec pull` fetches it.",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        made = self.maker(model)
+        self._served[model] = model
+        return made
