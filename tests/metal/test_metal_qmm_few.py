@@ -57,6 +57,23 @@ def test_any_number_of_outputs_and_steps(metal, out, size):
         check_rows(*draw(6, out, size), KERNEL)
 
 
+@pytest.mark.slow
+def test_a_head_of_32k_rows(metal):
+    """As drafters propose from; the last outputs are of the last threadgroup."""
+    with metal():
+        check_rows(*draw(5, 32_768, 64, dtype=mx.bfloat16), KERNEL)
+
+
+def test_heads_of_many_outputs(emulated, monkeypatch):
+    """Every output has a threadgroup, and places of the largest head, 248,320 outputs of 5,120 in 8 bits, fit the kernel's numbers."""
+    with as_cuda(monkeypatch, computes=False) as stand_in:
+        for out, size in ((32_768, 1024), (248_320, 64)):
+            KERNEL.run(*draw(8, out, size, dtype=mx.bfloat16))
+    for told, out in zip(stand_in.told, (32_768, 248_320), strict=True):
+        assert told.grid[1] // told.threadgroup[1] * 8 * told.template["BLOCKS"] >= out
+    assert 248_320 * 5_120 * 8 // 32 < 2**31
+
+
 # instructions a weight of the loop, 8 rows, and registers of a thread: an Apple thread has 128
 COUNTED = [
     ({}, 8, 6.0),
