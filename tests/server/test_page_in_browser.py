@@ -172,6 +172,11 @@ def test_reload_keeps_the_conversation(browser: chromium.Browser) -> None:
     browser.until("document.querySelector('.turn.assistant .tools')")
     assert browser.js("document.querySelector('#turns').innerText") == shown
     assert kept(browser) == turns
+    browser.js("document.querySelector('#question').focus()")
+    browser.type("half a mess")
+    browser.reload()
+    assert browser.js("document.querySelector('#question').value") == "half a mess"
+    browser.js("document.querySelector('#question').select()")
     ask(browser, SLOW, wait=False)
     browser.until("[...document.querySelectorAll('.answer')].at(-1).textContent.length > 4")
     while not kept(browser)[3]["text"]:

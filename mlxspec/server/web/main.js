@@ -19,7 +19,7 @@ const EXAMPLES = [
   "how do i use itertools.chain?",
   'remove the docstring:\n```python\ndef read_all(paths):\n    """Read the files at paths and return their texts."""\n    texts = []\n    for path in paths:\n        with open(path) as file:\n            texts.append(file.read())\n    return texts\n```',
 ];
-const [API_KEY, OPEN] = ["mlxspec.key", "mlxspec.open"]; // what this tab keeps: the API key, the id of its conversation
+const [API_KEY, OPEN, TYPED] = ["mlxspec.key", "mlxspec.open", "mlxspec.typed"]; // what this tab keeps: the API key, the id of its conversation, a message that is not sent yet
 const SAVE_MS = 500;
 const NO_ANSWER = "The browser's storage does not answer. Export this conversation and load the page again.";
 const KEEPS_NOTHING = "This browser keeps nothing here, so conversations are gone when the page is left.";
@@ -531,8 +531,9 @@ question.addEventListener("input", grow);
 
 const attached = new Attachments(question, { sees: () => server.sees, notify, oninsert: grow });
 
-/** The field is as high as its text where the browser does not do that by itself. */
+/** The text of the field has changed. The field is as high as its text where the browser does not do that by itself. */
 function grow() {
+  remember(TYPED, question.value);
   if (CSS.supports("field-sizing", "content")) return;
   question.style.height = "auto";
   question.style.height = `${question.scrollHeight + 2}px`;
@@ -620,6 +621,8 @@ async function takeUp() {
   else await list.show(conversation.id);
 }
 
+question.value = session?.getItem(TYPED) ?? "";
+grow();
 showTint();
 showConversation();
 question.focus({ preventScroll: true });
