@@ -141,6 +141,8 @@ def _by_habit(arguments: Sequence[str]) -> list[str]:
         return [*rest[:1], "--help"]
     if first in ("version", "-v", "-V"):
         return ["--version"]
+    if first == "try" and not rest:
+        raise ConfigError("`mlxspec try FILE` edits a file of yours with drafting off and on, and compares.")
     return [_HABITS.get(first, first), *rest] if arguments else []
 
 

@@ -16,7 +16,7 @@ _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 def check_repo(repo: str) -> None:
     """Raise ModelError unless `repo` can be the name of a repository."""
     if not _REPO_ID.fullmatch(repo) or ".." in repo:
-        said = printable(repo, NAME_LENGTH)
+        said = printable(repo, NAME_LENGTH) or "''"
         words = " ".join(re.findall(r"[\w.]+", said)[:3])
         tip = f" `mlxspec models {words}` searches for one." if words and "/" not in repo else ""
         raise ModelError(f"There is no folder {said}, and it is no Hugging Face id (owner/name) either.{tip}")

@@ -250,7 +250,8 @@ def _source(params: SamplingParams) -> tuple[str, str]:
         read = Schema(given)
         text = json.dumps(read.json(), allow_nan=False)
     except (GrammarError, ValueError, TypeError, RecursionError) as error:
-        raise GrammarError(f"The JSON schema cannot be used: {_first_line(str(error))}.") from error
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(str(error))
+        raise GrammarError(f"The JSON schema cannot be used: {why}.") from error
     if read.left_out:
         raise GrammarError(
             f"The JSON schema cannot be used: {read.left_out[0].place} cannot be enforced by a grammar; leave it out."
