@@ -53,6 +53,7 @@ class ModelCache:
     counts, none where none does; set by whoever made the row. A forward is either of certain tokens (prefill) or
     of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
     every verify runs, and its accepted drafts.
+    least: by row, what a fork's length is at least where only the device knows it.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
     A commit may be unread: num_committed is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
@@ -66,6 +67,7 @@ class ModelCache:
         self.layers = list(layers)
         self.defers = defers
         self.lengths = [0] * num_rows
+        self.least: list[int] | None = None
         self.shifts = [0] * num_rows
         self.scales: list[tuple[float, ...]] = [()] * num_rows
         self.exact: mx.array | None = None
@@ -169,11 +171,6 @@ class ModelCache:
         self.deferred, self.exact, self._unread = Committed.of(rows, num_committed), None, None
 
     @property
-    def least(self) -> list[int]:
-        """By row, what its length is at least: before an unread commit, if there is one."""
-        return self.lengths if self._unread is None else self._unread[1]
-
-    @property
     def is_unread(self) -> bool:
         """Whether a commit waits for `settle`."""
         return self._unread is not None
@@ -196,6 +193,14 @@ class ModelCache:
         twin.shifts, twin.scales = list(self.shifts), list(self.scales)
         twin._family, twin._is_fork = self._family, True
         self._family["writer"] = id(twin)
+        return twin
+
+    def fork_behind(self, num: mx.array, most: Sequence[int], *, tails: bool = False) -> ModelCache:
+        """A fork that begins behind tokens that the last forward wrote and that were not committed: `num` (B,) int32 of each row, which has
+        not been computed, and at most so many."""
+        twin = self.fork(tails=tails)
+        twin.exact, twin.least = mx.array(self.lengths, mx.int32) + num, list(self.lengths)
+        twin.lengths = [length + more for length, more in zip(self.lengths, most, strict=True)]
         return twin
 
     def flush(self) -> None:
@@ -246,6 +251,14 @@ class ModelCache:
                 f"A sliding window no longer holds what {length} tokens see; restore a snapshot instead."
             )
         self.lengths[row] = length
+
+    def extend(self, row: int, num: int) -> None:
+        """Commit the next `num` tokens of one row: the last forward wrote them, they were not committed, and only forks have written since.
+        Raises CacheError where a layer keeps a state in the place of tokens."""
+        self._require_own("extend")
+        if self.has_recurrent:
+            raise CacheError("A recurrent state does not hold tokens that were not committed.")
+        self.lengths[row] += num
 
     def snapshot(self, row: int, start: int = 0) -> Snapshot:
         """A copy of one row's committed state. Of keys and values only those from token `start` on."""

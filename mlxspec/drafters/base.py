@@ -190,16 +190,9 @@ class Drafter(ABC):
         self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
     ) -> list[Draft] | None:
         """`propose` while only the device knows the last tokens of these rows, in the asks' order: histories end before them, and limits
-        allow for all of them. None where the host must have read them first; most drafters do. Next, every row's tokens are observed, then
-        comes `settle`; `take_back` where the drafts are dropped."""
+        allow for all of them. None where the host must have read them first; most drafters do. It is as though it had not been called:
+        next the row's tokens are observed, whether the drafts were used or dropped."""
         return None
-
-    def settle(self) -> None:  # noqa: B027
-        """What was unread at the last `propose_behind` has been observed."""
-
-    def take_back(self) -> None:  # noqa: B027
-        """Nobody reads what came of the last `propose_behind`: be as though it had not been called, and what has been observed since
-        had been observed without it."""
 
     def prime(self, row: int) -> None:  # noqa: B027  (few need it)
         """The prompt and the first token have been observed and the answer begins: run what has been queued, if anything. Counts as

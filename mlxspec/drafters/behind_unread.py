@@ -1,15 +1,14 @@
 """Drafts by a model for a round that is launched before the previous one was read.
 
-The model runs all of the round's places, so that shapes do not depend on how many tokens were accepted. Invariants: cells of rejected
-tokens lie behind the rows' ends as the device knows them, where the next tokens are written over them; until `settle` the cache's lengths
-are bounds; behind `take_back` the cells are gone and the tokens wait in the queue, as they would had `propose` been next.
+The model runs all places of the unread round, so that shapes do not depend on how many tokens were accepted, and commits none of them:
+drafts go on from a fork that begins behind the accepted ones as the device knows them. So there is nothing to take back. When the tokens
+come, the cells of all but the last are there already; the last one is queued, since every draft begins with a token that is run.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -20,15 +19,8 @@ from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.base import Ask, Draft, Heard, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.platform import device
 from mlxspec.sampling.sampler import BatchSampler
-
-
-@dataclass(kw_only=True)
-class _Unsettled:
-    """Of the last round drafted behind an unread one, by row: the cache's length before, and what was observed in between."""
-
-    lengths: dict[int, int]
-    heard: dict[int, tuple[list[int], mx.array | None]] = field(default_factory=dict)
 
 
 class BehindUnread(ModelDrafter):
@@ -38,87 +30,55 @@ class BehindUnread(ModelDrafter):
         self, model: Any, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN
     ) -> None:
         super().__init__(model, max_context, head_rows, kv_bits=kv_bits)
-        self._unsettled: _Unsettled | None = None
+        self._made: set[int] = set()  # rows that have the cells of their next tokens behind their end
 
     @abstractmethod
     def _draft_behind(
         self,
-        cache: ModelCache,
-        names: dict[int, int],
+        fork: ModelCache,
+        hidden: mx.array,
         asks: Sequence[Ask],
         sampler: BatchSampler,
         unread: Unread,
     ) -> dict[int, Draft]:
-        """Run the cells of an unread round, commit them with the round's numbers, and draft. names: the rows that ask, in the cache's
-        order; unread: of these rows in that order."""
-
-    def _of_all_rows(self, num_committed: mx.array, names: dict[int, int]) -> mx.array:
-        """Counts of the rows `names` -> counts of the cache's rows, 0 for those that do not ask."""
-        if len(names) == len(self._order):
-            return num_committed
-        index = np.cumsum([name in names for name in self._order]) * [n in names for n in self._order]
-        return mx.concatenate([mx.zeros((1,), mx.int32), num_committed])[mx.array(index.astype(np.int32))]
+        """Draft behind an unread round, whose cells `fork` holds. hidden (rows, H): what the model gave out for the last accepted token;
+        unread: of the rows that ask, in the cache's order, as hidden."""
 
     def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        unsettled = self._unsettled
-        if unsettled is not None and self._is_unread and row in unsettled.lengths:
-            tokens, hidden = rounds[-1]
-            unsettled.heard[row] = list(tokens), hidden
-        else:
-            super().observe_rounds(row, rounds)
-
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        self._unsettled = None
-        return super().propose(asks, sampler)
+        (tokens, hidden), *others = rounds
+        num = len(tokens) - 1
+        if row in self._made and self._cache is not None and num > 0:
+            self._cache.extend(self._order.index(row), num)
+            rounds = [(tokens[num:], None if hidden is None else hidden[num:]), *others]
+        self._made.discard(row)
+        super().observe_rounds(row, rounds)
 
     def propose_behind(
         self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
     ) -> list[Draft] | None:
-        cache, places = self._cache, {a.row: i for i, a in enumerate(asks)}
-        if cache is None or not places.keys() <= self._rows.keys():
+        places = {a.row: i for i, a in enumerate(asks)}
+        if not places.keys() <= self._rows.keys():
             return None
         if any(len(a.history) + unread.width + a.limit >= self.max_context for a in asks):
             return None
-        queued = {r: self._rows[r].take() for r in places if self._rows[r].tokens}
-        if queued:  # known tokens come before those that are not
-            cache, _ = self._run(queued, "none")
-        before = {name: cache.lengths[i] for i, name in enumerate(self._order) if name in places}
-        unread = unread.select([places[name] for name in before])
-        self._unsettled = _Unsettled(lengths=before)
+        names = [name for name in self._order if name in places]
+        unread = unread.select([places[name] for name in names])
         self._open(asks)
-        try:
-            done = self._draft_behind(cache, before, asks, sampler, unread)
-        except BaseException:
-            cache.abort()
-            self.take_back()
-            raise
+        each = zip(unread.tokens, mx.split(unread.hidden, len(names)), strict=True)
+        coming = dict(zip(names, each, strict=True))
+        cache, out = self._run({name: self._rows[name].take() for name in names}, "none", coming)
+        # a row that waits for a tag may be given other tokens yet
+        self._made = {a.row for a in asks if not a.sampler.is_waiting}
+        own = [self._order.index(name) for name in names]
+        num = mx.zeros((len(self._order),), mx.int32)
+        num[mx.array(own, mx.int32)] = unread.num_committed
+        most = [unread.width if name in coming else 0 for name in self._order]
+        fork = cache.fork_behind(num, most, tails=device.has_gpu())
+        last = np.asarray([self._last_rows.starts[i + 1] for i in own]) - unread.width - 1
+        hidden = out.hidden[mx.array(last.astype(np.int32)) + unread.num_committed]
+        done = self._draft_behind(fork, hidden, asks, sampler, unread)
         return [done[a.row] for a in asks]
 
-    def settle(self) -> None:
-        if self._cache is not None and self._unsettled is not None and self._is_unread:
-            heard = self._unsettled.heard
-            self._cache.settle([len(heard[name][0]) if name in heard else 0 for name in self._order])
-
-    def take_back(self) -> None:
-        unsettled, self._unsettled, cache = self._unsettled, None, self._cache
-        if unsettled is None or cache is None:
-            return
-        if cache.is_unread:
-            cache.settle([0] * cache.num_rows)
-        for name, length in unsettled.lengths.items():
-            state, (tokens, hidden) = self._rows.get(name), unsettled.heard.get(name, ([], None))
-            if state is None:
-                continue
-            cache.truncate(self._order.index(name), length)
-            state.tokens[:0] = tokens
-            if hidden is not None and tokens:
-                state.hidden.insert(0, hidden)
-
     def close(self, row: int) -> None:
-        if self._is_unread:
-            self.take_back()
+        self._made.discard(row)
         super().close(row)
-
-    @property
-    def _is_unread(self) -> bool:
-        return self._cache is not None and self._cache.is_unread

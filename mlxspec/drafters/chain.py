@@ -203,23 +203,6 @@ class Chain:
         names = [n for n in spec.drafters or self.drafters if n in self.drafters]
         return max((_limit(self.drafters[n], spec) for n in names), default=0)
 
-    def settle(self) -> None:
-        """The round that `propose_behind` drafted behind has been observed."""
-        for drafter in self.drafters.values():
-            self._finish(drafter, drafter.settle)
-
-    def take_back(self, drafter: Drafter | None = None) -> None:
-        """Nobody reads what came of the last `propose_behind` of a drafter, or of all."""
-        for each in self.drafters.values() if drafter is None else (drafter,):
-            self._finish(each, each.take_back)
-
-    def _finish(self, drafter: Drafter, work: Callable[[], None]) -> None:
-        """Run what concerns all rows of a drafter; if it fails, it ends for all of them."""
-        try:
-            work()
-        except Exception as error:
-            self._fail(drafter, [s for s in self._rows.values() if drafter in self.drafters_of(s)], error)
-
     def state(self, row: int) -> ChainRow:
         """The state of an open row."""
         return self._rows[row]

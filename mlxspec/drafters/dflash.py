@@ -55,20 +55,17 @@ class DFlashDrafter(BehindUnread):
         """Context cells; the tokens say nothing that the layers' outputs do not."""
         if step.hidden is None:
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
-        return self.model.remember(step.hidden, step.rows, step.cache)
+        return self.model.remember(step.hidden, step.rows, step.cache, certain=step.certain)
 
     def _draft_behind(
         self,
-        cache: ModelCache,
-        names: dict[int, int],
+        fork: ModelCache,
+        hidden: mx.array,
         asks: Sequence[Ask],
         sampler: BatchSampler,
         unread: Unread,
     ) -> dict[int, Draft]:
-        rows = FlatRows(tuple(unread.width if name in names else 0 for name in self._order))
-        self.model.remember(unread.hidden, rows, cache, certain=False)
-        cache.commit(self._of_all_rows(unread.num_committed, names))
-        return self._block(cache, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
+        return self._block(fork, asks, sampler, {a.row: i for i, a in enumerate(asks)}, unread)
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
         self._open(asks)

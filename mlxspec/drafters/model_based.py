@@ -6,8 +6,9 @@ One cache serves all rows, so each forward is batched over them. Knows queues, r
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
@@ -71,7 +72,7 @@ class DraftStep(NamedTuple):
 
     tokens (N,) int32, of `rows` in the order of `cache`, whose transaction stays open. hidden (N, H): what each token was sampled from,
     None where the drafter needs none. logits_at: of which tokens logits are wanted. images: given where `sees_images` says so and some of
-    the tokens are image tokens.
+    the tokens are image tokens. certain: all tokens are committed.
     """
 
     tokens: mx.array
@@ -80,6 +81,7 @@ class DraftStep(NamedTuple):
     cache: ModelCache
     logits_at: LogitsAt
     images: ImageInput | None = None
+    certain: bool = True
 
 
 class ModelDrafter(Drafter):
@@ -339,9 +341,10 @@ class ModelDrafter(Drafter):
     ) -> dict[int, Draft]:
         """Drafts behind what `cache` has run: logits and hidden (asks, ...) are of each row's last token, in the cache's order of rows.
 
-        shift: how many tokens more than their histories the rows have, (asks,) int32 in the cache's order, and the most of them.
+        shift: how many tokens more than their histories the rows have, (asks,) int32 in the cache's order, and the most of them; `cache` is
+        a fork then.
         """
-        fork: ModelCache | None = None
+        fork = None if shift is None else cache
         # the order of logits is the cache's
         active = sorted(asks, key=lambda a: self._order.index(a.row))
         tokens: dict[int, list[mx.array]] = {a.row: [] for a in asks}
@@ -379,29 +382,42 @@ class ModelDrafter(Drafter):
         return {a.row: Draft(len(tokens[a.row]), _join(tokens[a.row]), _join(sure[a.row])) for a in asks}
 
     def _run(
-        self, work: dict[int, tuple[list[int], list[mx.array]]], logits_at: LogitsAt
+        self,
+        work: Mapping[int, tuple[list[int], list[mx.array]]],
+        logits_at: LogitsAt,
+        coming: Mapping[int, tuple[mx.array, mx.array]] = MappingProxyType({}),
     ) -> tuple[ModelCache, Output]:
-        """One wide forward over the queued tokens of some rows, committed."""
+        """One wide forward over the queued tokens of some rows, committed. coming: by row, tokens (n,) that only the device knows, with
+        their hiddens (n, H): they are run behind the queued ones, and not committed."""
         cache = self._cache
         if cache is None:
             raise RuntimeError("no rows")  # propose and observe are only reached with rows
-        widths = tuple(len(work[name][0]) if name in work else 0 for name in self._order)
-        rows = FlatRows(widths, is_prompt=max(widths) > _FEW)
-        flat = [t for name in self._order if name in work for t in work[name][0]]
-        hiddens = [h for name in self._order if name in work for h in work[name][1]]
+        known = [len(work[name][0]) if name in work else 0 for name in self._order]
+        widths = [
+            num + (len(coming[name][0]) if name in coming else 0)
+            for name, num in zip(self._order, known, strict=True)
+        ]
+        rows = FlatRows(tuple(widths), is_prompt=max(known) > _FEW)
         images: ImageInput | None = None
         if any(name in self._seen for name in work):
-            flat = [t for name in self._order if name in work for t in self._ids(name, work[name][0])]
             pieces = map(RowPiece, map(self._seen.get, self._order), cache.lengths, widths)
             images = image_input(list(pieces), skips=self.skips, axes=self.turns_by_axes)
+        flat, hiddens = list[int | mx.array](), list[mx.array]()
+        for name in self._order:
+            if name in work:
+                flat += self._ids(name, work[name][0])
+                hiddens += work[name][1]
+            if name in coming:
+                flat.append(coming[name][0])
+                hiddens.append(coming[name][1])
         try:
-            tokens = mx.array(np.asarray(flat, np.int32))
             hidden = self._taken(_join(hiddens)) if hiddens else None
-            out = self._forward(DraftStep(tokens, hidden, rows, cache, logits_at, images))
+            step = DraftStep(_tokens(flat), hidden, rows, cache, logits_at, images, certain=not coming)
+            out = self._forward(step)
         except BaseException:
             cache.abort()
             raise
-        cache.commit()
+        cache.commit(known)
         for name in work:
             self._turn(name)
         self.is_warm = self.is_warm and out.is_warm
@@ -437,6 +453,13 @@ def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
     first, *others = tokens.segments
     cut = [tuple(x[:, :, skips:] for x in kv) for kv in first]
     return Snapshot(tokens.length - skips, [cut, *others], tokens.point)
+
+
+def _tokens(parts: Sequence[int | mx.array]) -> mx.array:
+    """(N,) int32 of tokens and of arrays (n,) of tokens that only the device knows."""
+    if not any(isinstance(part, mx.array) for part in parts):
+        return mx.array(np.asarray(parts, np.int32))
+    return _join([part if isinstance(part, mx.array) else mx.array([part], mx.int32) for part in parts])
 
 
 def _join(parts: list[mx.array]) -> mx.array:

@@ -7,7 +7,7 @@ plain round, or any round whose drafts nobody needs to see. Invariants of the se
     shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
     reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
     the second round is an open transaction until it is read, or until the first has been if it has no drafts. If a row leaves before, it is
-    aborted and drafters take back what they ran, which leaves everything as though it had not been launched.
+    aborted, which leaves everything as though it had not been launched: drafters draft for it on forks.
 """
 
 from __future__ import annotations
@@ -261,8 +261,6 @@ def read(
         if not cache.defers:
             cache.flush()
             device.start(*cache.states)  # while the host is busy with what was read
-    if behind is not None and behind.is_open:
-        drafting.chain.settle()
     stats.num_rounds += 1
     stats.num_synchronised += behind is None
     stats.num_plain_rounds += rows.max_width == 1

@@ -321,7 +321,7 @@ class DFlash(nn.Module):
             start, end = rows.starts[r], rows.starts[r + 1]
             length, width = cache.lengths[r], rows.widths[r]
             if isinstance(layer, WindowedLayerCache):
-                least = cache.least[r]
+                least = length if cache.least is None else cache.least[r]
                 most = min(layer.window - 1 + length - least, length)
                 keys, values = (x[:, :, x.shape[2] - most :] for x in layer.view(r, length, least))
             else:

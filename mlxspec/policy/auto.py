@@ -206,7 +206,6 @@ class Auto(Policy):
             c.model and d is None for c, d in zip(choices, drafts, strict=True)
         ):
             self._forget_unread()
-            self.chain.take_back()
             return None
         decision = self.control.trim(
             rows, [None if d is None else _offer(d.drafter, d.draft) for d in drafts], choices

@@ -85,11 +85,8 @@ class Policy:
             return None
         asks = [plan.ask(r, min(limits)) for r in plan.rows]
         won = self.chain.ask(drafters[0], asks, plan)
-        if 0 < len(won) < len(asks):
-            # a draft was wrong, or empty: all rows are drafted for once their tokens are known
-            self.chain.take_back(drafters[0])
-            return None
-        return won or None
+        # where a draft was wrong, or empty, all rows are drafted for once their tokens are known
+        return won if len(won) == len(asks) else None
 
     def take_back(self) -> None:
         """The round of the last `propose_behind` is dropped."""

@@ -126,7 +126,6 @@ class Drafting:
 
     def take_back(self) -> None:
         """Nobody reads the round that was launched last, behind an unread one."""
-        self.chain.take_back()
         if self.auto is not None:
             self.auto.take_back()
 

@@ -1,5 +1,5 @@
-"""What a drafter made behind an unread round is taken back as though it had not been made: the order of what it heard meanwhile, and drafts
-for some of its rows only."""
+"""What a drafter makes behind an unread round leaves no trace but cells that need not be made again, whatever its rows hear next, and
+drafts for some of its rows only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask, Draft, Unread
-from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
@@ -60,10 +59,10 @@ def _same(found: list[tuple[list[int], list[float]]], wanted: list[tuple[list[in
 
 
 def played(
-    rows: list[int], *, behind: bool, num_more: int = 0, takes_back: bool = True
+    rows: list[int], *, behind: bool, num_more: int = 0, drops: bool = True
 ) -> list[tuple[list[int], list[float]]]:
     """Rows are begun, drafted for once, and a round of `rows` is read, of which they took 1, 2, ... tokens; then more tokens come. behind:
-    whether drafts were made before that round was read. Returns those that were, or what is drafted next where they are taken back."""
+    whether drafts were made before that round was read. Returns those that were, or what is drafted next where they are dropped."""
     told = Told()
     for row, length in LENGTHS.items():
         told.head.begin(row)
@@ -80,72 +79,37 @@ def played(
         )
         made = told.head.propose_behind(*told.asks(rows), unread)
         assert made is not None
-        if not takes_back:
+        if not drops:
             return list(map(_read, made))
     for row in rows:
         told.observe(row, chosen[row][: taken[row]], hidden[row][: taken[row]])
-    if behind:
-        told.head.settle()
     for _ in range(num_more):
         for row in rows:
             told.observe(row, told.tokens(2), told.hiddens(2))
-    if behind:
-        told.head.take_back()
     return told.drafts(rows)
 
 
-def _heard_last(right: Any) -> Any:
-    def take_back(self: BehindUnread) -> None:
-        queued = {row: len(state.hidden) for row, state in self._rows.items()}
-        right(self)
-        for row, state in self._rows.items():
-            if 0 < queued[row] < len(state.hidden):  # something was put in front of what was there
-                first, *others = state.hidden
-                num = first.shape[0]
-                state.hidden, state.tokens = [*others, first], state.tokens[num:] + state.tokens[:num]
-
-    return take_back
+def _misplaced(right: Any) -> Any:
+    return lambda self, row, num: right(self, row, num + 1)
 
 
 @catches(
-    "what was heard behind unread drafts is put behind what came later",
-    "mlxspec.drafters.behind_unread:BehindUnread.take_back",
-    _heard_last,
-    case="more",
-)
-@catches(
-    "drafts that are taken back leave their cells",
-    "mlxspec.drafters.behind_unread:BehindUnread.take_back",
-    lambda right: lambda self: None,
-    case="at once",
+    "a row takes a cell more than it was told of",
+    "mlxspec.cache.model_cache:ModelCache.extend",
+    _misplaced,
+    case="all",
+    errors=(ValueError,),
 )
 @pytest.mark.parametrize("num_more", [0, 1, 2], ids=["at once", "one more", "two more"])
 @pytest.mark.parametrize("rows", [[4, 7, 9], [7], [9, 4]], ids=["all", "one", "two in another order"])
-def test_drafts_that_are_taken_back_leave_no_trace(rows: list[int], num_more: int) -> None:
+def test_drafts_that_are_dropped_leave_no_trace(rows: list[int], num_more: int) -> None:
     found = played(rows, behind=True, num_more=num_more)
     _same(found, played(rows, behind=False, num_more=num_more))
 
 
-def _packed(right: Any) -> Any:
-    """The rows that do not ask get the counts of those that do."""
-
-    def counts(self: BehindUnread, num_committed: mx.array, names: dict[int, int]) -> mx.array:
-        missing = len(self._order) - len(names)
-        return mx.concatenate([num_committed, mx.zeros((missing,), mx.int32)])
-
-    return counts
-
-
-@catches(
-    "counts of an unread round go to the first rows, whoever they are",
-    "mlxspec.drafters.behind_unread:BehindUnread._of_all_rows",
-    _packed,
-    case="not all",
-    errors=(ValueError,),
-)
 @pytest.mark.parametrize(
     "rows", [[4, 7, 9], [7], [9, 7]], ids=["all", "one, not all", "in another order, not all"]
 )
 def test_drafts_behind_an_unread_round_are_those_of_a_round_that_was_read(rows: list[int]) -> None:
     """Rows that do not ask, such as parked ones, keep their cells and get none."""
-    _same(played(rows, behind=True, takes_back=False), played(rows, behind=False))
+    _same(played(rows, behind=True, drops=False), played(rows, behind=False))

@@ -72,11 +72,7 @@ class Own(Drafter):
         if what != self._at or self._do is None:
             return GO_ON
         self._calls += 1
-        return (
-            self._do(self, *args)
-            if self._calls > (what not in ("snapshot", "settle", "take_back"))
-            else GO_ON
-        )
+        return self._do(self, *args) if self._calls > (what != "snapshot") else GO_ON
 
     def begin(self, row):
         self._may("begin", row)
@@ -97,12 +93,6 @@ class Own(Drafter):
         if found is not GO_ON:
             return found
         return [Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks]
-
-    def settle(self):
-        self._may("settle")
-
-    def take_back(self):
-        self._may("take_back")
 
     def prime(self, row):
         self._may("prime", row)
@@ -316,7 +306,7 @@ WAYS: dict[str, tuple[str, Callable]] = {
     "recurses": ("propose", lambda self, *args: self._do(self, *args)),
     **{
         f"raises in {where}": (where, raises(RuntimeError("no")))
-        for where in ("begin", "observe", "prime", "propose_behind", "snapshot", "settle", "take_back")
+        for where in ("begin", "observe", "prime", "propose_behind", "snapshot")
     },
     "keeps what is no snapshot": ("snapshot", lambda self, *args: {"a": 1}),
     "keeps a snapshot of another text": (
@@ -355,7 +345,7 @@ WAYS: dict[str, tuple[str, Callable]] = {
 }
 SOME = [name for i, name in enumerate(WAYS) if i % 9 == 0]
 # called only where rounds overlap: the controller reads each round before it drafts, and other methods' calls are all the same to it
-OVERLAPPED = ("propose_behind", "settle", "take_back")
+OVERLAPPED = ("propose_behind",)
 CASES = [
     pytest.param(name, policy, marks=[] if name in SOME else [pytest.mark.slow], id=f"{name}, {policy}")
     for name, (at, _) in WAYS.items()
@@ -436,20 +426,18 @@ def test_a_drafter_that_fails_and_cannot_be_closed_ends_for_its_rows_only() -> N
 
 
 def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> None:
-    """Empty drafts are allowed: the round behind is then launched once the rows' tokens are known, and the drafter is told."""
-    taken: list[int] = []
+    """Empty drafts are allowed: the round behind is then launched once the rows' tokens are known."""
+    asked_behind: list[int] = []
 
     class Sparse(Own):
         def propose_behind(self, asks, sampler, unread):
+            asked_behind.append(len(asks))
             return [NO_DRAFT, *(Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks[1:])]
-
-        def take_back(self):
-            taken.append(1)
 
     found = asked(made(Sparse(), "fixed"), PROMPTS, [("own",)] * 4, "overlapped")
     same(found, plain("overlapped")[0], "overlapped")
     assert not any(r.stats.notices for r in found)
-    assert taken
+    assert asked_behind
 
 
 def test_a_slow_drafter_changes_nothing() -> None:

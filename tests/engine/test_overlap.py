@@ -17,7 +17,6 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import model_based
-from mlxspec.drafters.behind_unread import BehindUnread
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
@@ -323,20 +322,10 @@ def test_what_the_prefix_store_keeps_behind_an_answer_is_the_text() -> None:
 # ---- beside rows that are parked
 
 
-def _packed(right: Callable[..., Any]) -> Callable[..., Any]:
-    """Rows that do not draft get the counts of those that do."""
-
-    def counts(self: BehindUnread, num_committed: mx.array, names: dict[int, int]) -> mx.array:
-        missing = len(self._order) - len(names)
-        return mx.concatenate([num_committed, mx.zeros((missing,), mx.int32)])
-
-    return counts
-
-
 @catches(
-    "counts of an unread round go to the head's first rows, parked or not",
-    "mlxspec.drafters.behind_unread:BehindUnread._of_all_rows",
-    _packed,
+    "rows keep cells of rejected tokens",
+    "mlxspec.cache.model_cache:ModelCache.extend",
+    lambda right: lambda self, row, num: right(self, row, num + 1),
 )
 def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rounds() -> None:
     """And those of the other rows are where they are if rounds wait."""
@@ -449,11 +438,11 @@ def test_a_head_that_fails_ends_for_its_rows_and_the_text_goes_on(when: str) -> 
             raise RuntimeError("no head")
         return run(*args)
 
-    run = drafter._run_behind
+    run = drafter._run
     if when == "behind":
         drafter._go_on = failing
     else:
-        drafter._run_behind = failing_before
+        drafter._run = failing_before
     got = own.generate(PROMPTS[3], asked(3), spec=MTP)
     same(plain(3, asked(3)), got, PROMPTS[3], asked(3), "without a head")
     assert got.stats.notices == ["mtp drafting ended: RuntimeError: no head"]
