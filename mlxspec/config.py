@@ -370,7 +370,7 @@ class EngineConfig:
     """
 
     # fmt: off
-    max_rows: int = option(int, 8, "answers that are decoded together", 1, MAX_ROWS, "N")
+    max_rows: int = option(int, 8, "answers that are decoded together: slots, the batch size", 1, MAX_ROWS, "N")
     max_waiting: int = option(int, 512, "requests that may wait for a row", 1, 1 << 20, flag="")
     prefill_chunk: int | None = option(
         int, None, "tokens of prompts read between two rounds", 16, 1 << 16, "N", unset="2048 on a GPU, 512 on a CPU"
@@ -379,10 +379,10 @@ class EngineConfig:
         "bytes", None, "memory in all, weights included, like 6G", 1, MAX_BYTES, "SIZE", unset="what is there"
     )
     prefix_budget: int | None = option(
-        "bytes", None, "of that, what is kept of earlier texts; 0 keeps nothing", 0, MAX_BYTES, "SIZE", unset="a share"
+        "bytes", None, "of that, for the prefix store (prompt cache) of earlier texts; 0: none", 0, MAX_BYTES, "SIZE", unset="a share"
     )
     prefix_disk: int | None = option(
-        "bytes", None, "keep computed states in files of at most SIZE bytes, for later runs", 0, MAX_BYTES, "SIZE", unset="none"
+        "bytes", None, "keep the prefix store in files of at most SIZE bytes, for later runs", 0, MAX_BYTES, "SIZE", unset="none"
     )
     prefix_dir: str | Path | None = option(
         Path, None, "a private folder for these files", metavar="DIR", unset="prefix in the cache folder"

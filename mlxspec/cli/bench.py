@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         }
         terminal.say(json.dumps(data) + "\n")
     else:
+        terminal.note("plain: the baseline, without drafting · tokens a round: the mean acceptance length")
         terminal.note(
             f"drafting {engine.spec.policy}: {', '.join(engine.spec.drafters)} · {stats_line.machine()}"
         )

@@ -13,7 +13,7 @@ COMMANDS = {
     "pull": "fetch a model from Hugging Face",
     "models": "list the models that are here, or search Hugging Face for words; published drafters",
     "rm": "remove a model from the local cache",
-    "cache": "show what the prefix store on disk holds, or clear it",
+    "cache": "show what the prefix store (prompt cache) on disk holds, or clear it",
     "convert": "write a copy of a model, quantized if asked, with its MTP head",
     "inspect": "show what a model is made of and what running it takes",
 }
