@@ -9,12 +9,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mlxspec.version import __version__
+
 if sys.version_info < (3, 11):  # noqa: UP036  (where the package is run out of a checkout)
     raise ImportError(
         f"mlxspec needs Python 3.11 or newer; this is {sys.version_info[0]}.{sys.version_info[1]}."
     )
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "load": "mlxspec.engine.load",

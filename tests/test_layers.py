@@ -18,7 +18,7 @@ PACKAGE = ROOT / "mlxspec"
 
 # Lowest first. A module may import from its own layer and from those below; `cli.main` is loaded by name in `__main__`.
 LAYERS = (
-    ("errors",),
+    ("errors", "version"),
     ("option",),
     ("config",),
     ("events",),

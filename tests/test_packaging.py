@@ -251,3 +251,27 @@ print(device.report().backend)
     assert "mlxspec generate" in run()
     assert "doctor" in run("--help")
     assert len(run("generate", "-p", "what does os.path.join do?", "-n", "8")) > 5
+
+
+def test_a_checkout_without_metadata_loads_and_answers(tmp_path: Path) -> None:
+    """Such as one that is on PYTHONPATH and not installed; the cache is empty, so the demo's head is checked."""
+    source = """
+import importlib.metadata as metadata
+real = metadata.version
+def version(name):
+    if name == "mlxspec":
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+metadata.version = version
+import mlxspec
+from mlxspec.engine import ranks
+engine = mlxspec.load("demo")
+print(len(engine.chat([{"role": "user", "content": "what is a list?"}], mlxspec.SamplingParams(max_tokens=4)).tokens))
+assert ranks.versions()["version of mlxspec"] == mlxspec.__version__
+"""
+    env = {**os.environ, "MLXSPEC_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "4"

@@ -7,7 +7,6 @@ A file that is damaged is as good as none.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mlxspec.models.head_norms import ENOUGH, HeadScore, Shifts, TargetRun, best
 from mlxspec.models.qwen3_5_mtp import NORMS, Qwen35Mtp
 from mlxspec.platform import kept_json
 from mlxspec.platform.host import numbers
+from mlxspec.version import __version__
 
 TEXT = (
     "def mean(values):\n    total = 0\n    for value in values:\n        total = total + value\n    return total / len(values)\n\n"
@@ -80,7 +80,7 @@ def _verdict(data: Any) -> tuple[Shifts, HeadScore] | None:
 
 def _path(head: Qwen35Mtp, tokens: Sequence[int], files: Sequence[Path]) -> Path:
     described = [
-        version("mlxspec"),
+        __version__,
         list(tokens),
         [(name, list(value.shape), str(value.dtype)) for name, value in tree_flatten(head.parameters())],
         sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files),

@@ -29,6 +29,7 @@ from mlxspec.engine.request import Ending, Request
 from mlxspec.errors import CacheError, MlxspecError, RankError
 from mlxspec.platform.host import numbers
 from mlxspec.policy.drafting import Drafting
+from mlxspec.version import __version__
 
 _INLINE = 500  # bytes of orders that go with the first message
 _SAMPLED = 1 << 20  # bytes
@@ -185,7 +186,8 @@ class Ranks:
 
 def versions() -> dict[str, str]:
     """The versions of what has a say in the text."""
-    return {f"version of {name}": version(name) for name in ("mlxspec", "mlx", "tokenizers")}
+    found = {"mlxspec": __version__, **{name: version(name) for name in ("mlx", "tokenizers")}}
+    return {f"version of {name}": each for name, each in found.items()}
 
 
 def files_of(folders: Sequence[Path]) -> dict[str, tuple[int, str]]:
