@@ -192,8 +192,8 @@ def _race(engine: Engine) -> Iterator[None]:
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
     """Products of a weight with so many rows that a kernel of ours may win, and of which no race is on record. On an M1 or M2 MLX reads the
     weights once for each row; on later GPUs it reads them twice from 6 rows on."""
-    if engine.ranks is not None:
-        return []  # ranks must choose the same kernels
+    if device.gpu_generation() is None or engine.ranks is not None:
+        return []  # MLX may compile a product for CUDA for a long time; ranks must choose the same kernels
     found = []
     for weight in tune.raced_weights(*modules_of(engine)):
         dtype = dtype_of_rows(weight, engine.model.dtype)

@@ -211,9 +211,9 @@ def test_a_rehearsal_that_fails_costs_nobody_anything(monkeypatch: pytest.Monkey
         assert worker.state == "ready"
 
 
-@pytest.mark.parametrize("races_them", [False, True])
-def test_where_a_kernel_runs_products_of_few_rows_are_raced_once(
-    races_them: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("generation", [None, 13, 14, 15, 17])
+def test_an_apple_gpu_races_products_of_few_rows_once(
+    generation: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any round, one number of rows at a time; what was compiled before is traced anew; no race is run twice, and none whose result
     could not be used."""
@@ -226,11 +226,12 @@ def test_where_a_kernel_runs_products_of_few_rows_are_raced_once(
         raced.append(num_rows)
         launch.set_speedup("qmv_rows", race_key(num_rows, found, dtype), 1.5)
 
+    monkeypatch.setattr(device, "gpu_generation", lambda: generation)
     monkeypatch.setattr(launch, "_speedups", {})
     monkeypatch.setattr(tune, "raced_weights", lambda *modules: [weight, useless])
     monkeypatch.setattr(products, "race", race)
     monkeypatch.setattr(launch, "in_use", lambda name: False)  # qmm_few
-    monkeypatch.setattr(launch, "may_mix", lambda name: races_them and name == "qmv_rows")
+    monkeypatch.setattr(launch, "may_mix", lambda name: name == "qmv_rows")
     monkeypatch.setattr(races, "save", lambda: None)
     monkeypatch.setattr(device, "compile_enabled", lambda: True)
     engine = make("fixed")
@@ -238,6 +239,7 @@ def test_where_a_kernel_runs_products_of_few_rows_are_raced_once(
     monkeypatch.setattr(engine.model._segments, "runners", runners)
     runners.get("key", lambda x: x, FlatRows((1,)))
     pieces = rehearse(engine)
+    races_them = generation is not None
     assert len(unraced_notice(engine)) == races_them
     next(pieces)
     assert len(raced) == races_them
