@@ -112,9 +112,13 @@ def record(
 
 
 def draw_page(program: str, folder: Path) -> list[Path]:
-    """The page with a question and an edit, as pictures of PAGES."""
+    """The page with a question and an edit, as pictures of PAGES, and its models beside an empty cache of the hub."""
     made = []
-    with Served() as served, chromium.Browser(program) as browser:
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        Served(env={"HF_HOME": empty}) as served,
+        chromium.Browser(program) as browser,
+    ):
         browser.open(home_of(served.port))
         browser.until("document.querySelector('#model-facts').textContent")
         for text in (QUESTION, EDIT):
@@ -125,6 +129,11 @@ def draw_page(program: str, folder: Path) -> list[Path]:
             browser.js("document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight")
             made.append(folder / f"{name}.png")
             browser.screenshot(made[-1])
+        browser.resize(1000, 800)
+        browser.click("#open-models")
+        browser.until("document.querySelector('#models-fitting li')")
+        made.append(folder / "page-models.png")
+        browser.screenshot(made[-1])
     return made
 
 
