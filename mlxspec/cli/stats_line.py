@@ -94,6 +94,8 @@ def details(answers: Sequence[Finished]) -> str:
         counted(rounds, "round")
         + (f", {total('num_decoded') / rounds:.2f} tokens a round" if rounds else ""),
     ]
+    if all(s.is_bit_exact for s in all_stats):
+        parts.append("bit-exact")
     for name, works in by_drafter(all_stats).items():
         tried, stood, num = (
             sum(getattr(w, f) for w in works) for f in ("num_drafted", "num_accepted", "num_rounds")

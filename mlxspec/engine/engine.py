@@ -550,9 +550,21 @@ class Engine(EngineApi):
         self._check_outside("probe")
         for width in widths or ():
             check_number("a width", width, 2, self.max_context, integer=True)
-        every = range(2, min(PROBE_AT_MOST, self.chain.longest_draft(self.spec) + 1) + 1)
-        self.stats.probe = probe(self.model, every if widths is None else widths, kv_bits=self.config.kv_bits)
+        every = self.probed_widths if widths is None else widths
+        self.stats.probe = probe(self.model, every, kv_bits=self.config.kv_bits)
         return self.stats.probe
+
+    @property
+    def probed_widths(self) -> range:
+        """Widths that rounds may have, up to a limit; rows count as tokens."""
+        widest = max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows)
+        return range(2, min(PROBE_AT_MOST, widest) + 1)
+
+    @property
+    def exact_width(self) -> int | None:
+        """Up to how many tokens a round has the bits of plain steps, on this machine and at all widths up to that; None where no probe has
+        told."""
+        return None if self.stats.probe is None else self.stats.probe.exact_width
 
     def keep_kv_in(self, bits: int) -> None:
         """Keeps the target's keys and values in so many bits from here on, see EngineConfig. What the prefix store holds in memory
@@ -574,13 +586,13 @@ class Engine(EngineApi):
             raise EngineBusyError(f"kv_bits cannot become {bits} while requests run; end them first.")
         self.prefix.tree.clear()
         self.config = self.memory.config = config
+        self.stats.probe = None
         self.prefix.space(stride_of(self.model.make_cache(0, kv_bits=bits)))
 
     def _exact_width(self) -> int:
         """The widest round with the bits of plain steps; rows count as tokens of it."""
-        widest = min(PROBE_AT_MOST, max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows))
         exactness.demand()
-        return self.probe(range(2, widest + 1)).exact_width
+        return self.probe().exact_width
 
     @property
     def nbytes(self) -> int:
@@ -649,6 +661,7 @@ class Engine(EngineApi):
             request.stats.notices += said
             self.notices += tuple(said)
         request.stats.notices += self.stores_off
+        request.stats.exact_width = None if request.params.adapters else self.exact_width
         self.drafting.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)

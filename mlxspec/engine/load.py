@@ -34,7 +34,7 @@ from mlxspec.engine.load_drafters import (
 from mlxspec.engine.measure import kept_costs
 from mlxspec.engine.memory import check_weights
 from mlxspec.engine.ranks import Ranks, files_of, versions
-from mlxspec.engine.rehearsal import unraced_notice
+from mlxspec.engine.rehearsal import known_widths, unraced_notice
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.kernels import launch, races
 from mlxspec.loading import hub
@@ -252,6 +252,7 @@ def load(
         loaded.factory.adapters, loaded.refused_adapters = gate.names, gate.refused
         loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
+    loaded.stats.probe = loaded.stats.probe or known_widths(loaded)
     if names and loaded.spec.policy == "auto":
         loaded.follow(_costs(loaded))
     return loaded

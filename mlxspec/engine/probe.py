@@ -6,8 +6,9 @@ at a near tie another token. Knows a model and token ids; knows no requests and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,8 +16,12 @@ from numpy.typing import NDArray
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.quantized import PLAIN
+from mlxspec.kernels import exactness
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.products import keeps_bits
+from mlxspec.kernels.quantized_weight import dtype_of_rows
 from mlxspec.models.base import Model
+from mlxspec.models.tune import raced_weights
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
 
@@ -28,8 +33,10 @@ PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a com
 class WidthVerdict:
     """One width of a round.
 
-    is_bitwise: logits of the verify, and those of a plain step behind it (behind all of it, and behind part of it), have the bits of plain
-    steps. same_argmax: each place has the same likeliest token. largest: largest difference of a logit.
+    is_bitwise: the bits of plain steps are in logits of the verify, of two rows with as many tokens, of a verify behind one that has not
+    been read, and of a plain step behind it (behind all of it, and behind part of it). same_argmax: each place has the same likeliest
+    token. largest: largest difference of a logit. Where few numbers are added up, other orders may give the same bits for a while, so
+    is_bitwise also asks how each quantized product is made.
     """
 
     width: int
@@ -66,22 +73,40 @@ class ProbeReport:
             return "No verify width was tried."
         tried = f"up to {max(v.width for v in self.widths)} tokens"
         if self.is_exact:
-            return f"Verifying {tried} gives the same bits as plain steps."
+            return f"Verifying {tried} gives the same bits as plain steps: such rounds are bit-exact."
         largest = max(v.largest for v in self.widths)
         flips = [v.width for v in self.widths if not v.same_argmax]
-        moved = f"Verifying {tried} moves logits by at most {largest:.1e}"
+        exact = f"Rounds of up to {self.exact_width} tokens are bit-exact. " if self.exact_width > 1 else ""
+        moved = f"{exact}Verifying {tried} moves logits by at most {largest:.1e}"
         if flips:
             return f"{moved} and changed the top token at width {flips[0]}. Greedy text can differ from plain decoding."
         return f"{moved} and never changed the top token. Greedy text matches plain decoding except at near ties."
 
+    @classmethod
+    def read(cls, data: Any) -> ProbeReport | None:
+        """Reads plain objects as `asdict` makes them; None where they are none."""
+        try:
+            return cls(widths=tuple(WidthVerdict(**each) for each in data["widths"]), context=data["context"])
+        except (TypeError, KeyError):
+            return None
+
 
 def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> ProbeReport:
-    """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and three forwards a width."""
-    with device.private_kernels():
-        return _probe(model, sorted(set(widths)), kv_bits)
+    """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and seven forwards a width."""
+    pieces = probing(model, widths, kv_bits=kv_bits)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as done:
+            found: ProbeReport = done.value
+            return found
 
 
-def _probe(model: Model, widths: list[int], kv_bits: int) -> ProbeReport:
+def probing(
+    model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN
+) -> Generator[None, None, ProbeReport]:
+    """`probe` in pieces of one forward."""
+    widths = sorted(set(widths))
     if not widths:
         return ProbeReport(widths=(), context=0)
     longest = widths[-1]
@@ -89,61 +114,72 @@ def _probe(model: Model, widths: list[int], kv_bits: int) -> ProbeReport:
     if context < 1 or widths[0] < 2:
         raise ValueError(f"cannot probe widths {widths} in a context of {model.max_context}")
     text = np.random.default_rng(0).integers(0, model.vocab_size, context + longest + 1).tolist()
-    start = _prompt(model, text[:context], kv_bits)
-    rest = text[context:]
-    plain = _steps(model, start, rest, kv_bits)
-    found = []
+    cache, rest, steps = model.make_cache(1, kv_bits=kv_bits), text[context:], list[NDArray[np.float32]]()
+    _run(model, cache, text[:context])
+    start = cache.snapshot(0)
+    for token in rest:
+        steps.append(_run(model, cache, [token]))
+        yield
+    plain, found = np.concatenate(steps), list[WidthVerdict]()
+    module = getattr(model, "module", model)  # of a model by mlx-lm's code
+    weights = [(w, dtype_of_rows(w, model.dtype)) for w in raced_weights(module)]
     for width in widths:
-        behind = rest[width : width + 1]
-        verified, after = _verify(model, start, rest[:width], width, behind, kv_bits)
-        _, after_part = _verify(model, start, rest[:width], 1, rest[1:2], kv_bits)
-        pairs = [
-            (verified, plain[:width]),
-            (after, plain[width : width + 1]),
-            (after_part, plain[1:2]),
-        ]
+        largest, same_argmax = 0.0, True
+        is_bitwise = all(keeps_bits(width, w, dtype, exact=exactness.is_demanded) for w, dtype in weights)
+        for logits, places in _forwards(model, start, rest, width, kv_bits):
+            wanted = plain[places]
+            is_bitwise = is_bitwise and bool((logits.view(np.uint32) == wanted.view(np.uint32)).all())
+            same_argmax = same_argmax and bool((logits.argmax(-1) == wanted.argmax(-1)).all())
+            largest = max(largest, float(np.abs(logits - wanted).max()))
+            yield
         found.append(
-            WidthVerdict(
-                width=width,
-                is_bitwise=all(_same_bits(a, b) for a, b in pairs),
-                same_argmax=bool((verified.argmax(-1) == plain[:width].argmax(-1)).all()),
-                largest=max(float(np.abs(a - b).max()) for a, b in pairs),
-            )
+            WidthVerdict(width=width, is_bitwise=is_bitwise, same_argmax=same_argmax, largest=largest)
         )
     return ProbeReport(widths=tuple(found), context=context)
 
 
-def _prompt(model: Model, tokens: list[int], kv_bits: int) -> Snapshot:
-    cache = model.make_cache(1, kv_bits=kv_bits)
-    _run(model, cache, tokens)
-    return cache.snapshot(0)
+def _forwards(
+    model: Model, start: Snapshot, rest: Sequence[int], width: int, kv_bits: int
+) -> Iterator[tuple[NDArray[np.float32], list[int]]]:
+    """Logits (n, V) of forwards in which this width takes part, and behind how many tokens of `rest` each stands."""
+
+    def restored() -> ModelCache:
+        cache = model.make_cache(1, kv_bits=kv_bits)
+        cache.restore(start)
+        return cache
+
+    verified = list(range(width))
+    for kept in (width, 1):
+        cache = restored()
+        yield _run(model, cache, rest[:width], kept), verified
+        yield _run(model, cache, rest[kept : kept + 1]), [kept]
+    cache = restored()
+    cache.join(restored())
+    rows = FlatRows((1, width - 1))
+    yield _run(model, cache, [rest[0], *rest[: width - 1]], [1, 1], rows), [0, *verified[:-1]]
+    cache = restored()
+    if cache.takes_unread:
+        yield _run(model, cache, rest[:width], mx.array([1], mx.int32)), verified
+        yield _run(model, cache, rest[1 : width + 1], [1]), [1 + i for i in verified]
 
 
-def _steps(model: Model, start: Snapshot, tokens: list[int], kv_bits: int) -> NDArray[np.float32]:
-    """Logits (len(tokens), V) of plain steps."""
-    cache = model.make_cache(1, kv_bits=kv_bits)
-    cache.restore(start)
-    return np.concatenate([_run(model, cache, [token]) for token in tokens])
-
-
-def _verify(
-    model: Model, start: Snapshot, tokens: list[int], kept: int, behind: list[int], kv_bits: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits of one wide forward, and of a plain step behind the first `kept` of its tokens."""
-    cache = model.make_cache(1, kv_bits=kv_bits)
-    cache.restore(start)
-    return _run(model, cache, tokens, kept), _run(model, cache, behind)
-
-
-def _run(model: Model, cache: ModelCache, tokens: list[int], kept: int | None = None) -> NDArray[np.float32]:
-    """Logits (len(tokens), V) of a forward of which `kept` tokens are committed, None for all of certain ones."""
-    ids = mx.array(np.asarray(tokens, np.int32))
-    out = model.forward(ids, FlatRows((len(tokens),)), cache, certain=kept is None)
-    cache.commit(*([] if kept is None else [[kept]]))
-    if out.logits is None:
-        raise ValueError("logits were asked for")
-    return numbers(out.logits)
-
-
-def _same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    return bool((a.view(np.uint32) == b.view(np.uint32)).all())
+def _run(
+    model: Model,
+    cache: ModelCache,
+    tokens: Sequence[int],
+    kept: int | Sequence[int] | mx.array | None = None,
+    rows: FlatRows | None = None,
+) -> NDArray[np.float32]:
+    """Logits (len(tokens), V) of a forward of which `kept` tokens of each row are committed, None for all of certain ones. The commit of
+    an array is unread, and the one behind it is not made."""
+    rows, is_unread = rows or FlatRows((len(tokens),)), cache.is_unread
+    with device.private_kernels():
+        ids = mx.array(np.asarray(tokens, np.int32))
+        out = model.forward(ids, rows, cache, certain=kept is None)
+        if is_unread:
+            cache.abort()
+        else:
+            cache.commit([kept] if isinstance(kept, int) else kept)
+        if out.logits is None:
+            raise ValueError("logits were asked for")
+        return numbers(out.logits)

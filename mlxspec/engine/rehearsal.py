@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,21 +22,23 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
+from mlxspec.engine.probe import ProbeReport, probing
 from mlxspec.errors import RankError
-from mlxspec.kernels import products, races
+from mlxspec.kernels import launch, products, races
 from mlxspec.kernels.flat import LADDER
 from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
 from mlxspec.models.runners import retrace
-from mlxspec.platform import device
+from mlxspec.platform import device, kept_json
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.auto import Auto, AutoRow, Pending
 from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller
-from mlxspec.policy.cost_file import CostFile
+from mlxspec.policy.cost_file import CostFile, described
 from mlxspec.policy.costs import GREEDY
 
 IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
 _PROMPT = [1, 2]
+_FORMAT = 1  # of what a probe found; raised where forwards begin to compute otherwise
 _WIDEST = 16  # tokens of a round
 _DEPTH = 3  # tokens of models' drafts
 _TURNS = 2  # the first run of a shape compiles, and so does the first that undoes one
@@ -114,11 +116,31 @@ def _plain(turns: int) -> list[tuple[str | None, int]]:
 
 def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = None) -> Generator[None]:
     """All pieces, each a step of the engine. Closing it ends the artificial request, which leaves nothing in the engine's statistics and
-    stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it."""
+    stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it. Behind
+    them the exactness probe, once on a machine."""
     if engine.ranks is not None:
         return
     yield from _race(engine)
-    steps = steps_of(engine) if steps is None else steps
+    yield from _rounds(engine, steps_of(engine) if steps is None else steps)
+    if engine.exact_width is None:
+        found = yield from probing(engine.model, engine.probed_widths, kv_bits=engine.config.kv_bits)
+        engine.stats.probe = found
+        kept_json.write(_widths_file(engine), asdict(found))
+
+
+def known_widths(engine: Engine) -> ProbeReport | None:
+    """Reads what an earlier process has found of the widths with the bits of plain steps, by the kernels that are in use now."""
+    return ProbeReport.read(kept_json.read(_widths_file(engine)))
+
+
+def _widths_file(engine: Engine) -> Path:
+    made = [_FORMAT, mx.__version__, [r.name for r in engine.kernels if r.in_use], launch.speedups()]
+    model = described(engine.model, engine.config, engine.name)
+    texts = (launch.source_of(name).encode() for name in launch.raced())
+    return kept_json.kept_file("widths", [made, list(engine.probed_widths), model], *texts)
+
+
+def _rounds(engine: Engine, steps: Sequence[tuple[str | None, int]]) -> Iterator[None]:
     if not steps:
         return
     if engine.max_context < len(_PROMPT) + 2 + sum(1 + depth for _, depth in steps):
@@ -187,6 +209,7 @@ def _race(engine: Engine) -> Iterator[None]:
     finally:
         races.save()
         retrace()
+        engine.stats.probe = None  # it was of other kernels
 
 
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:

@@ -237,6 +237,7 @@ def read(
         start, end = rows.starts[place], rows.starts[place + 1]
         draft, own = given[start + 1 : end], chosen[start:end]
         num_accepted = match(draft, own)
+        request.stats.widest = max(request.stats.widest, rows.num_tokens)
         if request.finish_reason is None:
             try:
                 sampled = _held(round_, place, draft[:num_accepted])

@@ -59,6 +59,8 @@ class RequestStats:
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
     forced. num_loops: how often a text that looped was closed or ended.
+    widest: tokens of the widest round that it took part in, of all rows; exact_width: up to how many a round is known to have the bits of
+    plain steps, None where that is not known.
     num_predicted: tokens of the prediction that the request brought along; num_foretold: tokens of the answer that stand in it, whoever
     drafted them.
     """
@@ -74,6 +76,8 @@ class RequestStats:
     num_loops: int = 0
     num_predicted: int = 0
     num_foretold: int = 0
+    widest: int = 0
+    exact_width: int | None = None
     seed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -95,6 +99,11 @@ class RequestStats:
     def num_decoded(self) -> int:
         """Tokens that rounds gave: all but the first, the end token included."""
         return max(0, self.num_generated + self.num_end - 1)
+
+    @property
+    def is_bit_exact(self) -> bool | None:
+        """Whether each of its rounds had the bits of plain steps; None where that is not known."""
+        return None if self.exact_width is None else self.widest <= self.exact_width
 
     @property
     def tokens_per_round(self) -> float:
@@ -126,6 +135,7 @@ class RequestStats:
             "decode_speed",
             "prefill_speed",
             "other_seconds",
+            "is_bit_exact",
         )
         found = asdict(self) | {name: getattr(self, name) for name in computed}
         for name, work in self.drafters.items():

@@ -53,7 +53,8 @@ _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is not
 class Load:
     """The load of an engine when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
     the prefix store, and of all arrays of the process, weights and both of these included; bytes of the prefix store on disk, and what it
-    has done, None where there is none; earlier texts that the disk refused; sentences on what is not written to it at the moment."""
+    has done, None where there is none; earlier texts that the disk refused; sentences on what is not written to it at the moment; see
+    `Engine.exact_width`."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -64,6 +65,7 @@ class Load:
     disk: DiskStats | None = None
     texts_failed: int = 0
     stores_off: tuple[str, ...] = ()
+    exact_width: int | None = None
 
 
 class Worker:
@@ -348,6 +350,7 @@ class Worker:
                 None if engine.prefix.disk is None else replace(engine.prefix.disk.stats),
                 0 if engine.text_files is None else engine.text_files.num_failed,
                 engine.stores_off,
+                engine.exact_width,
             )
 
     def _step(self, engine: Engine) -> None:

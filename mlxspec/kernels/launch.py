@@ -25,7 +25,7 @@ from mlxspec.platform.resources import metal_source
 BODY = "//// body\n"  # in a .metal file: above it helper functions, below it the body of the kernel function
 VARIABLE = "MLXSPEC_KERNELS"
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)  # compute dtypes that kernels take
-_RACE_MARGIN = 1.02  # ours must be this much faster than MLX's own operation
+RACE_MARGIN = 1.02  # ours must be this much faster than MLX's own operation
 
 Factory = Callable[..., Any]
 _substitute: Factory | None = None
@@ -285,8 +285,8 @@ LOST = 1e-3  # the ratio of a kernel whose result is not what is wanted
 def wins(name: str, width: str) -> bool:
     """Whether kernel `name` was faster than MLX's own operation at `width`. Unmeasured means no, but yes for one that is used unless it
     has lost."""
-    unmeasured = _RACE_MARGIN if name in _unless_lost else 0.0
-    return _speedups.get(name, {}).get(width, unmeasured) >= _RACE_MARGIN
+    unmeasured = RACE_MARGIN if name in _unless_lost else 0.0
+    return _speedups.get(name, {}).get(width, unmeasured) >= RACE_MARGIN
 
 
 def speedup(name: str, width: str) -> float:
@@ -299,7 +299,7 @@ def _wins_anything(name: str) -> bool:
 
 
 def _has_won(ratios: Mapping[str, float]) -> bool:
-    return any(ratio >= _RACE_MARGIN for ratio in ratios.values())
+    return any(ratio >= RACE_MARGIN for ratio in ratios.values())
 
 
 def race(

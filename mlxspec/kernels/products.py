@@ -1,9 +1,10 @@
 """Products of few rows with a quantized weight: chooses among MLX's own operation and our kernels by races on this device.
 
 `qmv_rows` gives every row the bits that it has alone. A race is won by some numbers of rows and lost by others, so a plain step may run
-MLX's kernel and a verify `qmv_rows`. That is allowed only where the self-check found that both give a row the same bits. Where it did not,
-a won race is ignored and the report says so; `exact` still uses the kernel, as it then does every product of 1 to 8 rows. `qmm_few` gives
-rows other bits, as MLX's own kernels for so many rows do; where those have the bits of single rows it does not compete.
+MLX's kernel and a verify `qmv_rows`. That is allowed only where the self-check found that both give a row the same bits: then `qmv_rows`
+also takes several rows that it multiplies as fast as anything else, within the doubt of a race. Elsewhere a won race is ignored and the
+report says so; `exact` still uses the kernel, as it then does every product of 1 to 8 rows. `qmm_few` gives rows other bits, as MLX's own
+kernels for so many rows do; where those have the bits of single rows it does not compete.
 """
 
 from __future__ import annotations
@@ -45,9 +46,22 @@ def chosen(
     if raced is None:
         return None
     key = race_key(raced, weight, dtype)
-    won = [k for k in KERNELS if launch.wins(k.name_of(weight), key)]
-    fit = [k for k in won if k.supports(num_rows, weight, dtype) and k.may_run(weight)]
-    return max(fit, key=lambda k: launch.speedup(k.name_of(weight), key), default=None)
+    speed = {k: launch.speedup(k.name_of(weight), key) for k in KERNELS}
+    fit = [k for k in KERNELS if k.supports(num_rows, weight, dtype) and k.may_run(weight)]
+    best = max((k for k in fit if launch.wins(k.name_of(weight), key)), key=speed.__getitem__, default=None)
+    fastest = 1.0 if best is None else speed[best]
+    own = (k for k in fit if k.keeps_bits and num_rows > 1 and launch.RACE_MARGIN * speed[k] >= fastest)
+    return next(own, best)
+
+
+def keeps_bits(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> bool:
+    """Whether `product` gives each of so many rows the bits that it has alone: as kernels are made, and on random rows."""
+    kernel = chosen(num_rows, weight, dtype, exact=exact)
+    if kernel is not None and not kernel.keeps_bits:
+        return False
+    x = random_rows(num_rows, weight, dtype)
+    alone = [product(x[i : i + 1], weight, exact=exact) for i in range(num_rows)]
+    return bool(mx.array_equal(product(x, weight, exact=exact), mx.concatenate(alone)).item())
 
 
 def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, dict[str, float]]:

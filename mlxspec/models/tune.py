@@ -58,7 +58,7 @@ def raced_weights(*modules: nn.Module) -> list[QuantizedWeight]:
     """The quantized weights that forwards of these modules multiply few rows with, one of each shape and format."""
     found: dict[tuple[object, ...], QuantizedWeight] = {}
     for module in modules:
-        for weight in multiplied_weights(module):
+        for weight in multiplied_weights(module) if isinstance(module, nn.Module) else ():
             found.setdefault((weight.shape, weight.format, str(weight.scales.dtype)), weight)
     return list(found.values())
 

@@ -43,25 +43,8 @@ class CostFile:
         num_ranks: int = 1,
     ) -> CostFile:
         """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take."""
-        report = device.report()
-        parameters: object = getattr(model, "parameters", dict)()
-        described = [
-            report.backend,
-            report.device,
-            report.blas,
-            report.compile_enabled,
-            name,
-            config.exact,
-            config.kv_bits,
-            num_ranks,
-            getattr(getattr(model, "config", None), "made_by", ""),
-            [
-                (d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", None))
-                for d in models_of(drafters)
-            ],
-            [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
-        ]
-        return cls(kept_json.kept_file("costs", described), name)
+        own = [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", 0)) for d in models_of(drafters)]
+        return cls(kept_json.kept_file("costs", [*described(model, config, name), num_ranks, own]), name)
 
     def data(self) -> Any:
         """As `kept_json.read`."""
@@ -76,6 +59,23 @@ class CostFile:
         if not _followed:
             atexit.register(write_followed)
         _followed[self.path] = os.getpid(), self, costs
+
+
+def described(model: Model, config: EngineConfig, name: str) -> list[Any]:
+    """A model on this machine, as plain JSON. name: of the model as it was loaded."""
+    report = device.report()
+    parameters: object = getattr(model, "parameters", dict)()
+    return [
+        report.backend,
+        report.device,
+        report.blas,
+        report.compile_enabled,
+        name,
+        config.exact,
+        config.kv_bits,
+        getattr(getattr(model, "config", None), "made_by", ""),
+        [(key, list(value.shape), str(value.dtype)) for key, value in tree_flatten(parameters)],
+    ]
 
 
 def write_followed() -> None:

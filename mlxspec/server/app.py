@@ -399,7 +399,7 @@ class Server:
         await reply.json(llama_api.running(self.models))
 
     async def _props(self, asked: Asked, reply: Reply) -> None:
-        await reply.json(llama_api.props(*self._known(asked), self.models.stores_off))
+        await reply.json(llama_api.props(*self._known(asked), self.models.load))
 
     async def _tokenizer_info(self, asked: Asked, reply: Reply) -> None:
         await reply.json(llama_api.tokenizer_info(self._known(asked)[1]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
+from mlxspec.engine.worker import Load
 from mlxspec.errors import ConfigError
 from mlxspec.server.models import Known, Models
 from mlxspec.server.ollama_api import ollama_model
@@ -20,8 +21,9 @@ _INSTRUCTIONS = (
 _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed")
 
 
-def props(name: str, known: Known, params: SamplingParams, stores_off: Sequence[str]) -> dict[str, Any]:
-    """The properties of a model, as llama.cpp tells them. stores_off: what is not written to the disk at the moment."""
+def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[str, Any]:
+    """The properties of a model, as llama.cpp tells them. Beside them: what is not written to the disk at the moment, and up to how many
+    tokens a round is bit-exact, null where that is not known."""
     facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
     settings |= {"n_predict": params.max_tokens, "repeat_penalty": params.repetition_penalty}
@@ -33,7 +35,8 @@ def props(name: str, known: Known, params: SamplingParams, stores_off: Sequence[
         "modalities": {"vision": "vision" in facts["capabilities"], "audio": False},
         "chat_template": known.template or "",
         "build_info": f"mlxspec {__version__}",
-        "stores_off": list(stores_off),
+        "stores_off": list(load.stores_off),
+        "exact_width": load.exact_width,
     }
 
 

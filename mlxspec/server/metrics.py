@@ -39,6 +39,10 @@ _HELP = {
     "prefix_disk_failed_total": ("counter", "Files that could not be written, or not be read as they were."),
     "past_texts_failed_total": ("counter", "Earlier texts that could not be written."),
     "stores_off": ("gauge", "Stores that are not written at the moment, as the disk refused."),
+    "exact_width": (
+        "gauge",
+        "Tokens of the widest round with the bits of plain steps, 0 where that is not known.",
+    ),
     "memory_bytes": ("gauge", "Bytes of all arrays: weights, rows, what is kept."),
     "ready": ("gauge", "Whether a model is loaded and answers."),
 }

@@ -304,8 +304,7 @@ class Models:
 
     def gauges(self) -> dict[str, float]:
         """Numbers of this moment, as metrics call them. Asks the engine nothing."""
-        worker = self._worker
-        load = Load() if worker is None else worker.load
+        worker, load = self._worker, self.load
         disk = load.disk or DiskStats()
         return {
             "open_requests": 0 if worker is None else worker.num_open,
@@ -321,14 +320,15 @@ class Models:
             "prefix_disk_failed_total": disk.num_failed + disk.num_missed,
             "past_texts_failed_total": load.texts_failed,
             "stores_off": len(load.stores_off),
+            "exact_width": load.exact_width or 0,
             "model_loads_total": self.num_loads,
             "ready": float(self.state == "ready"),
         }
 
     @property
-    def stores_off(self) -> tuple[str, ...]:
-        """Sentences on what is not written to the disk at the moment."""
-        return () if self._worker is None else self._worker.load.stores_off
+    def load(self) -> Load:
+        """The load of the model in memory; an empty one where there is none."""
+        return Load() if self._worker is None else self._worker.load
 
     def unload(self, name: str) -> asyncio.Task[None]:
         """Unload a model that nobody uses, whoever waits for it. One that answers, or that others wait for, stays."""

@@ -86,6 +86,9 @@ def drafting(
         "drafters": drafters,
         "rounds": rounds,
         "tokens_per_round": _over(decoded, rounds),
+        "bit_exact": None
+        if any(s.is_bit_exact is None for s in stats)
+        else all(s.is_bit_exact for s in stats),
         "seeds": [s.seed for s in stats],
         "notices": list(said),
         **({"receipts": [{"equal": r.is_equal, **asdict(r)} for r in receipts]} if receipts else {}),

@@ -15,6 +15,7 @@ from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.probe import ProbeReport, WidthVerdict, probe
 from mlxspec.models.base import Output
+from mlxspec.platform import device
 from tests import tiny_models
 
 DRAFTING = SpecConfig(drafters=("ngram-simple",), ngram_n=1, ngram_m=4)
@@ -45,6 +46,18 @@ class Planted:
         return out
 
 
+class PlantedBeside(Planted):
+    """As `Planted`, but only in forwards of two rows, or behind a commit that nobody has read."""
+
+    def __init__(self, *, unread: bool) -> None:
+        super().__init__(1)
+        self._unread = unread
+
+    def forward(self, tokens, rows, cache, **options):
+        is_meant = cache.is_unread if self._unread else rows.num_rows == 2
+        return (super() if is_meant else self._inner).forward(tokens, rows, cache, **options)
+
+
 def report(*bitwise: bool) -> ProbeReport:
     return ProbeReport(
         widths=tuple(
@@ -66,7 +79,13 @@ def test_the_exact_width_ends_before_the_first_that_differs(found: tuple[bool, .
 
 
 def test_the_sentence_says_what_was_found() -> None:
-    assert report(True, True).sentence() == "Verifying up to 3 tokens gives the same bits as plain steps."
+    assert (
+        report(True, True).sentence()
+        == "Verifying up to 3 tokens gives the same bits as plain steps: such rounds are bit-exact."
+    )
+    assert (
+        report(True, False).sentence().startswith("Rounds of up to 2 tokens are bit-exact. Verifying up to 3")
+    )
     assert "by at most 1.0e-06 and never changed the top token" in report(True, False).sentence()
     flipped = WidthVerdict(width=3, is_bitwise=False, same_argmax=False, largest=0.5)
     assert "the top token at width 3" in ProbeReport(widths=(flipped,), context=48).sentence()
@@ -83,6 +102,12 @@ def test_a_planted_width_dependent_layer_is_found(width: int) -> None:
     assert (
         "changed the top token at width" if flipped else "never changed the top token"
     ) in found.sentence()
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_rows_side_by_side_and_rounds_behind_unread_ones_are_probed(unread: bool) -> None:
+    assert probe(PlantedBeside(unread=unread), range(2, 4)).exact_width == 1
+    assert probe(tiny_models.stack("attention"), range(2, 4)).exact_width > 1
 
 
 @pytest.mark.parametrize("width", [2, 3])
@@ -109,7 +134,10 @@ def test_exact_gives_plain_text_where_the_layer_would_change_it(width: int) -> N
 
 def test_an_engine_probes_when_asked_only() -> None:
     spec = SpecConfig(drafters=("ngram-simple",), ngram_m=2)
-    engine = Engine(tiny_models.target(), drafters=[ngram_lookup("ngram-simple", 3, 2)], spec=spec)
+    config = EngineConfig(max_rows=1)
+    engine = Engine(
+        tiny_models.target(), drafters=[ngram_lookup("ngram-simple", 3, 2)], spec=spec, config=config
+    )
     assert engine.stats.probe is None
     found = engine.probe()
     assert engine.stats.probe is found
@@ -145,3 +173,29 @@ def test_mlxs_own_blas_is_exact_and_another_says_what_it_changes(blas: str | Non
         assert is_exact == "True"
     assert (float(largest) == 0.0) == (is_exact == "True")
     assert float(largest) < 1e-3
+
+
+def test_an_answer_says_whether_each_of_its_rounds_was_exact() -> None:
+    """Which nobody knows before a probe, and of no answer with an adapter."""
+    spec = SpecConfig(drafters=("ngram-simple",), policy="fixed", ngram_n=1, ngram_m=8)
+    engine = Engine(
+        tiny_models.wide("bfloat16").target, drafters=[ngram_lookup("ngram-simple", 1, 8)], spec=spec
+    )
+    prompt, params = [3, 4, 5] * 6, SamplingParams(max_tokens=30, ignore_eos=True)
+    assert engine.generate(prompt, params).stats.is_bit_exact is None
+    for known in (9, 8, 1):
+        engine.stats.probe = report(*[True] * (known - 1), False)
+        stats = engine.generate(prompt, params).stats
+        assert stats.widest == 9
+        assert stats.is_bit_exact == (known == 9) == stats.data()["is_bit_exact"]
+    beside = [r.stats for r in engine.generate([prompt, prompt[1:]], params, spec=SpecConfig())]
+    assert [(s.widest, s.is_bit_exact) for s in beside] == [(2, False), (2, False)]
+    engine.keep_kv_in(8)
+    assert engine.exact_width is None
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16", "4bit", "8bit", "mxfp4", "nvfp4"])
+def test_models_in_16_bits_and_quantized_ones_are_exact_to_17_tokens_without_a_gpu(form: str) -> None:
+    if device.has_gpu():
+        pytest.skip("a GPU's kernels are chosen by width")
+    assert probe(tiny_models.target(form), (*range(2, 10), 12, 17)).is_exact

@@ -18,7 +18,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import measure as measure_module
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.rehearsal import measure, rehearse, rehearse_for, steps_of, unraced_notice
+from mlxspec.engine.rehearsal import known_widths, measure, rehearse, rehearse_for, steps_of, unraced_notice
 from mlxspec.engine.worker import Worker
 from mlxspec.kernels import launch, products, qmv_rows, races
 from mlxspec.kernels.flat import LADDER, FlatRows
@@ -139,7 +139,8 @@ def test_answers_and_what_is_kept_are_as_without() -> None:
     rehearse_for(rehearsed, LONG)
     assert rehearsed.nbytes == plain.nbytes
     assert rehearsed.is_idle
-    assert replace(rehearsed.stats, plain=plain.stats.plain) == plain.stats
+    assert rehearsed.stats.probe is not None
+    assert replace(rehearsed.stats, plain=plain.stats.plain, probe=None) == plain.stats
     one, other = (e.generate([PROMPT, PROMPT[3:]], PARAMS) for e in (plain, rehearsed))
     assert [r.tokens for r in one] == [r.tokens for r in other]
 
@@ -248,3 +249,29 @@ def test_an_apple_gpu_races_products_of_few_rows_once(
     assert raced == (list(range(1, qmv_rows.MAX_ROWS + 1)) if races_them else [])
     assert unraced_notice(engine) == ()
     assert (("key", FlatRows((1,)).shape, 0) in runners._functions) == (not races_them)
+
+
+def test_the_exact_width_is_found_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And is not taken for another model's, nor for that of other kernels."""
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    first, later = make(), make()
+    assert first.exact_width is None
+    assert known_widths(later) is None
+    rehearse_for(first, LONG)
+    assert first.exact_width is not None
+    found = known_widths(later)
+    assert found == first.stats.probe
+    later.stats.probe = found
+    monkeypatch.setattr(later, "probe", None)
+    rehearse_for(later, LONG)
+    assert later.stats.probe is found
+    other = Engine(tiny_models.stack("attention"), tiny_models.tokenizer(), config=later.config)
+    assert known_widths(other) is None
+    (file,) = (tmp_path / "widths").glob("*.json")
+    file.write_text('{"widths": [{"width": 2}], "context": 48}')
+    assert known_widths(later) is None
+    launch.set_speedup("qmv_rows", "any", 2.0)
+    try:
+        assert known_widths(first) is None
+    finally:
+        launch.forget()

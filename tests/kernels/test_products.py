@@ -155,3 +155,32 @@ def test_a_kernel_with_other_bits_competes_only_where_mlx_has_other_bits_too(
     monkeypatch.setattr(products, "has_bits_of_single_rows", lambda *_: alike)
     ratios = products.race(8, draw(1)[1], mx.float32)
     assert (ratios[FEW] == launch.LOST) == alike
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rows", "few", "mixes", "wanted"),
+    [
+        (4, 0.99, 0.0, True, ROWS),  # as fast as MLX's own, within the doubt of a race
+        (4, 0.97, 0.0, True, None),
+        (1, 0.99, 0.0, True, None),  # the bits of one row are MLX's own already
+        (6, 1.5, 1.52, True, ROWS),
+        (6, 1.5, 1.54, True, FEW),
+        (6, 1.5, 1.52, False, FEW),
+    ],
+)
+def test_a_rows_own_bits_are_kept_where_that_costs_nothing(
+    ran: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    num_rows: int,
+    rows: float,
+    few: float,
+    mixes: bool,
+    wanted: str | None,
+) -> None:
+    monkeypatch.setattr(launch, "may_mix", lambda name: mixes)
+    x, weight = draw(num_rows)
+    for name, ratio in ((ROWS, rows), (FEW, few)):
+        if ratio:
+            won(name, num_rows, weight, ratio)
+    products.product(x, weight)
+    assert ran == ([] if wanted is None else [(wanted, num_rows)])

@@ -155,6 +155,7 @@ def test_what_a_server_tells_of_itself(demo: Served) -> None:
     text(demo)  # the model is in memory
     props = json.loads(demo.ask("GET", "/props")[2])
     assert props["total_slots"] == 4
+    assert props["exact_width"] is None or props["exact_width"] > 1
     assert props["default_generation_settings"]["n_ctx"] == props["default_generation_settings"]["n_ctx"] > 0
     assert "im_start" in props["chat_template"]
     slots = json.loads(demo.ask("GET", "/slots")[2])

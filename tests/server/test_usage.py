@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from planting import catches
 
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -61,3 +62,13 @@ def test_drafters_of_all_answers_add_up() -> None:
     assert found["drafters"]["mtp"] == {"drafted": 8, "accepted": 4, "judged": 0, "right": 0}
     assert found["notices"] == ["b", "a"]
     assert found["seeds"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("exact", "widest", "said"), [((8, 8), (8, 2), True), ((8, 8), (2, 9), False), ((None, 8), (2, 2), None)]
+)
+def test_answers_are_bit_exact_together(
+    exact: tuple[int | None, ...], widest: tuple[int, ...], said: bool | None
+) -> None:
+    stats = [replace(ONE, exact_width=e, widest=w) for e, w in zip(exact, widest, strict=True)]
+    assert drafting(stats)["bit_exact"] is said

@@ -17,7 +17,7 @@ export function speed(perSecond) {
 }
 
 /** Numbers of an answer, from the server's timings and usage. */
-export function countsOf({ timings, usage }) {
+export function countsOf({ timings, usage, exact }) {
   return {
     tokens: usage?.completion_tokens ?? timings?.predicted_n ?? 0,
     // of one token nothing was timed but the prompt
@@ -26,6 +26,7 @@ export function countsOf({ timings, usage }) {
     accepted: timings?.draft_n_accepted ?? 0,
     prompt: usage?.prompt_tokens ?? 0,
     cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+    exact: Boolean(exact), // whether each round had the bits of plain steps
   };
 }
 
@@ -47,7 +48,7 @@ export function draftingOf(counts, asked) {
   if (asked?.draft === "off") return "without drafting";
   if (!counts.drafted) return "nothing was drafted";
   const share = Math.round((100 * counts.accepted) / counts.drafted);
-  return `${NUMBER.format(counts.accepted)} of ${count(counts.drafted, "drafted token")} accepted (${share} %)`;
+  return `${NUMBER.format(counts.accepted)} of ${count(counts.drafted, "drafted token")} accepted (${share} %)${counts.exact ? ", bit-exact" : ""}`;
 }
 
 /** Whether an answer's text reached the end of the context of so many tokens. */
