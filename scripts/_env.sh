@@ -94,15 +94,28 @@ install_with_pip() {
         die "pip could not install the dependencies; see above."
 }
 
-# make_env [EXTRA]: installs the checkout into .venv, with the extra `dev` if asked for. A stamp of what was installed makes
-# the next call a matter of milliseconds; an environment with the extra serves those who need none, and keeps it.
+# MLX's wheels for CPUs and for CUDA hold a file of the same name, and the one installed last counts.
+install_cuda_last() {
+    local wheel
+    wheel="mlx-cuda-12==$("$PY" -c 'from importlib.metadata import version; print(version("mlx"))')"
+    if command -v uv >/dev/null 2>&1; then
+        uv pip install --python "$PY" --reinstall --no-deps "$wheel" >&2 </dev/null
+    else
+        "$PY" -m pip install --quiet --force-reinstall --no-deps "$wheel" </dev/null
+    fi || die "MLX's wheel for CUDA could not be installed; see above."
+}
+
+# make_env [EXTRAS]: installs the checkout into .venv, with the extras `dev` or `dev,cuda` if asked for. A stamp of what was
+# installed makes the next call a matter of milliseconds; an environment serves those who need less, and keeps what it has.
 make_env() {
     local extra=${1:-} spec=$ROOT stamp
     check_machine
     stamp="$(cksum <"$ROOT/pyproject.toml") $ROOT"
     case "$(cat "$STAMP" 2>/dev/null || true)" in
-    "$stamp $extra" | "$stamp dev") if python_fits "$PY"; then return; fi ;;
-    *" dev") extra=dev ;;
+    "$stamp $extra" | "$stamp dev,cuda") if python_fits "$PY"; then return; fi ;;
+    "$stamp dev") if [ -z "$extra" ] && python_fits "$PY"; then return; fi ;;
+    *" dev,cuda") extra=dev,cuda ;;
+    *" dev") extra=${extra:-dev} ;;
     esac
     [ -z "$extra" ] || spec="$ROOT[$extra]"
     rm -f -- "$STAMP"
@@ -111,6 +124,7 @@ make_env() {
     else
         install_with_pip "$spec"
     fi
+    case "$extra" in *cuda) install_cuda_last ;; esac
     printf '%s\n' "$stamp $extra" >"$STAMP"
 }
 

@@ -5,6 +5,7 @@ Installing needs pip and either network or a cache; where the wheel's build tool
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -275,3 +276,49 @@ assert ranks.versions()["version of mlxspec"] == mlxspec.__version__
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "4"
+
+
+UV = """#!/usr/bin/env bash
+echo "$@" >>"$CALLS"
+if [ "$1" = venv ]; then
+  mkdir -p "${@: -1}/bin"
+  printf '#!/bin/sh\nexec "%s" "$@"\n' "$REAL_PYTHON" >"${@: -1}/bin/python"
+  chmod +x "${@: -1}/bin/python"
+fi
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the scripts are for POSIX shells")
+def test_an_environment_keeps_the_extras_that_it_has(tmp_path: Path) -> None:
+    """What is installed by a row of scripts, with a stand-in for uv. CUDA's wheel of MLX is the last one."""
+    root, calls = tmp_path / "checkout", tmp_path / "calls"
+    (root / "scripts").mkdir(parents=True)
+    (root / "scripts" / "_env.sh").write_bytes((ROOT / "scripts" / "_env.sh").read_bytes())
+    (root / "pyproject.toml").write_text("one")
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o700)
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "REAL_PYTHON": sys.executable,
+    }
+
+    def installed(extras: str) -> list[str]:
+        calls.write_text("")
+        command = ["bash", "-c", f". '{root}/scripts/_env.sh'; make_env {extras}"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said = [line for line in calls.read_text().splitlines() if line.startswith("pip install")]
+        return [line.split()[-1].replace(str(root), "ROOT") for line in said]
+
+    cuda = f"mlx-cuda-12=={importlib.metadata.version('mlx')}"
+    assert installed("") == ["ROOT"]
+    assert installed("") == []
+    assert installed("dev") == ["ROOT[dev]"]
+    assert installed("") == []
+    assert installed("dev,cuda") == ["ROOT[dev,cuda]", cuda]
+    for extras in ("", "dev", "dev,cuda"):
+        assert installed(extras) == []
+    (root / "pyproject.toml").write_text("two")
+    assert installed("dev") == ["ROOT[dev,cuda]", cuda]
