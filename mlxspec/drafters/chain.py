@@ -44,11 +44,12 @@ _Submit = Callable[[Sequence[Draft], Sequence["ChainRow"]], list[Draft]]
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
     """One row's winning draft, cut to what is verified; drafter None and length 0 for a plain round. beside: what whoever drafted reads
-    with the round."""
+    with the round. decided: what the row's policy is given again when the round's turn has come to be read; never, if it is dropped."""
 
     drafter: str | None = None
     draft: Draft = NO_DRAFT
     beside: tuple[mx.array, ...] = ()
+    decided: object = None
 
 
 class Chain:

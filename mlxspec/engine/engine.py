@@ -489,7 +489,7 @@ class Engine(EngineApi):
             events, times = self._pipeline.advance(rows, self.model, cache, may_follow=may_follow)
             self._tell(events)
         except BaseException as error:
-            self._pipeline.forget()
+            self._pipeline.end()
             self._fail(self._rows.lose_all(), error)
             if not isinstance(error, Exception):
                 self._retire()

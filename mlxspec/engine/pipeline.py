@@ -97,6 +97,7 @@ class Pipeline:
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafting, stats, widest=self._widest)
         self.next, holds = None, False
+        drafting.take_up([r.number for r in current.requests], current.proposals)
         is_shared, self._is_shared = self._is_shared, False
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
@@ -111,7 +112,6 @@ class Pipeline:
         self._close(cache)
         seconds = time.perf_counter() - started - self._launching
         if is_shared:
-            drafting.passed()
             return ReadRound(events, None)
         times = TimedRound(
             numbers=tuple(r.number for r in current.requests),
@@ -136,18 +136,12 @@ class Pipeline:
         self._is_shared = self.next is not None
 
     def drop(self, cache: ModelCache) -> None:
-        """If it is one with drafts, leave rows and drafters as though it had not been launched."""
+        """If it is one with drafts, leave rows as though it had not been launched."""
         if self.is_open:
             cache.abort()
-            self._drafting.take_back()
             self._stats.num_unread += 1
             self.end()
 
-    def forget(self) -> None:
-        """Nothing is known of what the device did with its rows."""
-        self._drafting.take_back()
-        self.end()
-
     def end(self) -> None:
-        """Nothing is on its way any more: no rows are left, or nobody reads what is."""
+        """Nothing is on its way any more: no rows are left, nobody reads what is, or nothing is known of what the device did."""
         self.next, self._is_shared = None, False

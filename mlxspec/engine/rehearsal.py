@@ -32,7 +32,7 @@ from mlxspec.models.runners import retrace
 from mlxspec.platform import device, kept_json
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.auto import Auto, AutoRow, Pending
-from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller
+from mlxspec.policy.controller import PLAIN, Choice, Controller
 from mlxspec.policy.cost_file import CostFile, described
 from mlxspec.policy.costs import GREEDY
 
@@ -63,7 +63,6 @@ class Script(Auto):
         if not self._steps or self._steps[-1][1]:
             return False
         self._steps.pop()
-        self._decided.append(PLAIN_ROUND)
         return True
 
     def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:

@@ -12,8 +12,9 @@ this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -38,14 +39,12 @@ REST = 8  # rounds at rest until models are weighed anew
 
 @dataclass(kw_only=True)
 class Pending:
-    """A draft that is compared with the text as it comes. offer: None while the draft is on the device and nobody has read it. is_behind:
-    the tokens of an unread round come before its own. lasts: it is compared over several rounds, as probes are; others are judged by one.
-    heard: what has come."""
+    """A draft that is compared with the text as it comes. offer: None while the draft is on the device and nobody has read it. lasts: it is
+    compared over several rounds, as probes are; others are judged by one. heard: what has come."""
 
     drafter: str
     draft: Draft
     offer: Offer | None
-    is_behind: bool = False
     lasts: bool = False
     heard: list[int] = field(default_factory=list)
 
@@ -62,6 +61,14 @@ class Pending:
         drafted = self.draft.tokens
         self.heard += tokens[: self.draft.length - len(self.heard)]
         return next((i for i, token in enumerate(self.heard) if token != drafted[i]), len(self.heard))
+
+
+class Decided(NamedTuple):
+    """One row's part of a round: the round's decision, what was chosen for the row, and the draft of a model."""
+
+    decision: Decision
+    choice: Choice
+    made: Pending | None
 
 
 class AutoRow(PolicyRow):
@@ -87,7 +94,7 @@ class Auto(Policy):
         self.log: Callable[[str], None] | None = None
         self.runs_ahead = device.has_gpu()
         self._rows: dict[int, AutoRow] = {}
-        self._decided: list[Decision] = []  # rounds that have not been read, in their order
+        self._decision = PLAIN_ROUND  # of the round that is being read
         self._still = 0  # rounds at rest that are left until models are weighed again
         self._rested, self._rested_seconds = 0, 0.0  # plain rounds of which nothing has been learned
         self._resting: Sequence[ChainRow] = ()  # whose they were
@@ -146,10 +153,6 @@ class Auto(Policy):
         row = self._rows[state.row]
         waiting, row.waiting = row.waiting, []
         for pending in waiting:
-            if pending.is_behind:
-                pending.is_behind = False
-                row.waiting.append(pending)
-                continue
             offer = pending.offer
             if offer is None:
                 self.control.read(row, offer := pending.read())
@@ -173,7 +176,6 @@ class Auto(Policy):
         choices = self._choose(plan, rows, found)
         self._rest_or_wake(rows, choices)
         looks = not self.runs_ahead or not all(s.is_blind for s in plan.rows)
-        self._decided = []
         return self._submit(plan, rows, choices, found, looks=looks) or {}
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
@@ -197,43 +199,41 @@ class Auto(Policy):
         *,
         looks: bool,
     ) -> dict[int, Proposal] | None:
-        """The round of these choices, which is decided then; None behind an unread round where a model had nothing to propose."""
+        """The round of these choices; None behind an unread round where a model had nothing to propose."""
         drafts = [
             None if c.offer is None else given[c.offer] for c, given in zip(choices, found, strict=True)
         ]
         calls = self._ask_models(plan, rows, choices, drafts, looks=looks)
-        if plan.unread is not None and any(
-            c.model and d is None for c, d in zip(choices, drafts, strict=True)
-        ):
-            self._forget_unread()
+        empty = [c.model is not None and d is None for c, d in zip(choices, drafts, strict=True)]
+        if plan.unread is not None and any(empty):
             return None
         decision = self.control.trim(
             rows, [None if d is None else _offer(d.drafter, d.draft) for d in drafts], choices
         )
-        self._decided.append(decision._replace(calls=tuple(calls)))
+        decision = decision._replace(calls=tuple(calls))
         out = {}
-        for state, choice, made, width in zip(plan.rows, choices, drafts, decision.widths, strict=True):
+        for i, (state, choice, made) in enumerate(zip(plan.rows, choices, drafts, strict=True)):
+            width = decision.widths[i]
             beside = () if made is None or made.offer is not None else _unread(made.draft)
+            decided = Decided(decision, choice, None if choice.model is None else made)
+            given = Proposal(beside=beside, decided=decided)
             if made is not None and width:
-                out[state.row] = Proposal(drafter=made.drafter, draft=made.draft.cut(width), beside=beside)
-            elif beside:
-                out[state.row] = Proposal(beside=beside)
+                given = replace(given, drafter=made.drafter, draft=made.draft.cut(width))
+            out[state.row] = given
             if self.log is not None:
                 self.log(_line(state.row, len(plan.histories[state.row]), choice, made, width))
         return out
 
-    def take_back(self) -> None:
-        self._decided = self._decided[:-1]
-        for row in self._rows.values():
-            row.account.reserved = 0.0
-        self._forget_unread()
-
-    def _forget_unread(self) -> None:
-        for row in self._rows.values():
-            row.waiting = [w for w in row.waiting if w.offer is not None]
-
-    def passed(self) -> None:
-        self._decided = self._decided[1:]
+    def take_up(self, rows: Mapping[int, object]) -> None:
+        decided = {row: found for row, found in rows.items() if isinstance(found, Decided)}
+        self._decision = PLAIN_ROUND
+        for name, found in decided.items():
+            self._learn_rested()
+            self._decision, row = found.decision, self._rows[name]
+            if found.choice.model is not None:
+                self.control.asked(row, found.choice)
+            if found.made is not None:
+                row.waiting.append(found.made)
 
     def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
         """At rest models are not weighed, and lookups are asked for one row a round, in turns: a text that begins to repeat itself does so
@@ -253,9 +253,7 @@ class Auto(Policy):
         else:
             planned = plan()
             rests = self._rest_or_wake(own, self._choose(planned, own, self._look_up(rows, planned)))
-        if rests:
-            self._decided.append(PLAIN_ROUND)
-        else:
+        if not rests:
             self.wake()
         return rests
 
@@ -333,18 +331,11 @@ class Auto(Policy):
                 kind = dearest([rows[i] for i in places])
                 calls.append(DraftCall(name, kind, depth, queued, len(asks)))
             for i, draft in zip(places, made, strict=True):
-                row = rows[i]
-                if draft.length or not is_behind:
-                    self.control.asked(row, choices[i])
                 if draft.length:
                     offer = _offer(name, draft) if looks else None
-                    pending = Pending(
-                        drafter=name, draft=draft, offer=offer, is_behind=is_behind, lasts=choices[i].probe
-                    )
-                    drafts[i] = pending
-                    row.waiting.append(pending)
+                    drafts[i] = Pending(drafter=name, draft=draft, offer=offer, lasts=choices[i].probe)
                     if offer is not None:
-                        self.control.read(row, offer)
+                        self.control.read(rows[i], offer)
         return calls
 
     def _ask(self, plan: RoundPlan, state: ChainRow, row: AutoRow, choice: Choice, *, looks: bool) -> Ask:
@@ -371,9 +362,8 @@ class Auto(Policy):
         is_warm: bool,
     ) -> None:
         """A round was read. Plain rounds at rest are learned from several at once: that costs the host less."""
-        decision, self._decided = self._decided[0] if self._decided else PLAIN_ROUND, self._decided[1:]
-        rests = decision is PLAIN_ROUND and all(d is PLAIN_ROUND for d in self._decided)
-        if rests and ahead and is_warm and num_tokens == num_rows == len(states):
+        decision = self._decision
+        if decision is PLAIN_ROUND and ahead and is_warm and num_tokens == num_rows == len(states):
             if self._resting != states:
                 self._learn_rested()
             self._rested, self._resting = self._rested + 1, states

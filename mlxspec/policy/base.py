@@ -4,6 +4,7 @@ is the simplest: every round drafts as long as the options allow, and the first 
 A policy sees rows of a chain of drafters. For each row `begin` comes first and `close` last. In between, every round is
 
     propose | plain     drafts for the round; `plain` tells that the round needs none, so that it can be launched early
+    take_up             the round is read next
     observe             the row's text goes on, drafted or not
     took                what the round cost
 
@@ -13,7 +14,7 @@ called once for every token of a row, prompt included, in order. A policy may de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.chain import Chain, Proposal
@@ -88,11 +89,9 @@ class Policy:
         # where a draft was wrong, or empty, all rows are drafted for once their tokens are known
         return won if len(won) == len(asks) else None
 
-    def take_back(self) -> None:
-        """The round of the last `propose_behind` is dropped."""
-
-    def passed(self) -> None:
-        """A round was read of which `took` is not told."""
+    def take_up(self, rows: Mapping[int, object]) -> None:
+        """A round's turn has come to be read. rows: by number, what a policy has put into the row's proposal (`Proposal.decided`). A round
+        behind an unread one that is dropped is never taken up."""
 
     def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
         """Whether the next round of these rows is plain, so that it may be launched before this one is read. plan: that round, for a policy

@@ -124,15 +124,11 @@ class Drafting:
         is_blind = all(state.is_blind for state in plan.rows)
         return found[0][0].propose_behind(plan) if len(found) == 1 and is_blind else None
 
-    def take_back(self) -> None:
-        """Nobody reads the round that was launched last, behind an unread one."""
-        if self.auto is not None:
-            self.auto.take_back()
-
-    def passed(self) -> None:
-        """A round was read of which nothing is learned."""
-        if self.auto is not None:
-            self.auto.passed()
+    def take_up(self, rows: Sequence[int], proposals: Sequence[Proposal]) -> None:
+        """A round's turn has come to be read. rows: its, with the proposal of each; some may be gone."""
+        found = dict(zip(rows, proposals, strict=True))
+        for policy, some in self._by_policy([r for r in rows if r in self._policies]):
+            policy.take_up({state.row: found[state.row].decided for state in some})
 
     def plain(self, rows: Sequence[int], plan: Callable[[], RoundPlan]) -> bool:
         """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one. plan: that round."""

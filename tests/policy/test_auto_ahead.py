@@ -132,19 +132,17 @@ def test_texts_are_those_of_plain_decoding(names: tuple[str, ...]) -> None:
 def _told_at_once(right: Callable[..., Any]) -> Callable[..., Any]:
     """What was drafted behind a round is compared with that round's own tokens."""
 
-    def ask(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:
-        found = right(self, plan, rows, *args, **options)
-        for row in rows:
-            for pending in row.waiting:
-                pending.is_behind = False
+    def submit(self: Auto, *args: Any, **options: Any) -> Any:
+        found = right(self, *args, **options)
+        self.take_up({row: proposal.decided for row, proposal in (found or {}).items()})
         return found
 
-    return ask
+    return submit
 
 
 @catches(
     "a draft is judged by the text of the round in front of it",
-    "mlxspec.policy.auto:Auto._ask_models",
+    "mlxspec.policy.auto:Auto._submit",
     _told_at_once,
 )
 def test_a_draft_is_judged_by_the_text_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +233,6 @@ def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
     assert not own._pipeline.is_open
     (row,) = policy._rows.values()
     assert head.num_queued(requests[1].number) > 0  # type: ignore[attr-defined]
-    assert row.account.reserved == 0.0
     assert all(w.offer is not None for w in row.waiting)
     while not own.is_idle:
         own.step()
