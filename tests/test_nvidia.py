@@ -51,7 +51,7 @@ def test_doctor_names_a_gpu_that_is_not_used(monkeypatch, is_installed):
         return "0.32.4"
 
     monkeypatch.setattr(nvidia, "has_gpu", lambda: True)
-    monkeypatch.setattr(nvidia, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     (found,) = (finding for finding in checkup._backend() if finding.name == "device")
     assert (found.status, "NVIDIA GPU" in found.found) == ("note", True)
     assert ("pip install '.[cuda]'" in found.advice) == (not is_installed)

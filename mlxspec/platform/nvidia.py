@@ -1,15 +1,13 @@
 """NVIDIA GPUs on Linux: whether the driver finds one, and how MLX comes to compute on it.
 
 MLX's wheels for CPUs and for CUDA hold a file of the same name, so an environment with both computes with the one installed last, and with
-CUDA's it starts only where there is a driver. Imports no MLX.
+CUDA's it starts only where there is a driver. Imports no MLX, and nothing at all before it is asked: the command line names it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 _DRIVER = "libcuda.so.1"
 _WHEEL = "mlx-cuda-12"
@@ -21,6 +19,8 @@ def has_gpu() -> bool:
     """Whether the driver finds a GPU, which it is asked without CUDA's toolkit."""
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes
+
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:
@@ -32,6 +32,8 @@ def has_gpu() -> bool:
 
 def advice() -> str:
     """What to do where there is a GPU and MLX computes without it."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         wheel = f"{_WHEEL}=={version(_WHEEL)}"
     except PackageNotFoundError:
