@@ -13,7 +13,6 @@ COMMANDS = {
     "pull": "fetch a model from Hugging Face",
     "models": "list the models that are here, or search Hugging Face for words; published drafters",
     "rm": "remove a model from the local cache",
-    "cache": "show what the prefix store (prompt cache) on disk holds, or clear it",
     "convert": "write a copy of a model, quantized if asked, with its MTP head",
     "inspect": "show what a model is made of and what running it takes",
 }
@@ -29,7 +28,6 @@ _CONTEXT = (
     "N",
     "tokens of context that the memory is computed for (default 8192, or the model's limit)",
 )
-_YES = ("--yes", bool, "", "do not ask")
 # rows as `declare` has them, by command
 _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "pull": (
@@ -50,12 +48,7 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("--drafters", bool, "", "the drafters that were published for models"),
         _JSON,
     ),
-    "rm": (_REPO, ("--revision", str, "R", "commit, branch or tag (default: all of them)"), _YES),
-    "cache": (
-        ("--prefix-dir", str, "DIR", "the store's folder (default: prefix in the cache folder)"),
-        ("--clear", bool, "", "remove all of it"),
-        _YES, _JSON,
-    ),
+    "rm": (_REPO, ("--revision", str, "R", "commit, branch or tag (default: all of them)"), ("--yes", bool, "", "do not ask")),
     "convert": (
         ("source", str, "MODEL", _MODEL),
         _REVISION,

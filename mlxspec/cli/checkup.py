@@ -211,7 +211,7 @@ def _caches() -> Iterator[Finding]:
         yield Finding(name="cache folder", found=problem, status="wrong", advice=advice)
     else:
         yield Finding(name="cache folder", found=f"{root}, {size(_bytes_in(root))}")
-    yield from _prefix_store()
+    yield from _earlier_texts()
     from mlxspec.checkpoints.cache import listing
     from mlxspec.loading import repositories
 
@@ -237,18 +237,18 @@ def _caches() -> Iterator[Finding]:
     )
 
 
-def _prefix_store() -> Iterator[Finding]:
-    """In the folder that is taken where none is named."""
-    from mlxspec.engine.prefix.disk import default_folder, open_files
+def _earlier_texts() -> Iterator[Finding]:
+    """The prefix store and the texts for `suffix`, in the folders that are taken where none is named."""
+    from mlxspec.engine.prefix.disk import default_folder
+    from mlxspec.engine.text_files import texts_folder
 
-    path = default_folder()
-    if not path.exists():
-        yield Finding(name="prefix store", found=f"nothing on disk ({path} is not there)")
-        return
-    files = open_files(path, None)
-    yield Finding(
-        name="prefix store", found=f"{path}, {counted(len(files.found), 'file')}, {size(files.nbytes)}"
-    )
+    for name, path in {"prefix store": default_folder(), "earlier texts": texts_folder()}.items():
+        if path.exists():
+            num = len(list(path.glob("*.safetensors")))
+            found = f"{path}, {counted(num, 'file')}, {size(_bytes_in(path))}; removing the folder clears it"
+            yield Finding(name=name, found=found)
+        elif name == "prefix store":
+            yield Finding(name=name, found=f"nothing on disk ({path} is not there)")
 
 
 def _existing(path: Path) -> Path:

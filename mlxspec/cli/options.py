@@ -62,11 +62,12 @@ COMMANDS = {
     "completion": "print a script that completes commands and options in a shell",
     "ps": "list the models of a server that runs here",
 }
-_RARE = ("rm", "cache", "flags", "completion", "ps")  # of the commands: not in the list of --help
+_RARE = ("rm", "flags", "completion", "ps")  # of the commands: not in the list of --help
 _HABITS = {"show": "inspect", "try": "demo", "ls": "models"}  # other words for commands
 _MOVED = {
     "list": "`mlxspec models` lists the models that are here.",
     "search": "`mlxspec models WORD` searches Hugging Face.",
+    "cache": "`mlxspec doctor` says what is kept of earlier texts, and where; removing the folder clears it.",
     "stop": "Ctrl-C ends `mlxspec serve`; its --idle-unload unloads models by itself.",
     "bench mtp": "`mlxspec bench --workloads mtp` asks the ten tasks.",
     "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same.",

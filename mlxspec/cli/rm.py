@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from mlxspec.cli import terminal
-from mlxspec.cli.confirm import confirmed
+from mlxspec.errors import ConfigError
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,8 +17,17 @@ def run(args: argparse.Namespace) -> int:
 
     wanted = removal(repository(args.repo), args.revision)
     what = f"{wanted.name} ({', '.join(r[:12] for r in wanted.revisions)}), {amount(wanted.freed)}"
-    if not confirmed("Removing", "Remove", what, yes=args.yes):
+    if not (args.yes or _is_confirmed(what)):
+        terminal.say("Nothing was removed.\n")
         return 1
     wanted.execute()
     terminal.say(f"Removed {wanted.name}: {amount(wanted.freed)} freed.\n")
     return 0
+
+
+def _is_confirmed(what: str) -> bool:
+    """Raises ConfigError where nobody can be asked."""
+    if not terminal.is_terminal(sys.stdin):
+        raise ConfigError(f"Removing {what} must be confirmed: run it in a terminal, or add --yes.")
+    terminal.say(f"Remove {what}? [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -218,20 +218,6 @@ class KeptFiles:
         with self._locked():
             self._make_room(0)
 
-    def clear(self) -> tuple[int, int]:
-        """Remove all files, whoever wrote them, and what killed processes have left. Returns how many files, and their bytes. Raises
-        StorageError."""
-        try:
-            with self._locked() as (num, nbytes):
-                for name, file in dict(self.found).items():
-                    num, nbytes = num + 1, nbytes + file.size
-                    self.forget(name, remove=True)
-        except OSError as error:
-            raise StorageError(
-                f"{self._what} in {self.path} cannot be cleared: {error.strerror or error}."
-            ) from error
-        return num, nbytes
-
     def _open(self, name: str) -> BinaryIO:
         """A regular file, for reading. Raises OSError for anything else."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -40,15 +40,12 @@ def keep_texts(
         return None
     if tokenizer is None:
         raise ConfigError("Without a tokenizer no texts are kept on disk; leave past_texts_disk out.")
-    texts = TextFiles(text_files(disk), thread, tokenizer.digest[:16])
+    texts = TextFiles(
+        KeptFiles(texts_folder(), disk, "The store of earlier texts"), thread, tokenizer.digest[:16]
+    )
     texts.fill(index)
     index.keep = texts.append
     return texts
-
-
-def text_files(limit: int | None = None) -> KeptFiles:
-    """The files of earlier texts. limit: bytes; None for a process that only looks. Raises ConfigError for a folder that cannot be used."""
-    return KeptFiles(texts_folder(), limit, "The store of earlier texts")
 
 
 class TextFiles:

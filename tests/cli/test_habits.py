@@ -121,4 +121,4 @@ def test_the_list_of_commands_is_short(run: Run) -> None:
     told = run("--help").out
     assert all(f"\n    {name} " in told for name in LISTED)
     assert "    completion" not in told
-    assert "Also: rm, cache, flags, completion, ps." in told
+    assert "Also: rm, flags, completion, ps." in told

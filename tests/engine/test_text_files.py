@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from planting import catches
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.kept_files import LOCK, KeptFiles
-from mlxspec.engine.text_files import TextFiles, keep_texts, text_files, texts_folder
+from mlxspec.engine.text_files import TextFiles, keep_texts, texts_folder
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError
 from tests.engine import equality
@@ -200,11 +201,12 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     assert not knows(index, "e", text(1))
 
 
-def test_clearing_removes_what_killed_processes_left(tmp_path: Path) -> None:
+def test_tidying_removes_what_killed_processes_left(tmp_path: Path) -> None:
     append(tmp_path, ("a", text(1)))
     (tmp_path / "v-a-7.safetensors.123.new").write_bytes(b"half")
-    assert KeptFiles(tmp_path, None, "The store").clear()[0] == 2
-    assert [p.name for p in tmp_path.iterdir()] == [LOCK]
+    KeptFiles(tmp_path, None, "The store").tidy()
+    assert not list(tmp_path.glob("*.new"))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
 
 
 def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
@@ -216,12 +218,11 @@ def test_a_later_engine_drafts_what_an_earlier_one_said() -> None:
     first = equality.engine(past_texts_disk=1 << 20)
     wanted = first.generate(prompt, params, spec=spec)
     first.close()
-    assert text_files().nbytes > 0
+    assert list(texts_folder().glob("*.safetensors"))
     again = equality.engine(past_texts_disk=1 << 20).generate(prompt, params, spec=spec)
     assert again.tokens == wanted.tokens
     assert again.stats.num_rounds < 8
-    assert text_files().clear()[0] == 1
-    assert text_files().nbytes == 0
+    shutil.rmtree(texts_folder())
     fresh = equality.engine(past_texts_disk=1 << 20).generate(prompt, params, spec=spec)
     assert fresh.stats.num_drafted == 0
 

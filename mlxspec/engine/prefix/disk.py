@@ -68,16 +68,6 @@ class DiskStats:
     num_missed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredModel:
-    """The files of one model in a folder. num_states: texts that can be continued; used: nanoseconds, the newest."""
-
-    model: str
-    num_states: int
-    nbytes: int
-    used: int
-
-
 class Fetch:
     """A state on its way from its file: the file thread puts tensors in, the engine's thread takes them. length: tokens that will be known.
     nbytes: of the file. has_failed: it is gone, or not as it was written."""
@@ -456,23 +446,6 @@ def open_disk(
     # a state that lacks the part of a drafter which needs every hidden can be of no use
     roots = {TARGET: of_states(target, [found[d.name] for d in hearing]), **found}
     return PrefixDisk(files, thread, roots, model=name, hearing=[d.name for d in hearing])
-
-
-def stored_models(files: KeptFiles) -> list[StoredModel]:
-    """The models of a folder, by name, the last used first. It reads the header of every file."""
-    by_model: dict[str, list[str]] = {}
-    for name in files.found:
-        by_model.setdefault(files.metadata(name).get("model", "unknown"), []).append(name)
-    found = [
-        StoredModel(
-            model=model,
-            num_states=len(names),
-            nbytes=sum(files.found[name].size for name in names),
-            used=max(files.found[name].used for name in names),
-        )
-        for model, names in by_model.items()
-    ]
-    return sorted(found, key=lambda m: -m.used)
 
 
 def _arrays(
