@@ -109,7 +109,6 @@ class Pipeline:
         events, has_changed = read(current, cache, drafting, stats, behind=self.next, holds=holds)
         if has_changed:
             self.drop(cache)
-        self._close(cache)
         seconds = time.perf_counter() - started - self._launching
         if is_shared:
             return ReadRound(events, None)
@@ -121,15 +120,6 @@ class Pipeline:
             is_warm=current.is_warm,
         )
         return ReadRound(events, times)
-
-    def _close(self, cache: ModelCache) -> None:
-        """Once the round before it has been read, a round without drafts has nothing to decide: rows may join behind it, or rest."""
-        coming = self.next
-        if coming is None or not coming.is_open or coming.rows.max_width > 1:
-            return
-        if all(r.finish_reason is None for r in coming.requests):
-            cache.commit()
-            self.next = coming.closed()
 
     def share(self) -> None:
         """The device reads prompts now. What the round on its way takes says nothing then."""

@@ -6,8 +6,8 @@ plain round, or any round whose drafts nobody needs to see. Invariants of the se
     the number of accepted tokens is an array wherever it is used (newest token, ends of keys and values, replay counts, noise's positions);
     shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
     reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
-    the second round is an open transaction until it is read, or until the first has been if it has no drafts. If a row leaves before, it is
-    aborted, which leaves everything as though it had not been launched: drafters draft for it on forks.
+    the second round is an open transaction until it is read. If a row leaves before, it is aborted, which leaves everything as though it
+    had not been launched: drafters draft for it on forks.
 """
 
 from __future__ import annotations
@@ -80,12 +80,6 @@ class Round:
     def arrays(self) -> list[mx.array]:
         """The arrays that reading it waits for."""
         return [*self.sampled.arrays, *(x for p in self.proposals for x in p.beside)]
-
-    def closed(self) -> Round:
-        """This round without drafts, committed: its tokens are certain."""
-        for place, request in enumerate(self.requests):
-            request.tail = (self.hidden, place)
-        return replace(self, is_open=False)
 
 
 @device.idle()
@@ -175,7 +169,7 @@ def _drafted_behind(
     drafting: Drafting,
     stats: EngineStats,
 ) -> Round | None:
-    """Drafts and their verify behind the accepted tokens of `last`; or only a plain round, where nobody drafts."""
+    """Drafts and their verify behind the accepted tokens of `last`; None where nobody drafts."""
     started, width = time.perf_counter(), last.rows.max_width
     rooms = {r.number: r.room - width for r in requests}
     fits = cache.takes_unread and min(rooms.values()) >= 1
@@ -191,9 +185,9 @@ def _drafted_behind(
     won = drafting.propose_behind(plan)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    if won is None:
+    proposals = tuple((won or {}).get(r.number, _PLAIN) for r in requests)
+    if not any(p.draft.length for p in proposals):
         return None
-    proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
     if last.is_open:
         cache.commit(unread.num_committed)
     tokens = _flatten(unread.newest, proposals)
@@ -332,7 +326,7 @@ def _forward(
 ) -> Round:
     """ahead: as in `sample_round`."""
     rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
-    plain = rows.max_width == 1 and not isinstance(ahead, Unread)
+    plain = rows.max_width == 1
     layers = chain.streams.layers if any(r.shows_layers for r in requests) else ()
     is_warm, chain.is_warm = chain.is_warm, True
     try:

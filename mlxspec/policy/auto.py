@@ -179,14 +179,14 @@ class Auto(Policy):
         return self._submit(plan, rows, choices, found, looks=looks) or {}
 
     def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
-        """None where the round in front has to be read first: a lookup offers more, or the chosen model cannot draft behind it."""
+        """None where the round in front has to be read first: a lookup offers more, a model is probed, or it cannot draft behind it."""
         if not self.runs_ahead:
             return None
         self._learn_rested()
         rows = [self._rows[s.row] for s in plan.rows]
         found = self._look_up(plan.rows, plan)
         choices = self._choose(plan, rows, found)
-        if any(c.offer is not None for c in choices):
+        if any(c.offer is not None or c.probe for c in choices):
             return None
         return self._submit(plan, rows, choices, found, looks=False)
 
