@@ -60,6 +60,7 @@ SHARED = {
         for name in ("_compile_state", "_compiles_for_cpu", "backend", "gpu_generation", "has_matrix_units")
     },
     "platform/folders.py:_temporary": "a folder by process",
+    "platform/nvidia.py:has_gpu": MACHINE,
     "policy/cost_file.py:_followed": "costs of rounds and rates of acceptance, learned from all: numbers of tokens and seconds, no text",
     "sampling/bad_words.py:BadWords._masks": "of one request's words",
     "sampling/grammar.py:GrammarCompiler._kept": BY_OWNER,

@@ -47,7 +47,8 @@ def chosen(
         return None
     key = race_key(raced, weight, dtype)
     speed = {k: launch.speedup(k.name_of(weight), key) for k in KERNELS}
-    fit = [k for k in KERNELS if k.supports(num_rows, weight, dtype) and k.may_run(weight)]
+    near = [k for k in KERNELS if launch.RACE_MARGIN * speed[k] >= 1.0]  # others are not even checked
+    fit = [k for k in near if k.supports(num_rows, weight, dtype) and k.may_run(weight)]
     best = max((k for k in fit if launch.wins(k.name_of(weight), key)), key=speed.__getitem__, default=None)
     fastest = 1.0 if best is None else speed[best]
     own = (k for k in fit if k.keeps_bits and num_rows > 1 and launch.RACE_MARGIN * speed[k] >= fastest)
