@@ -100,6 +100,14 @@ def test_an_mlx_that_adds_up_otherwise_is_not_allowed() -> None:
         assert tuple(map(int, lowest.groups())) >= (0, 32, 4)
 
 
+def test_the_extra_for_cuda_brings_the_same_mlx_and_cuda_s_headers() -> None:
+    """MLX compiles kernels with headers that its wheel for CUDA does not bring."""
+    mlx, headers = PROJECT["project"]["optional-dependencies"]["cuda"]
+    (on_cpus,) = [r for r in PROJECT["project"]["dependencies"] if r.startswith("mlx[cpu]")]
+    assert mlx == on_cpus.replace("[cpu]", "[cuda]")
+    assert headers.startswith("nvidia-cuda-runtime-cu12==12.")
+
+
 PROMISE = re.compile(
     r"\b(?:pip3?|pipx|uv tool|uv pip) install(?:\s+-\S+)*\s+['\"]?mlxspec(?![\w/-])|\buvx mlxspec\b"
 )
