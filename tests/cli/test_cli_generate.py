@@ -14,11 +14,12 @@ import pytest
 from cli_runs import Run
 
 import mlxspec
-from mlxspec.cli import terminal
+from mlxspec.cli import stats_line, terminal
 from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams
 from mlxspec.engine import receipt
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.stats import RequestStats
 from mlxspec.events import TokensEvent
 
 WRONG = receipt.Receipt(
@@ -34,7 +35,8 @@ LINE = re.compile(
     r"(nothing drafted|\d+ % of \d+ drafted tokens? accepted)$"
 )
 DETAILS = re.compile(
-    r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?( · [a-z-]+ \d+/\d+ \([\d.]+ deep, [\d.]+ accepted\))*"
+    r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?( · bit-exact)?"
+    r"( · [a-z-]+ \d+/\d+ \([\d.]+ deep, [\d.]+ accepted\))*"
     r"( · drafting \d+ %, verifying \d+ % of the time)? · peak memory [\d.]+ [kM]B"
 )
 
@@ -201,6 +203,12 @@ def test_an_answer_is_proved(run: Run, model: Path, plain: str, monkeypatch: pyt
     assert "(log-probability -0.5000) and plain decoding ends" in ran.err
     ran = run(*given, "--json")
     assert (ran.code, json.loads(ran.out)["receipt"]["difference"]["place"]) == (1, 2)
+
+
+@pytest.mark.parametrize(("widest", "said"), [(8, True), (9, False)])
+def test_answers_say_that_they_are_bit_exact(widest: int, said: bool) -> None:
+    answers = [stats_line.Finished(stats=RequestStats(exact_width=8, widest=w)) for w in (2, widest)]
+    assert ("bit-exact" in stats_line.details(answers).split(" · ")) == said
 
 
 def test_a_drafter_that_fails_is_named(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import gpu_rounding
 import pytest
 from planting import Fault
 
@@ -98,3 +99,28 @@ def test_a_prompt_in_words(engine: Engine) -> None:
     assert found is not None
     assert (found.place, found.plain) == (2, result.tokens[2])
     assert found.plain_logprob is not None
+
+
+@pytest.mark.parametrize("num", [12, pytest.param(250, marks=pytest.mark.slow)])
+def test_a_flip_in_16_bits_is_found_at_its_first_place(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of several rows round as a GPU's do."""
+    gpu_rounding.plant(monkeypatch.setattr)
+    engine, flips = equality.engine(form="bfloat16"), 0
+    for number in range(num):
+        prompt, params = asked(number)
+        params = replace(params, seed=number)
+        result, plain = (engine.generate(prompt, params, spec=spec) for spec in (SPEC, SpecConfig()))
+        receipt = engine.prove(prompt, result, params)
+        assert receipt.is_equal == (result.tokens == plain.tokens)
+        if (found := receipt.difference) is not None:
+            flips += 1
+            pairs = enumerate(zip((*result.tokens, None), (*plain.tokens, None), strict=False))
+            assert (found.place, found.answer, found.plain) == next(
+                (i, a, b) for i, (a, b) in pairs if a != b
+            )
+            if params.temperature == 0 and None not in (found.answer, found.plain):
+                assert found.answer_logprob is not None
+                assert found.plain_logprob is not None
+    print(f"{flips} of {num} answers differ")
+    assert flips
+    engine.close()

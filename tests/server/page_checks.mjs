@@ -260,6 +260,7 @@ const counts = (speed, more = {}) => ({ tokens: 56, speed, drafted: 45, accepted
 assert.equal(sizeOf(counts(83.14)), "56 tokens · 83.1 tokens/s");
 assert.equal(sizeOf(counts(0, { tokens: 1 })), "1 token");
 assert.equal(draftingOf(counts(1), {}), "41 of 45 drafted tokens accepted (91 %)");
+assert.equal(draftingOf(counts(1, { exact: true }), {}), "41 of 45 drafted tokens accepted (91 %), bit-exact");
 assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
 assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
 assert.equal(proofOf({ equal: true, num_tokens: 1, difference: null }), "Proved: decoding without drafts gives the same 1 token.");
