@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mlxspec.version import __version__
 
 if sys.version_info < (3, 11):  # noqa: UP036  (where the package is run out of a checkout)
-    raise ImportError(
-        f"mlxspec needs Python 3.11 or newer; this is {sys.version_info[0]}.{sys.version_info[1]}."
-    )
+    _why = f"mlxspec needs Python 3.11 or newer; this is {sys.version_info[0]}.{sys.version_info[1]}."
+    raise SystemExit(_why) if sys.argv[:1] == ["-m"] else ImportError(_why)
 
 _HOMES = {
     "load": "mlxspec.engine.load",
