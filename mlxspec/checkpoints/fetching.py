@@ -1,9 +1,10 @@
-"""Fetches a model and what drafts for it, in a process of its own that tells how far it is: a line of JSON on stdout each.
+"""Fetches a model and what drafts for it: its MTP head, or a drafter that was published for it.
 
     python -m mlxspec.checkpoints.fetching NAME
 
-The lines are {"status": what is done, "completed": bytes, "total": bytes}, {"notice": sentence}, and {"error": sentence} at the end of a
-download that failed. The process that started it may end it at any time: files that are whole are kept, as after `mlxspec pull`.
+does so in a process of its own, which tells how far it is: a line of JSON on stdout each, {"status": what is done, "completed": bytes,
+"total": bytes}, {"notice": sentence}, or {"error": sentence} at the end of a download that failed. The process that started it may end it
+at any time: files that are whole are kept, as after `mlxspec pull`.
 """
 
 from __future__ import annotations
@@ -13,53 +14,87 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mlxspec.checkpoints import head, pairing
+from mlxspec.checkpoints.head import HeadOffer
+from mlxspec.checkpoints.pairing import DrafterOffer
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.errors import MlxspecError
-from mlxspec.loading import progress
-from mlxspec.loading.download import fetch, plan
+from mlxspec.loading import download, progress
+from mlxspec.loading.download import Plan
 
 _PAUSE = 0.2  # seconds between two lines on the same work
+
+
+class Beside(NamedTuple):
+    """What is fetched beside a model. notices: sentences on what is not."""
+
+    head: HeadOffer | None
+    drafter: DrafterOffer | None
+    notices: tuple[str, ...]
+
+
+def beside(
+    wanted: Plan, *, drafter: str | None = None, with_head: bool = False, original: str | None = None
+) -> Beside:
+    """What drafts for a model that is about to be fetched. Fetches configs and headers, and no tensor.
+
+    drafter: None for the MTP head, or the best published drafter that fits where the model can have no head; auto for that drafter
+    beside the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the repository of that head.
+    Raises MlxspecError where a head or a repository that was named cannot be had.
+    """
+    notices: list[str] = []
+    is_asked = with_head or original is not None
+    looks = is_asked or (drafter != "none" and head.may_have_head(wanted))
+    has_head, offer = looks and head.may_have_head(wanted) and head.has_head(wanted), None
+    if is_asked and has_head:
+        notices.append(f"{wanted.repo} has its MTP head already.")
+    elif looks and not has_head:
+        try:
+            offer = head.find(wanted, original)
+        except MlxspecError as error:
+            if is_asked:
+                raise
+            notices.append(f"The MTP head that drafts for {wanted.repo} was not found: {error}")
+    found = None
+    if drafter not in (None, "auto", "none"):
+        found, _ = pairing.find(wanted, drafter)
+    elif drafter == "auto" or (drafter is None and not has_head and offer is None):
+        found, refused = pairing.find(wanted)
+        notices += [f"Not taken: {sentence}" for sentence in refused]
+        if found is None and drafter == "auto":
+            notices.append(
+                f"No drafter that fits was published for {wanted.repo} (`mlxspec models --drafters`)."
+            )
+    return Beside(offer, found, tuple(notices))
+
+
+def fetch(wanted: Plan, found: Beside, bits: int | None = None) -> tuple[Path, int]:
+    """Fetch a model and what was found beside it. bits: of its head. Returns the model's folder and the bytes that its head takes. Raises
+    MlxspecError; what has come by then stays."""
+    folder = download.fetch(wanted)
+    kept = 0 if found.head is None else head.add(found.head, bits)
+    if found.drafter is not None:
+        pairing.add(found.drafter)
+    return folder, kept
 
 
 def main(name: str) -> int:
     """Returns the exit status."""
     try:
         with progress.watched_by(_watcher):
-            _fetch(name)
+            wanted = download.plan(name)
+            check_fits(wanted)
+            found = beside(wanted)
+            for notice in found.notices:
+                _say(notice=notice)
+            fetch(wanted, found)
     except MlxspecError as error:
         _say(error=str(error))
         return 1
     return 0
-
-
-def _fetch(name: str) -> None:
-    """The model with its MTP head; with the best drafter that was published for it where it can have no head. Raises MlxspecError."""
-    wanted = plan(name)
-    check_fits(wanted)
-    fetch(wanted)
-    if head.may_have_head(wanted):
-        if not head.has_head(wanted):
-            with _optional():
-                head.add(head.find(wanted))
-        return
-    with _optional():
-        offer, refused = pairing.find(wanted)
-        for sentence in refused:
-            _say(notice=sentence)
-        if offer is not None:
-            pairing.add(offer)
-
-
-@contextlib.contextmanager
-def _optional() -> Iterator[None]:
-    """The model runs without what is fetched here."""
-    try:
-        yield
-    except MlxspecError as error:
-        _say(notice=str(error))
 
 
 @contextlib.contextmanager

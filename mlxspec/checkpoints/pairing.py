@@ -61,7 +61,7 @@ class DrafterOffer:
 
 
 def published_for(plan: Plan) -> list[PublishedDrafter]:
-    """The drafters of the catalogue for a model that is on the hub, the best first. MTP heads are left out: `--with-mtp` fetches those. A
+    """The drafters of the catalogue for a model that is on the hub, the best first. MTP heads are left out: head.py finds those. A
     conversion is followed to its original by the `base_model` of the cards, one request for each step."""
     names, following = [plan.repo, *plan.base_models], plan.base_models
     while True:

@@ -33,11 +33,11 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "pull": (
         _REPO, _REVISION, _CONTEXT,
         ("--force", bool, "", "fetch it even if it would not fit into memory"),
-        ("--with-mtp", bool, "", "fetch the MTP head of the original repository too, where the model lacks it (a terminal is asked)"),
+        ("--with-mtp", bool, "", "refuse a model whose MTP head cannot be had, in it or from the original repository"),
         ("--mtp-from", str, "ORIGINAL", "the repository of that head (default: the card's base_model)"),
         ("--mtp-bits", int, "N", _HEAD_BITS.format("that")),
         ("--drafter", str, "D",
-         "fetch a published drafter too: auto for the best one that fits, a repository, or none to leave it out (a terminal is asked)"),
+         "what drafts: auto for the best published drafter beside the head, a repository, none (default: the head, or else that drafter)"),
         ("--json", bool, "", "the outcome as one JSON object"),
     ),
     "models": (

@@ -102,7 +102,7 @@ def _search(args: argparse.Namespace) -> int:
     ]
     headings = ("model", "type", "weights", "size", "fits", "downloads", "made from", "")
     print_table(headings, rows, right=(3, 5))
-    terminal.note("`mlxspec pull MODEL --with-mtp` fetches one with its MTP head.")
+    terminal.note("`mlxspec pull MODEL` fetches one with what drafts for it.")
     return 0
 
 

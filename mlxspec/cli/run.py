@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch, with the questions of pull, and chat; or list what there is to fetch."""
+    """Fetch as pull does, and chat; or list what there is to fetch."""
     if args.name is not None:
         args.model = args.name
     elif args.model == options.DEMO and not any(word.startswith(("-m", "--model")) for word in args.given):

@@ -15,7 +15,7 @@ _ADDRESS = re.compile(
 
 
 class ShortName(NamedTuple):
-    """gb: of the weights, in powers of 1000. head: whether its MTP head can be fetched beside it (`mlxspec pull --with-mtp`)."""
+    """gb: of the weights, in powers of 1000. head: whether its MTP head can be fetched beside it (`mlxspec pull`)."""
 
     name: str
     repo: str

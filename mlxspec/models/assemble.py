@@ -39,7 +39,7 @@ from mlxspec.models.vision.blueprint import blueprint, may_see
 from mlxspec.platform import device
 
 HOW_TO_GET_A_HEAD = (
-    "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME --with-mtp` fetches it from the original repository, `mlxspec convert FOLDER "
+    "conversions by mlx-lm drop it; `mlxspec pull OWNER/NAME` fetches it from the original repository, `mlxspec convert FOLDER "
     "-o NEW --graft-mtp ORIGINAL` does so for a folder, or name a folder that holds it as the draft model"
 )
 WHOLE_WITH_ADAPTER = "An adapter cannot be used with a model that is divided among ranks."

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,77 +156,22 @@ def test_the_grafted_head_is_that_of_the_original(
     assert same_head(folder, folders["original"], shifted=False)
 
 
-def test_without_a_terminal_nothing_is_asked(hub: Machine, folders: dict[str, Path]) -> None:
-    """The head is told of, with its size, and not fetched."""
-    ran = hub.run("pull", "owner/demo-4bit")
-    assert ran.code == 0
-    assert "--with-mtp" in ran.err
-    assert "1.09 MB" in ran.err, ran.err
-    assert hub.hub.served[SHARD] == header_bytes(folders["original"] / SHARD)
+def test_a_head_is_fetched_unasked_and_can_be_left_out(hub: Machine, folders: dict[str, Path]) -> None:
+    """It is told of, with its size."""
+    plain = hub.run("pull", "owner/demo-4bit", "--drafter", "none")
+    assert plain.code == 0
+    assert hub.hub.served[SHARD] == 0
     assert left_behind(hub) == []
-
-
-def at_a_terminal(hub: Machine, keys: str) -> tuple[int, str]:
-    """`mlxspec pull` in a wide pseudo-terminal, and these keys once it asks: exit code and the screen in the end."""
-    recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
-    command = [sys.executable, "-m", "mlxspec", "pull", "owner/demo-4bit"]
-    variables = hub.environment | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
-    with recorder.Recorder(command, environment=variables, columns=300) as terminal:
-        terminal.wait_for("[Y/n]")
-        terminal.settle(0.1)
-        terminal.type(keys)
-        code = terminal.wait()
-        return code, terminal.text()
-
-
-@pytest.mark.terminal
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", ["\r", "yes\r"])
-def test_a_terminal_is_asked_for_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
-    code, screen = at_a_terminal(hub, keys)
-    assert code == 0, screen
-    assert "owner/original holds it" in screen
-    assert "Fetch the head too, 1.09 MB?" in screen
-    assert "drafts whenever the model is loaded" in screen
-    original = folders["original"]
-    assert hub.hub.served[SHARD] == header_bytes(original / SHARD) + head_bytes(original)
-    assert left_behind(hub) == ["mtp.safetensors"]
-
-
-@pytest.mark.terminal
-@pytest.mark.parametrize(
-    "keys",
-    [pytest.param("n\r", marks=pytest.mark.slow), pytest.param("what?\r", marks=pytest.mark.slow), "\x04"],
-    ids=["no", "something else", "end of input"],
-)
-def test_the_model_is_fetched_without_the_head(hub: Machine, folders: dict[str, Path], keys: str) -> None:
-    """Whoever does not say yes gets the model, and is told how to get the head later."""
-    code, screen = at_a_terminal(hub, keys)
-    assert code == 0, screen
-    assert "`mlxspec pull owner/demo-4bit --with-mtp` fetches it later" in " ".join(screen.split())
-    assert hub.hub.served[SHARD] == header_bytes(folders["original"] / SHARD)
-    assert left_behind(hub) == []
-    lines = screen.splitlines()
-    assert all(line.rstrip().endswith(("[Y/n]", keys.strip("\r"))) for line in lines if "[Y/n]" in line), (
-        screen
-    )
     models = json.loads(hub.run("models", "--json").out)["models"]
     assert [(e["name"], e["has_head"], e["is_complete"]) for e in models] == [
         ("owner/demo-4bit", False, True)
     ]
-
-
-@pytest.mark.terminal
-@pytest.mark.slow
-def test_ctrl_c_at_the_question_fetches_nothing(hub: Machine) -> None:
-    """No weight of the model either. The next pull begins as if there had been none."""
-    code, screen = at_a_terminal(hub, "\x03")
-    assert code == 130, screen
-    assert "Traceback" not in screen
-    assert hub.hub.served["model.safetensors"] == 0
-    assert left_behind(hub) == []
-    assert not list((hub.home / "hub").rglob("*.safetensors"))
-    assert [e["is_complete"] for e in json.loads(hub.run("models", "--json").out)["models"]] == [False]
+    ran = hub.run("pull", "owner/demo-4bit")
+    assert ran.code == 0
+    assert "Its MTP head is fetched from owner/original: 1.09 MB." in ran.err
+    original = folders["original"]
+    assert hub.hub.served[SHARD] == header_bytes(original / SHARD) + head_bytes(original)
+    assert left_behind(hub) == ["mtp.safetensors"]
 
 
 def _card(hub: Machine, **card: object) -> None:

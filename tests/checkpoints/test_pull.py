@@ -43,7 +43,10 @@ def test_pull_list_use_remove(machine: Machine) -> None:
     again = run("pull", "owner/demo", "--json")
     assert json.loads(again.out)["fetched"] == 0
     assert json.loads(again.out)["revision"] == COMMIT
-    assert machine.hub.served["model.safetensors"] == WEIGHTS.stat().st_size  # and not twice
+    size = WEIGHTS.stat().st_size
+    assert (
+        size <= machine.hub.served["model.safetensors"] < size + (1 << 16)
+    )  # headers were read; and not twice
     entry = json.loads(run("models", "--json").out)["models"][0]
     expected = {"name": "owner/demo", "revision": COMMIT, "refs": ["main"], "model_type": "qwen3_5"}
     assert entry | expected | {"has_head": True, "is_complete": True, "quantization": "bfloat16"} == entry
@@ -64,14 +67,14 @@ def test_an_interrupted_pull_keeps_whole_files(machine: Machine) -> None:
     """Killed half way through the weights: the second run fetches them again, and no other file."""
     whole = (machine.hub.repos["owner/large"] / "model.safetensors").read_bytes()
     machine.hub.stall_after["model.safetensors"] = SENT
-    first = machine.begin("pull", "owner/large")
+    first = machine.begin("pull", "owner/large", "--drafter", "none")
     assert machine.hub.stalled.wait(200)
     first.kill()
     first.communicate()
     machine.hub.released.set()
     machine.hub.served.clear()
     assert "incomplete" in machine.run("models").err
-    second = machine.run("pull", "owner/large")
+    second = machine.run("pull", "owner/large", "--drafter", "none")
     assert second.code == 0, second
     assert machine.hub.served["model.safetensors"] == len(whole)
     assert machine.hub.served["tokenizer.json"] == 0

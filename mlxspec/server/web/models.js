@@ -89,7 +89,9 @@ export class Models {
         else await this.#show([`${name} is here.`, ...told.notices].join(" "));
       }
     } catch (error) {
-      if (error.name !== "AbortError") wrong(error.message);
+      if (error.name === "AbortError") return;
+      await this.#show();
+      wrong(error.message);
     } finally {
       this.#stop = null;
       byId("fetching").hidden = true;
