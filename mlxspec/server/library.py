@@ -167,5 +167,5 @@ class Library:
                 code="model_not_found",
             )
         made = self.maker(model)
-        self._served[model] = model
+        self._served = {**self._served, model: model}  # a new table: threads read it
         return made

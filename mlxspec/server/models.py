@@ -143,7 +143,7 @@ class Models:
 
     def add(self, name: str, make: Callable[[], Engine]) -> None:
         """One more model that requests may ask for."""
-        self._makers.setdefault(name, make)
+        self._makers = {**self._makers, name: self._makers.get(name, make)}  # a new table: threads read it
 
     @property
     def listed(self) -> tuple[str, ...]:
