@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mlxspec.engine.record import Record
 
 _WRITERS = "`mlxspec generate --json` and `mlxspec serve --record` write records of answers."
+_NO_PROMPT = "It holds no prompt, as it had images or callables chose its tokens."
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
         terminal.note(f"The answers are {one.model}'s, and {engine.name} decodes them again.")
     num_equal = 0
     for number, record in records.items():
+        if record.prompt is None:
+            terminal.note(f"line {number} is not proved: {_NO_PROMPT}")
+            continue
         try:
             receipt = engine.prove(record.prompt, record.result, record.params)
         except MlxspecError as error:

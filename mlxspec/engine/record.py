@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from mlxspec.config import SamplingParams
+from mlxspec.config import KV_BITS, SamplingParams
 from mlxspec.engine.api import Result
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -17,13 +17,15 @@ from mlxspec.errors import ConfigError
 from mlxspec.events import FinishReason
 from mlxspec.option import shown
 
-_NO_PROMPT = "the record holds no prompt, as it had images or callables chose its tokens."
+_MOST_ID = 2**31 - 1  # of a token: ids are int32
 
 
 def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
     """The record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: see EngineConfig. Its prompt_tokens are
-    None where token ids are not all that the answer depends on: images, callables of Python."""
-    params = replace(request.params, seed=request.stats.seed)
+    None where token ids are not all that the answer depends on: images, callables of Python. Its max_tokens are those that the context left
+    room for, so that an engine of a larger context ends the answer at the same place."""
+    room = request.max_context - len(request.prompt)
+    params = replace(request.params, seed=request.stats.seed, max_tokens=min(request.params.max_tokens, room))
     usual = SamplingParams()
     is_whole = request.seen is None and not params.has_hooks
     return {
@@ -44,11 +46,12 @@ def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, its text is not."""
+    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, its text is not. prompt: None where the
+    answer cannot be decoded again."""
 
     model: str
     kv_bits: int
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] | None
     params: SamplingParams
     result: Result
 
@@ -66,8 +69,8 @@ class Record:
         ]
         if missing:
             raise ConfigError(f"it has no {missing[0]}.")
-        if data["prompt_tokens"] is None:
-            raise ConfigError(_NO_PROMPT)
+        if not isinstance(data["model"], str):
+            raise ConfigError(f"model must be a name, not {shown(data['model'])}.")
         if data["finish_reason"] not in get_args(FinishReason):
             raise ConfigError(f"no answer ends with {shown(data['finish_reason'])}.")
         given = data["params"]
@@ -80,13 +83,17 @@ class Record:
                 drafters={"": DrafterStats(num_accepted=int(stats.get("num_accepted", 0)))},
             )
             kv_bits = int(data.get("kv_bits", 16))
-        except (AttributeError, TypeError, ValueError) as error:
+            params = SamplingParams(**given)
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise ConfigError("its params or stats are of another kind.") from error
+        if kv_bits not in KV_BITS:
+            raise ConfigError(f"kv_bits must be one of {', '.join(map(str, KV_BITS))}, not {kv_bits}.")
+        prompt = data["prompt_tokens"]
         return cls(
-            model=str(data["model"]),
+            model=data["model"],
             kv_bits=kv_bits,
-            prompt=_ids("prompt_tokens", data["prompt_tokens"]),
-            params=SamplingParams(**given),
+            prompt=None if prompt is None else _ids("prompt_tokens", prompt),
+            params=params,
             result=Result(
                 text="",
                 tokens=_ids("tokens", data["tokens"]),
@@ -98,6 +105,6 @@ class Record:
 
 
 def _ids(name: str, given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not all(type(i) is int and i >= 0 for i in given):
+    if not isinstance(given, list) or not all(type(i) is int and 0 <= i <= _MOST_ID for i in given):
         raise ConfigError(f"{name} must be a list of token ids, not {shown(given)}.")
     return tuple(given)

@@ -57,14 +57,40 @@ def test_what_cannot_be_proved_is_no_success(run: Run, tmp_path: Path, lines: li
     assert len(ran.out.splitlines()) == 3
 
 
+def test_a_record_without_its_prompt_holds_up_no_other(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    """As `serve --record` writes it of a prompt with images."""
+    lines[0]["prompt_tokens"] = None
+    ran = run("prove", written(tmp_path, lines))
+    assert ran.code == 1
+    assert "line 1 is not proved: It holds no prompt" in ran.err
+    assert "3 of 4 answers are the same." in ran.err
+
+
+def test_an_answer_that_the_context_ended_is_proved_in_a_larger_one(
+    run: Run, tmp_path: Path, model: Path
+) -> None:
+    options = ("--max-tokens", 300, "--max-context", 40, "--json")
+    recorded = json.loads(run("generate", "-p", PROMPTS[0], "--model", model, *options).out)
+    assert recorded["finish_reason"] == "length"
+    assert len(recorded["tokens"]) < 40
+    assert run("prove", written(tmp_path, [recorded])).code == 0
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"prompt_tokens": None}, "Line 1 of .* holds no prompt"),
         ({"prompt_tokens": ["a"]}, "prompt_tokens must be a list of token ids"),
         ({"tokens": [-1]}, "tokens must be a list of token ids"),
         ({"finish_reason": "tired"}, "no answer ends with 'tired'"),
+        ({"tokens": [2**31]}, "tokens must be a list of token ids"),
+        ({"model": None}, "Line 1 of .* model must be a name, not None"),
         ({"params": {"temprature": 1}}, "did you mean temperature"),
+        ({"params": {"self": 1}}, "its params or stats are of another kind"),
+        ({"params": {"seed": float("inf")}}, "its params or stats are of another kind"),
+        ({"stats": {"decode_seconds": 10**400}}, "its params or stats are of another kind"),
+        ({"kv_bits": 3}, "Line 1 of .* kv_bits must be one of 4, 8, 16, not 3"),
         ({"params": {"top_k": "x"}}, "top_k must be"),
         ({"params": [1]}, "its params or stats are of another kind"),
         ({"stats": 3}, "its params or stats are of another kind"),
