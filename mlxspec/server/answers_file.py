@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,21 +20,37 @@ if TYPE_CHECKING:
 
 
 class AnswersFile:
-    """One file that only its owner may read, as it holds prompts."""
+    """One file of records. A file that is made here is one that only its owner may read, as it holds prompts."""
 
     def __init__(self, name: str) -> None:
         """Raises ConfigError for a file that cannot be written."""
         try:
             path = Path(name).expanduser()
             self._number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._is_cut = _ends_within_a_line(path, self._number)
         except (OSError, RuntimeError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"Answers cannot be recorded in {shown(name)}: {why}.") from error
+        self._lock = threading.Lock()  # answers end in several threads
 
     def append(self, engine: Engine, request: Request) -> None:
-        """Write one line. The log says where the disk refuses it; the answer goes on."""
+        """Write one line, on a line of its own. The log says where the disk refuses it; the answer goes on."""
         line = json.dumps(record(request, engine.name, engine.config.kv_bits)) + "\n"
-        try:
-            os.write(self._number, line.encode())
-        except OSError as error:
-            log.line(f"An answer was not recorded: {error.strerror}.")
+        with self._lock:
+            left = (("\n" if self._is_cut else "") + line).encode()
+            try:
+                while left:  # a disk that is almost full takes a part
+                    left = left[os.write(self._number, left) :]
+                    self._is_cut = bool(left)
+            except OSError as error:
+                log.line(f"An answer was not recorded: {error.strerror}.")
+
+
+def _ends_within_a_line(path: Path, number: int) -> bool:
+    """Whether the open file has a last line without an end, as a writer leaves it that was killed."""
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mlxspec
+from mlxspec.config import SamplingParams
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.record import Record
+from mlxspec.engine.request import Request
+from mlxspec.server.answers_file import AnswersFile
 from tests.server.serving import QUESTION, Served
 
 _CHAT = {"messages": [{"role": "user", "content": QUESTION}]}
@@ -112,6 +121,57 @@ def test_a_record_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) ->
     with Served("--record", str(tmp_path / "none" / "file"), wait=False) as served:
         served.wait_for("Answers cannot be recorded in .*: No such file or directory")
         assert served.process.wait(30) == 2
+
+
+class _Disk:
+    """`os.write` of a disk that takes so many bytes of each call, and after `full` of them nothing."""
+
+    def __init__(self, each: int, full: int) -> None:
+        self.each, self.left, self._write = each, full, os.write
+
+    def __call__(self, number: int, data: bytes) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = self._write(number, data[: min(self.each, self.left)])
+        self.left -= done
+        return done
+
+
+@pytest.fixture(scope="module")
+def answer() -> Iterator[tuple[Engine, Request]]:
+    """One that has ended, and its engine."""
+    with mlxspec.load("demo") as engine:
+        request = engine.submit("def main():", SamplingParams(max_tokens=4))
+        while request.finish_reason is None:
+            engine.step()
+        yield engine, request
+
+
+def test_each_record_has_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Request]
+) -> None:
+    """Behind a line that a killed writer left, on a disk that takes parts, and behind a record that the disk cut."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"model": "de')
+    file = AnswersFile(str(path))
+    monkeypatch.setattr(os, "write", _Disk(each=100, full=10**6))
+    file.append(*answer)
+    monkeypatch.setattr(os, "write", _Disk(each=100, full=150))
+    file.append(*answer)
+    monkeypatch.undo()
+    file.append(*answer)
+    left, first, cut, last, end = path.read_text().split("\n")
+    assert (left, len(cut), end) == ('{"model": "de', 150, "")
+    assert Record.read(first) == Record.read(last)
+
+
+def test_an_empty_file_and_one_of_whole_lines_get_no_empty_line(
+    tmp_path: Path, answer: tuple[Engine, Request]
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    for num in (1, 2):
+        AnswersFile(str(path)).append(*answer)
+        assert len(path.read_text().splitlines()) == num
 
 
 @pytest.mark.parametrize("wrong", ["yes", 1, {}])
