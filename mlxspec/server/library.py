@@ -57,6 +57,7 @@ class Pull:
         self.told: dict[str, Any] = {"status": f"pulling {repo}"}
         self.notices: list[str] = []
         self._process: asyncio.subprocess.Process | None = None
+        self._is_ended = False  # by `cancel`, which may come before there is a process
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -68,6 +69,8 @@ class Pull:
             sys.executable, "-m", _CHILD, self.repo,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        if self._is_ended:
+            self.cancel()
         told_by = self._process.stdout
         while told_by is not None and (line := await told_by.readline()):
             told = json.loads(line)
@@ -93,6 +96,7 @@ class Pull:
         await self._task
 
     def cancel(self) -> None:
+        self._is_ended = True
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
@@ -110,7 +114,7 @@ class Library:
     def listed(self) -> dict[str, Any]:
         """Reads the cache: not in the event loop."""
         machine, entries = machine_memory(), self._entries()
-        named = {repository(model): name for name, model in self._served.items()}
+        named = {repository(model): name for name, model in [*self._served.items()]}  # `to_serve` may add one
         here = [
             {
                 "name": e.name,
@@ -139,6 +143,7 @@ class Library:
 
     def fetch(self, model: str) -> Pull:
         """Begin a download, or join the one of the same model. Raises ApiError."""
+        _check_named(model)
         repo = repository(model)
         try:
             check_repo(repo)
@@ -158,6 +163,7 @@ class Library:
 
     def to_serve(self, model: str) -> Callable[[], Engine]:
         """Returns what loads a model of the cache. Raises ApiError for one that is not there, ConfigError. Reads the cache."""
+        _check_named(model)
         entry = self._entries().get(model)
         if entry is None or not entry.is_complete:
             raise ApiError(
@@ -169,3 +175,9 @@ class Library:
         made = self.maker(model)
         self._served = {**self._served, model: model}  # a new table: threads read it
         return made
+
+
+def _check_named(model: str) -> None:
+    """Raises ApiError for a request that names none."""
+    if not model:
+        raise ApiError("model is missing.", param="model")

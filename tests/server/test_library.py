@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import shutil
@@ -16,7 +17,7 @@ from starlette.datastructures import Headers
 
 from mlxspec.platform.resources import demo_folder
 from mlxspec.server.errors import ApiError
-from mlxspec.server.library import check_is_own
+from mlxspec.server.library import Pull, check_is_own
 from mlxspec.server.settings import ServerConfig
 from tests.checkpoints.hub_server import HubServer
 from tests.server import chromium
@@ -188,6 +189,36 @@ def test_the_end_of_the_server_ends_its_download(hub: HubServer, tmp_path: Path)
         assert place.served.stop() == 0
         until(lambda: not place.children())
     hub.released.set()
+
+
+def test_a_download_that_is_ended_at_once_fetches_nothing(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its process has begun."""
+    hub.repos = {"owner/other": demo_folder("draft")}
+    for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    async def ended_at_once() -> Pull:
+        pull = Pull("owner/other")
+        pull.cancel()
+        async for _ in pull.updates():
+            pass
+        return pull
+
+    asked = len(hub.requests)
+    assert asyncio.run(ended_at_once()).error.endswith(
+        "its download was ended. Files that are whole are kept."
+    )
+    assert len(hub.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/pull", {}), ("/api/pull", {"model": None}), ("/api/library", {"action": "serve"})],
+)
+def test_a_request_that_names_no_model(place: Place, path: str, body: dict[str, Any]) -> None:
+    assert place.served.post(path, body) == (400, {"error": "model is missing."})
 
 
 NOT_A_REPOSITORY = (
