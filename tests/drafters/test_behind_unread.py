@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from planting import catches
 
+from mlxspec.cache import attention
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask, Draft, Unread
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.platform import device
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
@@ -113,3 +115,14 @@ def test_drafts_that_are_dropped_leave_no_trace(rows: list[int], num_more: int) 
 def test_drafts_behind_an_unread_round_are_those_of_a_round_that_was_read(rows: list[int]) -> None:
     """Rows that do not ask, such as parked ones, keep their cells and get none."""
     _same(played(rows, behind=True, drops=False), played(rows, behind=False))
+
+
+@pytest.mark.parametrize("rows", [[4, 7, 9], [9, 7]], ids=["all", "not all"])
+def test_drafts_written_into_tails_behind_an_unread_round_are_the_same(
+    rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a fork writes no long keys and values in place."""
+    wanted = played(rows, behind=False)
+    monkeypatch.setattr(attention, "_WORTH_A_TAIL", 0)
+    monkeypatch.setattr(device, "has_gpu", lambda: True)
+    _same(played(rows, behind=True, drops=False), wanted)
