@@ -8,7 +8,7 @@ policy auto, in turns; mlx-lm beside plain decoding; kernels a round and how bus
 tests/metal as far as time goes. Figures with device and date go to docs/measurements/gpu.json, from which scripts/measurements.py makes
 the tables of docs/measurements.md. `scripts/mac_check` checks more of what is particular to Macs, and writes nothing.
 
---rehearse runs every section at a small size on whatever MLX computes with, and writes only where --out says.
+--rehearse runs every section at a small size on whatever MLX computes with. With it or with --only, figures go only where --out says.
 
 Exit status: 0 no section failed, 1 one did, 2 no GPU, or a mistake in the options.
 """
@@ -47,6 +47,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not device.has_gpu() and not options.rehearse:
         print("scripts/gpu: MLX finds no GPU here; --rehearse tries the script without one.", file=sys.stderr)
         return 2
+    if not options.seconds > 0:
+        parser.error("--seconds must be above 0")
+    # some sections alone do not make the tables of the page
+    out = options.out or (None if options.rehearse or options.only else FIGURES)
+    if out is not None:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.open("a").close()
+        except OSError as error:  # said before ten minutes of work
+            parser.error(f"--out: {out} cannot be written: {error.strerror}")
     with tempfile.TemporaryDirectory(prefix="mlxspec-gpu-") as folder:
         here = Here(
             sizes=WITHOUT_METAL if options.rehearse else FULL,
@@ -59,9 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown:
             parser.error(f"there is no section {unknown[0]}; sections are {', '.join(chosen)}")
         _, failed = run(here, {name: chosen[name] for name in options.only or chosen})
-    out = options.out or (None if options.rehearse else FIGURES)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(figures(here), indent=1) + "\n", encoding="utf-8")
         print(f"figures: {out}")
     print("\n".join([*here.summary, f"failed: {', '.join(failed) or 'nothing'}"]))

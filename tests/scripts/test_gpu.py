@@ -60,6 +60,33 @@ def test_without_a_gpu_it_says_so(script, monkeypatch, capsys):
         script.main(["--rehearse", "--only", "nothing"])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--seconds", "nan"], "--seconds must be above 0"),
+        (["--seconds", "-1"], "--seconds must be above 0"),
+        (["--out", "."], "--out: . cannot be written: Is a directory"),
+    ],
+)
+def test_a_mistake_in_the_options_is_said_before_the_work(script, monkeypatch, capsys, wrong, said):
+    monkeypatch.setattr(script, "run", lambda here, chosen: pytest.fail("a section began"))
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--rehearse", "--only", "machine", *wrong])
+    assert said in capsys.readouterr().err
+
+
+def test_some_sections_alone_leave_the_figures_on_record(script, monkeypatch, tmp_path, capsys):
+    record, other = tmp_path / "gpu.json", tmp_path / "other.json"
+    monkeypatch.setattr(script, "FIGURES", record)
+    monkeypatch.setattr(script.device, "has_gpu", lambda: True)
+    monkeypatch.setattr(script, "run", lambda here, chosen: ("", []))
+    assert script.main(["--only", "machine"]) == 0
+    assert not record.exists()
+    assert script.main(["--only", "machine", "--out", str(other)]) == 0
+    assert script.main([]) == 0
+    assert json.loads(record.read_text()).keys() == json.loads(other.read_text()).keys()
+
+
 def test_a_float32_text_that_differs_fails(script, tmp_path):
     """bfloat16 is counted and told only."""
     texts, base = sys.modules["gpu_parts.texts"], sys.modules["gpu_parts.base"]
