@@ -114,7 +114,7 @@ class Library:
     def listed(self) -> dict[str, Any]:
         """Reads the cache: not in the event loop."""
         machine, entries = machine_memory(), self._entries()
-        named = {repository(model): name for name, model in [*self._served.items()]}  # `to_serve` may add one
+        named = {repository(model): name for name, model in self._served.items()}
         here = [
             {
                 "name": e.name,
