@@ -88,7 +88,7 @@ class Pull:
     async def updates(self) -> AsyncIterator[dict[str, Any]]:
         """Yields what there is to tell, until the end."""
         told: dict[str, Any] = {}
-        while self.is_running:
+        while self.is_running or told is not self.told:
             if told is not self.told:
                 told = self.told
                 yield told

@@ -38,7 +38,9 @@ class Place:
             "HF_HOME": str(home / "hf"),
             "HF_HUB_DISABLE_XET": "1",
         }
-        self.served = Served(*args, env=environment | {"HF_HUB_DOWNLOAD_TIMEOUT": "300"})
+        self.served = Served(
+            *args, env=environment | {"HF_HUB_DOWNLOAD_TIMEOUT": "300", "MLXSPEC_CACHE": f"{home}-own"}
+        )
 
     def library(self) -> dict[str, Any]:
         status, _, data = self.served.ask("GET", "/api/library")
