@@ -47,17 +47,17 @@ def beside(
     """
     notices: list[str] = []
     is_asked = with_head or original is not None
-    looks = is_asked or (drafter != "none" and head.may_have_head(wanted))
-    has_head, offer = looks and head.may_have_head(wanted) and head.has_head(wanted), None
+    has_head, offer = False, None
+    try:
+        if is_asked or (drafter != "none" and head.may_have_head(wanted)):
+            has_head = head.may_have_head(wanted) and head.has_head(wanted)
+            offer = None if has_head else head.find(wanted, original)
+    except MlxspecError as error:
+        if is_asked:
+            raise
+        notices.append(f"The MTP head that drafts for {wanted.repo} was not found: {error}")
     if is_asked and has_head:
         notices.append(f"{wanted.repo} has its MTP head already.")
-    elif looks and not has_head:
-        try:
-            offer = head.find(wanted, original)
-        except MlxspecError as error:
-            if is_asked:
-                raise
-            notices.append(f"The MTP head that drafts for {wanted.repo} was not found: {error}")
     found = None
     if drafter not in (None, "auto", "none"):
         found, _ = pairing.find(wanted, drafter)

@@ -233,6 +233,25 @@ def test_what_cannot_be_had_is_one_sentence(hub: Machine, folders: dict[str, Pat
     assert left_behind(hub) == ["mtp.safetensors"]
 
 
+def test_a_hub_that_sends_no_parts_sends_the_model(
+    hub: Machine, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whether one without an index holds a head cannot be told then."""
+    single = tmp_path / "single"
+    shutil.copytree(folders["conversion"], single)
+    (single / "model.safetensors.index.json").unlink()
+    hub.hub.repos["owner/demo-4bit"] = single
+    hub.hub.ignores_ranges.add("model.safetensors")
+    words = "does not send the bytes that it was asked for"
+    refused(hub.run("pull", "owner/demo-4bit", "--with-mtp"), words)
+    ran = hub.run("pull", "owner/demo-4bit")
+    assert ran.code == 0, ran
+    assert words in ran.err
+    assert left_behind(hub) == []
+    assert hub.run("pull", "owner/demo-4bit", "--mtp-from", "owner/original").code == 0
+    assert left_behind(hub) == ["mtp.safetensors"]
+
+
 def test_a_conversion_of_a_conversion(hub: Machine, folders: dict[str, Path]) -> None:
     """Cards are followed up to the repository that holds a head."""
     hub.hub.repos["owner/demo-bf16"] = folders["conversion"]
