@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import Any
 
 import pytest
 from cli_runs import Run, refused
+
+from mlxspec.cli import options
+from mlxspec.config import SpecConfig
+from mlxspec.demo import PICTURES
+from mlxspec.errors import ConfigError
 
 PROMPTS = ("abcabcabcabcab", "xyxyxyxyxy")
 SAMPLED = ("--temp", 0.8, "--top-k", 5, "--json-schema", '{"type": "integer"}', "--bad-word", "7")
@@ -57,15 +63,32 @@ def test_what_cannot_be_proved_is_no_success(run: Run, tmp_path: Path, lines: li
     assert len(ran.out.splitlines()) == 3
 
 
-def test_a_record_without_its_prompt_holds_up_no_other(
-    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
-) -> None:
-    """As `serve --record` writes it of a prompt with images."""
-    lines[0]["prompt_tokens"] = None
-    ran = run("prove", written(tmp_path, lines))
+def test_a_record_without_its_prompt_holds_up_no_other(run: Run, tmp_path: Path) -> None:
+    """An answer about an image is recorded without it."""
+    given = ("generate", "-p", "Read it.", "--model", "demo-vision", "--max-tokens", 4, "--json")
+    picture = sorted(PICTURES.glob("*.png"))[0]
+    found = [json.loads(run(*given, *more).out) for more in (("--image", picture), ())]
+    assert (found[0]["prompt_tokens"], found[0]["params"]) == (None, {})
+    ran = run("prove", written(tmp_path, found))
     assert ran.code == 1
     assert "line 1 is not proved: It holds no prompt" in ran.err
-    assert "3 of 4 answers are the same." in ran.err
+    assert "1 of 2 answers are the same." in ran.err
+
+
+def test_keys_and_values_have_the_bits_of_the_answers(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def load(args: argparse.Namespace, spec: SpecConfig) -> None:
+        taken.append(args.kv_bits)
+        raise ConfigError("That is enough.")
+
+    monkeypatch.setattr(options, "load_engine", load)
+    path = written(tmp_path, [line | {"kv_bits": 8} for line in lines])
+    for more in ((), ("--kv-bits", 4)):
+        refused(run("prove", path, *more), "That is enough.")
+    assert taken == [8, 4]
 
 
 def test_an_answer_that_the_context_ended_is_proved_in_a_larger_one(
