@@ -57,6 +57,15 @@ def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str
     assert data["spec"]["policy"] == "fixed"
 
 
+def test_each_row_of_a_group_has_a_seed_of_its_own(demo: Engine) -> None:
+    """The same one with drafting and without, in every turn."""
+    group, params = [list(range(5, 20))] * 2, SamplingParams(max_tokens=4, temperature=1.0, seed=7)
+    drafted = Contestant(name="mtp", spec=SpecConfig(drafters=("mtp",), policy="fixed"))
+    plain, (score,) = compare(demo, [group], [drafted], params, repeat=1)
+    for each in (plain, score):
+        assert [a.stats.seed for a in each.newest] == [7, 8]
+
+
 def test_a_workload_is_one_line() -> None:
     score = Score(
         name="long_code_review", drafters=("mtp",), num_rounds=4, num_decoded=10, pairs=[1.2, 2.5, 1.9]

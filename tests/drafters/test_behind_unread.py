@@ -61,10 +61,11 @@ def _same(found: list[tuple[list[int], list[float]]], wanted: list[tuple[list[in
 
 
 def played(
-    rows: list[int], *, behind: bool, num_more: int = 0, drops: bool = True
+    rows: list[int], *, behind: bool, num_more: int = 0, drops: bool = True, others: int = 0
 ) -> list[tuple[list[int], list[float]]]:
     """Rows are begun, drafted for once, and a round of `rows` is read, of which they took 1, 2, ... tokens; then more tokens come. behind:
-    whether drafts were made before that round was read. Returns those that were, or what is drafted next where they are dropped."""
+    whether drafts were made before that round was read. others: above 0, rows are told other tokens than the round's. Returns the drafts
+    that were made before, or what is drafted next where they are dropped."""
     told = Told()
     for row, length in LENGTHS.items():
         told.head.begin(row)
@@ -84,7 +85,8 @@ def played(
         if not drops:
             return list(map(_read, made))
     for row in rows:
-        told.observe(row, chosen[row][: taken[row]], hidden[row][: taken[row]])
+        heard = [(token + others) % tiny_models.EOS for token in chosen[row][: taken[row]]]
+        told.observe(row, heard, hidden[row][: taken[row]])
     for _ in range(num_more):
         for row in rows:
             told.observe(row, told.tokens(2), told.hiddens(2))
@@ -126,3 +128,11 @@ def test_drafts_written_into_tails_behind_an_unread_round_are_the_same(
     monkeypatch.setattr(attention, "_WORTH_A_TAIL", 0)
     monkeypatch.setattr(device, "has_gpu", lambda: True)
     _same(played(rows, behind=True, drops=False), wanted)
+
+
+@pytest.mark.parametrize("rows", [[4, 7, 9], [9, 7]], ids=["all", "in another order, not all"])
+def test_a_row_that_waits_for_a_tag_may_be_told_other_tokens(
+    rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowSampler, "is_waiting", True)
+    _same(played(rows, behind=True, others=1), played(rows, behind=False, others=1))

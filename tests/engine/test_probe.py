@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -190,6 +191,8 @@ def test_an_answer_says_whether_each_of_its_rounds_was_exact() -> None:
         assert stats.is_bit_exact == (known == 9) == stats.data()["is_bit_exact"]
     beside = [r.stats for r in engine.generate([prompt, prompt[1:]], params, spec=SpecConfig())]
     assert [(s.widest, s.is_bit_exact) for s in beside] == [(2, False), (2, False)]
+    engine.factory.adapters = ("a",)
+    assert engine.generate(prompt, replace(params, adapters={"a": 1.0})).stats.is_bit_exact is None
     engine.keep_kv_in(8)
     assert engine.exact_width is None
 
