@@ -27,7 +27,9 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         return value
 
     rounds, wanted = (
-        SimpleNamespace(is_open=False, requests=(), rows=SimpleNamespace(num_tokens=1), is_warm=True),
+        SimpleNamespace(
+            is_open=False, requests=(), proposals=(), rows=SimpleNamespace(num_tokens=1), is_warm=True
+        ),
         iter(follows),
     )
 
@@ -39,7 +41,8 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         patch.setattr(pipeline, "launch", lambda *_, **__: spend(LAUNCH, rounds))
         patch.setattr(pipeline, "launch_behind", behind)
         patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, ([], False)))
-        own = Pipeline(None, None, widest=None, overlaps=False)  # type: ignore[arg-type]
+        drafting = SimpleNamespace(take_up=lambda *_: None)
+        own = Pipeline(drafting, None, widest=None, overlaps=False)  # type: ignore[arg-type]
         cache = SimpleNamespace(buffer_bytes=0)
         read = [own.advance([], None, cache, may_follow=True).times for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]

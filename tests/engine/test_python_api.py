@@ -13,7 +13,6 @@ from planting import catches
 
 import mlxspec
 from mlxspec import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.cli import stats_line
 from mlxspec.engine.api import ROLES
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stats import DrafterStats, RequestStats
@@ -178,7 +177,7 @@ def test_one_context_is_given_once() -> None:
 def test_a_figure_has_one_name_in_python_and_in_json(engine: Engine) -> None:
     """Every figure of `--json` is an attribute of that name and value; every public attribute is in it."""
     stats = engine.chat("what does str.split do?", SamplingParams(max_tokens=40)).stats
-    data = json.loads(json.dumps(stats_line.as_data(stats)))
+    data = json.loads(json.dumps(stats.data()))
     for name, value in data.items():
         if name != "drafters":
             assert getattr(stats, name) == value, name
