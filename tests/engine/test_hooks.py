@@ -3,7 +3,10 @@ are their request's alone."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +20,7 @@ from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, PLAIN, spec
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = equality.prompts(6, 7)
 
 
@@ -114,9 +118,13 @@ def plainly(number: int, max_tokens: int) -> Result:
     return engine().generate(PROMPTS[number], params, spec=PLAIN)
 
 
-@pytest.mark.parametrize("how", ["raises", "returns nothing", "returns another shape", "fails when computed"])
+@pytest.mark.parametrize("how", ["raises", "returns nothing", "returns another shape"])
 @pytest.mark.parametrize("after", [0, 1, 9])
 def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: int, how: str) -> None:
+    failing_processor(after, how)
+
+
+def failing_processor(after: int, how: str) -> None:
     prompt, other = PROMPTS[4], PROMPTS[5]
     quiet = SamplingParams(max_tokens=24, ignore_eos=True)
     plain = plainly(4, 24)
@@ -146,11 +154,27 @@ def test_a_failing_processor_ends_its_request_where_the_text_gets_there(after: i
         (mx.array([1, 2]), "one token id"),
         (mx.array([1.0]), "float32"),
         (3, "not int"),
-        (None, "LU factorization failed"),
     ],
     ids=str,
 )
 def test_a_sampler_that_chooses_no_token_ends_its_request(chosen: object, says: str) -> None:
+    no_token(chosen, says)
+
+
+def test_computations_that_fail_end_their_request() -> None:
+    """In a process of its own: behind two computations that failed, MLX counts tasks that are over, and may wait for them for ever."""
+    calls = (
+        "from tests.engine import test_hooks as t",
+        "for after in (0, 1, 9): t.failing_processor(after, 'fails when computed')",
+        "t.no_token(None, 'LU factorization failed')",
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n".join(calls)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def no_token(chosen: object, says: str) -> None:
     def choose(logprobs: mx.array) -> object:
         return broken().astype(mx.int32) if chosen is None else chosen
 
