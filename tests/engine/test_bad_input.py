@@ -74,6 +74,7 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "json_schema"): lambda v: v is None or isinstance(v, (dict, str)),
     (SamplingParams, "regex"): lambda v: v in (None, "12"),
     (SamplingParams, "lark"): lambda v: v in (None, "12"),
+    (SamplingParams, "lark_at"): lambda v: v == "",
     (SamplingParams, "thinking_budget"): lambda v: v is None,
     (SamplingParams, "logits_processors"): lambda v: v in ([], ()),
     (SamplingParams, "sampler"): lambda v: v is None,

@@ -213,8 +213,13 @@ def test_who_is_expected_to_draft_has_read_the_prompt_when_the_answer_begins(
     )
     while not seen:
         made.step()
-    waiting = 1 if primed else len(PROMPTS[1]) + 1
-    assert seen[0] == {"mtp": waiting, "draft-model": waiting}
+    # the first token of a text has no cell in a head
+    waiting = (
+        {"mtp": 1, "draft-model": 1}
+        if primed
+        else {"mtp": len(PROMPTS[1]), "draft-model": len(PROMPTS[1]) + 1}
+    )
+    assert seen[0] == waiting
     made.cancel(request.number)
     made.step()
     assert made.is_idle
