@@ -402,10 +402,10 @@ class ModelDrafter(Drafter):
         if any(name in self._seen for name in work):
             pieces = map(RowPiece, map(self._seen.get, self._order), cache.lengths, widths)
             images = image_input(list(pieces), skips=self.skips, axes=self.turns_by_axes)
-        flat, hiddens = list[int | mx.array](), list[mx.array]()
+        flat, hiddens = list[Sequence[int] | mx.array](), list[mx.array]()
         for name in self._order:
             if name in work:
-                flat += self._ids(name, work[name][0])
+                flat.append(self._ids(name, work[name][0]))
                 hiddens += work[name][1]
             if name in coming:
                 flat.append(coming[name][0])
@@ -455,11 +455,16 @@ def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
     return Snapshot(tokens.length - skips, [cut, *others], tokens.point)
 
 
-def _tokens(parts: Sequence[int | mx.array]) -> mx.array:
-    """(N,) int32 of tokens and of arrays (n,) of tokens that only the device knows."""
-    if not any(isinstance(part, mx.array) for part in parts):
-        return mx.array(np.asarray(parts, np.int32))
-    return _join([part if isinstance(part, mx.array) else mx.array([part], mx.int32) for part in parts])
+def _tokens(parts: Sequence[Sequence[int] | mx.array]) -> mx.array:
+    """(N,) int32 of known tokens, and of arrays (n,) of tokens that only the device knows."""
+    found, known = list[mx.array](), list[int]()
+    for part in parts:
+        if isinstance(part, mx.array):
+            found += [*([mx.array(np.asarray(known, np.int32))] if known else []), part]
+            known = []
+        else:
+            known += part
+    return _join([*found, mx.array(np.asarray(known, np.int32))] if known or not found else found)
 
 
 def _join(parts: list[mx.array]) -> mx.array:

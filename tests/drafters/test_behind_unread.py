@@ -136,3 +136,22 @@ def test_a_row_that_waits_for_a_tag_may_be_told_other_tokens(
 ) -> None:
     monkeypatch.setattr(RowSampler, "is_waiting", True)
     _same(played(rows, behind=True, others=1), played(rows, behind=False, others=1))
+
+
+@pytest.mark.parametrize("num_queued", [1, 300])
+def test_a_long_queue_behind_an_unread_round_is_one_array(
+    num_queued: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that the host knows are joined on the host: on a GPU each array of a concatenation is a launch."""
+    told = Told()
+    for row in (4, 7):
+        told.head.begin(row)
+        told.observe(row, told.tokens(num_queued), told.hiddens(num_queued))
+    unread = Unread(mx.array([[1, 2, 3]] * 2), mx.array([1, 2], mx.int32), told.hiddens(6))
+    parts: list[int] = []
+    concatenate = mx.concatenate
+    monkeypatch.setattr(
+        mx, "concatenate", lambda of, *a, **k: parts.append(len(of)) or concatenate(of, *a, **k)
+    )
+    assert told.head.propose_behind(*told.asks([4, 7]), unread) is not None
+    assert max(parts) <= 4
