@@ -2,9 +2,10 @@
 
 `qmv_rows` gives every row the bits that it has alone. A race is won by some numbers of rows and lost by others, so a plain step may run
 MLX's kernel and a verify `qmv_rows`. That is allowed only where the self-check found that both give a row the same bits: then `qmv_rows`
-also takes several rows that it multiplies as fast as anything else, within the doubt of a race. Elsewhere a won race is ignored and the
-report says so; `exact` still uses the kernel, as it then does every product of 1 to 8 rows. `qmm_few` gives rows other bits, as MLX's own
-kernels for so many rows do; where those have the bits of single rows it does not compete.
+also takes several rows that it multiplies as fast as anything else, within the doubt of a race, unless MLX's operation keeps their bits
+there too. Elsewhere a won race is ignored and the report says so; `exact` still uses the kernel, as it then does every product of 1 to 8
+rows. `qmm_few` gives rows other bits, as MLX's own kernels for so many rows do; where those have the bits of single rows it does not
+compete.
 """
 
 from __future__ import annotations
@@ -83,13 +84,15 @@ def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, f
         name, key = kernel.name_of(weight), race_key(num_rows, weight, dtype)
         if not kernel.supports(num_rows, weight, dtype) or not launch.in_use(name):
             continue
-        x = random_rows(num_rows, weight, dtype)
-        if _loses_by_bits(kernel, x, weight):
-            found[name] = launch.LOST
-            launch.set_speedup(name, key, launch.LOST)
-        else:
-            ours, theirs = partial(kernel.run, x, weight), partial(product_ops, x, weight)
-            found[name] = launch.race(name, key, ours, theirs, num_bytes=weight.nbytes)
+        x, ratio = random_rows(num_rows, weight, dtype), launch.LOST
+        ours, theirs = partial(kernel.run, x, weight), partial(product_ops, x, weight)
+        if not _loses_by_bits(kernel, x, weight):
+            ratio = launch.race(name, key, ours, theirs, num_bytes=weight.nbytes)
+        is_own = kernel.keeps_bits and kernel.may_run(weight)
+        if is_own and ratio < launch.RACE_MARGIN and has_bits_of_single_rows(theirs(), x, weight):
+            ratio = launch.LOST  # MLX's operation has the same bits there, so that a tie gains nothing
+        launch.set_speedup(name, key, ratio)
+        found[name] = ratio
     return found
 
 

@@ -184,3 +184,30 @@ def test_a_rows_own_bits_are_kept_where_that_costs_nothing(
             won(name, num_rows, weight, ratio)
     products.product(x, weight)
     assert ran == ([] if wanted is None else [(wanted, num_rows)])
+
+
+@catches(
+    "a tie is kept as one",
+    "mlxspec.kernels.launch:set_speedup",
+    lambda right: lambda name, key, ratio: right(name, key, max(ratio, 0.99)),
+    case="True-0.99",
+)
+@pytest.mark.parametrize(
+    ("alike", "ratio", "wanted"), [(True, 0.99, None), (False, 0.99, ROWS), (True, 1.03, ROWS)]
+)
+def test_a_tie_is_mlx_own_where_it_keeps_the_bits_too(
+    ran: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+    alike: bool,
+    ratio: float,
+    wanted: str | None,
+) -> None:
+    """A kernel of ours that is no faster has nothing to give there."""
+    monkeypatch.setattr(launch, "may_mix", lambda name: True)
+    monkeypatch.setattr(launch, "race", lambda *_, **__: ratio)
+    monkeypatch.setattr(products, "_loses_by_bits", lambda kernel, x, weight: kernel.name == FEW)
+    monkeypatch.setattr(products, "has_bits_of_single_rows", lambda *_: alike)
+    x, weight = draw(4)
+    products.race(4, weight, mx.float32)
+    products.product(x, weight)
+    assert ran == ([] if wanted is None else [(wanted, 4)])
