@@ -184,6 +184,28 @@ def test_rows_that_come_and_go_while_rounds_overlap(seed: int) -> None:
     assert own.nbytes == 0
 
 
+def test_a_probe_waits_for_the_round_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with the text behind it, so that text is read first. Here each draft behind an unread round is one."""
+    own, found = engine("mtp"), list[object]()
+    policy, right = own.drafting.auto, Auto.propose_behind
+    assert policy is not None
+
+    def behind(self: Auto, plan: Any) -> Any:
+        choose = self.control.choose
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                self.control, "choose", lambda *given: [c._replace(probe=c != PLAIN) for c in choose(*given)]
+            )
+            made = right(self, plan)
+        found.append(made)
+        return made
+
+    monkeypatch.setattr(Auto, "propose_behind", behind)
+    assert own.generate(PROMPTS[3], asked(3)).tokens == plain(3, asked(3))
+    assert found == [None] * len(found)
+    assert len(found) > 5
+
+
 def test_an_answer_that_ends_inside_a_round_drops_the_next() -> None:
     own = engine("mtp")
     for number in (1, 4):
