@@ -1,5 +1,5 @@
-"""Layers of mlx-lm's code, cut at their attention: what lies between two attention cores is a function of arrays, compiled where its shape
-recurs (runners.py). So a step's graph has few nodes, although the code knows nothing of cuts.
+"""Layers of mlx-lm's code, cut at their attention: what is before it and what is behind it are pieces of segments (segments.py), although
+the code knows nothing of cuts.
 
 A layer is called twice. `before` ends the first call where the layer calls attention, and returns what attention was given. `behind` calls
 the layer again and returns a given result where it calls attention. MLX is lazy: what the second call builds up to there is never computed.
@@ -8,15 +8,13 @@ Knows layers as mlx-lm calls them; knows no rows' lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.runners import Runners
 from mlxspec.models.seams import Held, SeamError
+from mlxspec.models.segments import LayerPiece
 
 
 class AttentionInputs(NamedTuple):
@@ -61,7 +59,8 @@ class Cut:
         return self._attended
 
 
-Call = Callable[..., mx.array]  # of (layer, x (N, 1, H), cut, arrays of the layer's own), gives x
+# of (layer, x (N, 1, H), cut, arrays of the layer's own), gives x; equal ones give layers of one form one graph
+Call = Callable[..., mx.array]
 
 
 def before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> AttentionInputs:
@@ -98,40 +97,11 @@ def behind(
     return call(layer, x, Cut(offset, attended, x.dtype), *more)
 
 
-class CutLayers:
-    """calls: by layer, how its code is called; equal ones give layers of one form one graph. beside: as `Runners` has it."""
+def piece_before(call: Call) -> LayerPiece:
+    """What a layer asks of attention, of x and offset."""
+    return LayerPiece(("before", call), lambda layer, x, offset: (x, before(call, layer, x, offset)))
 
-    def __init__(self, layers: Sequence[Any], calls: Sequence[Call], beside: dict[str, mx.array]) -> None:
-        self._layers, self._calls = layers, calls
-        self.runners = Runners(layers, beside)
 
-    def between(
-        self,
-        i: int,
-        rows: FlatRows,
-        x: mx.array,
-        attended: mx.array | None,
-        offset: mx.array,
-        *more: mx.array | None,
-    ) -> tuple[mx.array, AttentionInputs | None]:
-        """What lies before the attention of layer i, or behind the last one: layer i - 1's output, and what layer i asks. more: arrays of
-        layer i - 1's own. Compiled as a whole for plain steps, and for verifies, which come in many shapes, layer by layer."""
-        if rows.max_width == 1:
-            return self.runners.get(i, partial(self._segment, i), rows)(x, attended, offset, *more)  # type: ignore[no-any-return]
-        asked = None
-        if attended is not None:
-            call = self._calls[i - 1]
-            x = self.runners.of_layer(("behind", call), i - 1, partial(behind, call), rows)(
-                x, attended, offset, *more
-            )
-        if i < len(self._layers):
-            call = self._calls[i]
-            asked = self.runners.of_layer(("before", call), i, partial(before, call), rows)(x, offset)
-        return x, asked
-
-    def _segment(
-        self, i: int, x: mx.array, attended: mx.array | None, offset: mx.array, *more: mx.array | None
-    ) -> tuple[mx.array, AttentionInputs | None]:
-        if attended is not None:
-            x = behind(self._calls[i - 1], self._layers[i - 1], x, attended, offset, *more)
-        return x, before(self._calls[i], self._layers[i], x, offset) if i < len(self._layers) else None
+def piece_behind(call: Call) -> LayerPiece:
+    """The rest of a layer, of x, attention's result, offset and arrays of the layer's own."""
+    return LayerPiece(("behind", call), lambda layer, x, *given: (behind(call, layer, x, *given), None))

@@ -17,11 +17,12 @@ from mlxspec.cache.quantized import PLAIN
 from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.cut_layers import CutLayers
+from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.seams import BEFORE, KeysForm, Seams, Sight, attending_by_row
+from mlxspec.models.segments import Segments
 from mlxspec.models.text_model import TextModel
 
 
@@ -49,8 +50,9 @@ class Gemma(TextModel):
         from mlxspec.models.gemma_layers import call_layer  # slow to import
 
         super().__init__(GemmaTextStack(config), config)
-        self.config, layers = config, self.language_model.model.layers
-        self._cut = CutLayers(layers, [call_layer] * len(layers), self.gate.held)
+        self.config = config
+        self._segments = Segments(self.language_model.model.layers, self.gate.held)
+        self._before, self._behind = piece_before(call_layer), piece_behind(call_layer)
 
     def fuse(self) -> None:
         """Join projections of the same input, after loading. Call once."""
@@ -118,27 +120,26 @@ class Gemma(TextModel):
             whole = [(range(w),) for w in rows.widths]
             sight = Sight(whole, whole, both_ways=True)
         own_inputs = self._inputs_of_layers(tokens, x)
-        num_cold = self._cut.runners.num_cold
+        run = self._segments.begin(rows, taps)
         caches = self.seams.layers(cache, places, sight)
         offset, own = caches[0].offset, iter(caches)
-        x, attended, kept, found = x[:, None], None, dict[int, Any](), dict[int, mx.array]()
+        x, kept = x[:, None], dict[int, Any]()
         with attending_by_row():
-            for i, shape in enumerate((*c.layers, None)):
-                x, asked = self._cut.between(i, rows, x, attended, offset, own_inputs[i - 1])
-                if i - 1 in taps:
-                    found[i - 1] = x[:, 0]
-                if shape is None or asked is None:
-                    break
+            for i, shape in enumerate(c.layers):
+                run.add(i, self._before, offset)
+                x, asked = run.through(x)
                 if asked.keys is not None:
                     kept[i], _ = next(own).update_and_fetch(asked.keys, asked.values)
                 held = kept[i if shape.source is None else shape.source]
                 attended = held.attend(asked.queries, c.scale, None, None)
+                run.add(i, self._behind, attended, offset, own_inputs[i])
+            x, _ = run.through(x)
         hidden = rms_norm(x[:, 0], stack.norm.weight, c.rms_eps)
         return Output(
             logits=self._logits(hidden, rows, logits_at),
             hidden=hidden,
-            taps=found,
-            is_warm=self._cut.runners.num_cold == num_cold,
+            taps={i: stream[:, 0] for i, stream in run.taps.items()},
+            is_warm=run.is_warm,
         )
 
     def _inputs_of_layers(self, tokens: mx.array, x: mx.array) -> list[mx.array | None]:

@@ -24,13 +24,14 @@ from mlxspec.kernels.quantized_kv import unpacked
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
-from mlxspec.models.cut_layers import CutLayers
+from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma4_config import gemma4_config
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig
 from mlxspec.models.layers import FusedLinear, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.seams import attending_by_row
+from mlxspec.models.segments import Segments
 from mlxspec.platform.host import numbers
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
@@ -123,7 +124,8 @@ class Gemma4Assistant(nn.Module):
             self.masked_embedding = _Centroids(config)
         from mlxspec.models.gemma_layers import call_layer  # slow to import
 
-        self._cut = CutLayers(self.model.layers, [call_layer] * len(c.layers), {})
+        self._segments = Segments(self.model.layers)
+        self._before, self._behind = piece_before(call_layer), piece_behind(call_layer)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -172,18 +174,17 @@ class Gemma4Assistant(nn.Module):
         hidden (B, target's H). head: (B, H) to the logits that are wanted, in place of the assistant's own head."""
         c, rows = self.config.text, FlatRows((1,) * tokens.shape[0])
         where = mx.array(np.asarray(positions, np.int32))
-        num_cold, attended = self._cut.runners.num_cold, None
+        run = self._segments.begin(rows)
         x = self.pre_projection(mx.concatenate([self._target[0].embed(tokens), hidden], axis=-1))[:, None]
         with attending_by_row():
-            for i, shape in enumerate((*c.layers, None)):
-                x, asked = self._cut.between(i, rows, x, attended, where)
-                if shape is None or asked is None:
-                    break
+            for i, shape in enumerate(c.layers):
+                run.add(i, self._before, where)
+                x, asked = run.through(x)
                 out = attend_rows(asked.queries[:, :, 0], views[shape.window is not None], rows, c.scale)
-                attended = out.reshape(*asked.queries.shape[:3], -1)
+                run.add(i, self._behind, out.reshape(*asked.queries.shape[:3], -1), where)
+            x, _ = run.through(x)
         x = rms_norm(x[:, 0], self.model.norm.weight, c.rms_eps)
-        is_warm = self._cut.runners.num_cold == num_cold
-        return Output(logits=(head or self._head)(x), hidden=self.post_projection(x), is_warm=is_warm)
+        return Output(logits=(head or self._head)(x), hidden=self.post_projection(x), is_warm=run.is_warm)
 
     @property
     def scored(self) -> float:

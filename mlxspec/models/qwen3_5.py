@@ -2,13 +2,13 @@
 has attention only.
 
 Parameter names are those that mlx-lm writes, so its conversions load as they are. Knows its layers and how they meet the caches; knows no
-files, no sampling, no drafting. The parts of a layer are in qwen3_5_layers.py; how stretches of layers are compiled is in
-qwen3_5_segments.py.
+files, no sampling, no drafting. The parts of a layer are in qwen3_5_layers.py; how layers are compiled is in segments.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,26 +17,22 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.recurrent import RecurrentLayerCache
-from mlxspec.cache.rollback import RecurrentState
+from mlxspec.cache.rollback import STEPS_AT_MOST, Committed, RecurrentState, capacity
+from mlxspec.kernels import conv_qkv, gdn_round
 from mlxspec.kernels.attention import Heads
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config, interleaved_axes
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
-from mlxspec.models.qwen3_5_segments import LayerPieces, Segments
+from mlxspec.models.segments import LayerPiece, Segments
 from mlxspec.models.text_model import TextModel
+from mlxspec.platform import device
 
 # --- a layer: x (N, H) is the residual stream of the tokens of all rows
-
-
-def linear_layer(
-    layer: Qwen35DecoderLayer, x: mx.array, state: RecurrentState, layout: RoundLayout
-) -> tuple[mx.array, RecurrentState]:
-    """A Gated DeltaNet layer: the residual stream behind it, and what the cache is to hold."""
-    mixed, state = layer.linear_attn(layer.normed(x), state, layout)
-    return with_mlp(layer, x + mixed), state
 
 
 def before_attention(
@@ -56,6 +52,16 @@ def after_attention(
 def with_mlp(layer: Qwen35DecoderLayer, x: mx.array) -> mx.array:
     """The second half of every layer."""
     return x + layer.mlp(layer.normed_again(x))
+
+
+_OF_A_LAYER, _OF_A_CORE = (
+    14,
+    4,
+)  # kernels that Metal launches, of a layer but for the core of attention and of that
+_BEFORE = LayerPiece("before", lambda layer, x, *turns: (x, before_attention(layer, x, *turns)))
+_AFTER = LayerPiece(
+    "after", lambda layer, x, *given: (after_attention(layer, x, *given), None), num_launches=_OF_A_LAYER
+)
 
 
 # --- the model
@@ -78,8 +84,7 @@ class Qwen35(TextModel):
         super().__init__(Qwen35TextStack(config), config)
         self._config = config
         self._rotary = qwen_rotary(config)
-        pieces = LayerPieces(linear=linear_layer, before=before_attention, after=after_attention)
-        self._segments = Segments(config, self.language_model.model.layers, pieces, self.gate.held)
+        self._segments = Segments(self.language_model.model.layers, self.gate.held)
 
     @property
     def attention_heads(self) -> tuple[Heads, ...]:
@@ -98,7 +103,17 @@ class Qwen35(TextModel):
                 for lin in c.is_linear
             ],
             num_rows,
-            defers=self._segments.by_kernels(dtype),
+            defers=self._by_kernels,
+        )
+
+    @property
+    def _by_kernels(self) -> bool:
+        """Whether Gated DeltaNet layers are kernel launches from the projection to the recurrence, the replay of the last forward among
+        them. Their graph then depends on few numbers."""
+        c, dtype = self._config, self.dtype
+        shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
+        return conv_qkv.on_kernel(dtype, shape, c.conv_kernel) and gdn_round.on_kernel(
+            dtype, c.k_head_dim, c.v_head_dim
         )
 
     def forward(
@@ -114,23 +129,57 @@ class Qwen35(TextModel):
     ) -> Output:
         places = cache.begin(rows, certain=certain)
         self.gate.open(cache.scales, rows)
-        run = self._segments.begin(rows, cache, self.dtype, certain=certain, taps=taps)
+        # wide ragged prompts are read row by row, so their graph depends on every single width
+        repeats = rows.is_uniform or not certain or rows.max_width <= STEPS_AT_MOST
+        run = self._segments.begin(rows, taps, repeats=repeats)
+        linear, shared = self._linear(rows, cache, certain=certain)
         turns = self._rotary.table(turns_of(self._rotary, places, images))  # cosines and sines
         x = self.embed(tokens)
         if images is not None:
             x = images.placed(x)
-        attended = gate = None
-        for segment in self._segments:
-            # after_attention of one layer, linear_layer of some, before_attention of the next
-            x, inputs = run(segment, x, attended, gate, turns)
-            if segment.head is not None:
-                queries, keys, values, gate = inputs
-                attention = self.language_model.model.layers[segment.head].self_attn
-                attended = attention.core(queries, keys, values, places, cache.attention(segment.head))
-                attended = run.started(attended)
+        for i, layer in enumerate(self.language_model.model.layers):
+            if self._config.is_linear[i]:
+                held = cache.recurrent(i)
+                run.add(i, linear, held.current, *shared, keep=held.append)
+                continue
+            run.add(i, _BEFORE, *turns)
+            x, (queries, keys, values, gate) = run.through(x)
+            attended = layer.self_attn.core(queries, keys, values, places, cache.attention(i))
+            device.start(attended, num_launches=_OF_A_CORE)
+            run.add(i, _AFTER, attended, gate)
+        x, _ = run.through(x)
         hidden = self._segments.runners.get("end", self._final_norm, rows, shape=rows.num_tokens)(x)
         logits = self._logits(hidden, rows, logits_at)
         return Output(logits=logits, hidden=hidden, taps=run.taps, is_warm=run.is_warm)
+
+    def _linear(
+        self, rows: FlatRows, cache: ModelCache, *, certain: bool
+    ) -> tuple[LayerPiece, tuple[Any, Any]]:
+        """A Gated DeltaNet layer in this forward, and the arrays that all of them take beside their states: where rows lie here, and where
+        they lay in the last forward and how much of that is committed, None where nothing is deferred."""
+        by_kernels, last, width = self._by_kernels, cache.deferred, rows.max_width
+        room, shape, deferred = None, rows.shape, 0
+        if by_kernels:
+            room = capacity(rows.num_tokens)
+            few = width <= STEPS_AT_MOST
+            shape = rows.num_tokens, rows.num_rows, conv_qkv.num_segments(width), few
+        # nothing but the twins of kernels looks at an index
+        here = rows.starts_array, None if by_kernels else rows.index
+        then = None
+        if last is not None and any(self._config.is_linear):
+            then = last.rows.starts, None if by_kernels else last.rows.index, last.num_committed
+            inputs = cache.recurrent(self._config.is_linear.index(True)).current.inputs
+            deferred = 1 if inputs is None else inputs.shape[0]
+
+        def run(layer: Any, x: mx.array, past: RecurrentState, here: Any, then: Any) -> Any:
+            layout = RoundLayout(rows, certain, RowLayout(here[0], here[1], width), room=room)
+            if then is not None:
+                committed = Committed(RowLayout(then[0], then[1], width), then[2])
+                layout = layout._replace(committed=committed)
+            mixed, state = layer.linear_attn(layer.normed(x), past, layout)
+            return with_mlp(layer, x + mixed), state
+
+        return LayerPiece(("linear", certain), run, shape, deferred, _OF_A_LAYER), (here, then)
 
     def _final_norm(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)

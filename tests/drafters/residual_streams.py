@@ -9,9 +9,10 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.qwen3_5 import Qwen35, with_mlp
-from mlxspec.models.qwen3_5_segments import _pack_layout, _unpack_layout
+from mlxspec.models.qwen3_5_layers import RoundLayout
 from mlxspec.platform.host import numbers
 
 
@@ -32,7 +33,7 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
     rows, cache = FlatRows((len(tokens),)), model.make_cache(1)
     places = cache.begin(rows, certain=True)
     cos, sin = model._rotary.table(places.turns)
-    layout = _unpack_layout(rows, True, _pack_layout(rows, cache, indexed=True), None)
+    layout = RoundLayout(rows, True, RowLayout.of(rows))
     x, found = model.embed(tokens), []
     for i, layer in enumerate(model.language_model.model.layers):
         entered = layer.normed(x)

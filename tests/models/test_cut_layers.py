@@ -15,10 +15,11 @@ from planting import catches
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import cut_layers
 from mlxspec.models.adapted.calls import LayerCall
-from mlxspec.models.cut_layers import CutLayers, scale_of
+from mlxspec.models.cut_layers import piece_before, piece_behind, scale_of
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import GemmaConfig, LayerShape, RotaryShape
 from mlxspec.models.seams import SeamError, attending_by_row
+from mlxspec.models.segments import Segments
 from mlxspec.platform import device
 
 NUM = 3
@@ -45,16 +46,16 @@ def without_sum(right: Any) -> Any:
 def test_cut_layers_are_the_layers(name: str, widths: tuple[int, ...]) -> None:
     layers = module_of(name).model.layers
     x, offset = mx.random.normal((NUM, 1, 32), key=mx.random.key(1)), mx.zeros(NUM, mx.int32)
-    cut, rows = CutLayers(layers, [call] * len(layers), {}), FlatRows(widths)
-    found, attended = x, None
+    run, found = Segments(layers).begin(FlatRows(widths)), x
     with attending_by_row():
-        for i in range(len(layers) + 1):
-            found, asked = cut.between(i, rows, found, attended, offset)
-            if asked is not None:
-                attended = attention(asked, scale_of(call, layers[i], found, offset))
+        for i, layer in enumerate(layers):
+            run.add(i, piece_before(call), offset)
+            found, asked = run.through(found)
+            attended = attention(asked, scale_of(call, layer, found, offset))
+            run.add(i, piece_behind(call), attended, offset)
+        found, _ = run.through(found)
     for layer in layers:
         x = layer(x, None, KVCache())
-    assert asked is None
     assert mx.abs(found - x).max() <= 1e-5 * mx.abs(x).max()
 
 

@@ -37,10 +37,11 @@ from mlxspec.models.adapted.split import (
 )
 from mlxspec.models.adapted.stand_in import standing_in
 from mlxspec.models.base import LogitsAt, Output
-from mlxspec.models.cut_layers import CutLayers
+from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gate import AdapterGate
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.seams import FlatLayer, SeamError, Seams, attending_by_row, blank_layers, find_seams
+from mlxspec.models.segments import SegmentRun, Segments
 from mlxspec.models.sizes import bytes_of
 
 
@@ -83,7 +84,7 @@ class AdaptedModel:
         self.seams: Seams | None = None
         self.undo_parts: Callable[[], None] | None = None
         self.by_rows = ""
-        self.cut: CutLayers | None = None
+        self.cut: Segments | None = None
         try:
             self.seams = find_seams(self.new_caches(), self._run)
             self._find_cut()
@@ -98,7 +99,8 @@ class AdaptedModel:
             self._calls = find_calls(self._layers, num, lambda caches: self._run(tokens, caches))
         except SeamError:
             return
-        self.cut = CutLayers(layers, self._calls, self.gate.held)
+        self._pieces = [(piece_before(call), piece_behind(call)) for call in self._calls]
+        self.cut = Segments(layers, self.gate.held)
 
     def _split_parts(self) -> None:
         try:
@@ -206,12 +208,12 @@ class AdaptedModel:
                 f"This model shows no layers, since its rows do not share all of a forward: {self.by_rows}."
             )
         places, found = cache.begin(rows, certain=certain), dict[int, mx.array]()
-        num_cold = 0 if self.cut is None else self.cut.runners.num_cold
+        run = None if self.cut is None else self.cut.begin(rows, taps)
         if self.seams is not None:
             self.gate.open(cache.scales, rows)
             caches = self.seams.layers(cache, places)
-            if self.cut is not None:
-                hidden = self._run_cut(self.cut, tokens, rows, caches, taps, found)
+            if run is not None:
+                hidden, found = self._run_cut(run, tokens, caches), run.taps
             else:
                 with attending_by_row(), tapped(self._layers, taps) as found:
                     hidden = self._run(tokens[:, None], caches)[:, 0]
@@ -222,35 +224,24 @@ class AdaptedModel:
         logits = (
             None if logits_at == "none" else self.head(rows.last(hidden) if logits_at == "last" else hidden)
         )
-        is_warm = self.cut is None or self.cut.runners.num_cold == num_cold
         taken = {i: x[:, 0] for i, x in found.items()}
-        return Output(logits=logits, hidden=hidden, taps=taken, is_warm=is_warm)
+        return Output(logits=logits, hidden=hidden, taps=taken, is_warm=run is None or run.is_warm)
 
-    def _run_cut(
-        self,
-        cut: CutLayers,
-        tokens: mx.array,
-        rows: FlatRows,
-        caches: Sequence[FlatLayer],
-        taps: Sequence[int],
-        found: dict[int, mx.array],
-    ) -> mx.array:
+    def _run_cut(self, run: SegmentRun, tokens: mx.array, caches: Sequence[FlatLayer]) -> mx.array:
         """Hiddens (N, H). The first layer's call runs all of them."""
 
         def answer(i: int, _: Any, x: mx.array, *__: Any, **___: Any) -> mx.array:
             return x if i else through(x)
 
         def through(x: mx.array) -> mx.array:
-            attended = None
-            for i in range(len(self._calls) + 1):
-                x, asked = cut.between(i, rows, x, attended, caches[0].offset)
-                if i - 1 in taps:
-                    found[i - 1] = x
-                if asked is None:
-                    break
-                held, _ = caches[self._calls[i].place].update_and_fetch(asked.keys, asked.values)
-                attended = held.attend(asked.queries, self._calls[i].scale, None, asked.sinks)
-            return x
+            offset = caches[0].offset
+            for i, (call, (before, behind)) in enumerate(zip(self._calls, self._pieces, strict=True)):
+                run.add(i, before, offset)
+                x, asked = run.through(x)
+                held, _ = caches[call.place].update_and_fetch(asked.keys, asked.values)
+                attended = held.attend(asked.queries, call.scale, None, asked.sinks)
+                run.add(i, behind, attended, offset)
+            return run.through(x)[0]
 
         with attending_by_row(), standing_in([(self._layers, i) for i in range(len(self._layers))], answer):
             return self._run(tokens[:, None], list(caches))[:, 0]
