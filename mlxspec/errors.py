@@ -14,7 +14,7 @@
       GrammarError            a grammar or schema that cannot be compiled
       CancelledError          the request was cancelled
       EngineStoppedError      the engine that should have answered has been stopped, or broke
-      EngineBusyError         the engine was called from within one of its own steps
+      EngineBusyError         the engine was called while it ran a step
       QueueFullError          too many requests wait already; try again later
       HelperError             work on a stranger's data was ended at its limit of time or memory, or failed
       RankError               processes that run one model together cannot begin, or cannot go on
@@ -94,7 +94,7 @@ class EngineStoppedError(MlxspecError):
 
 
 class EngineBusyError(MlxspecError):
-    """A drafter, a logits processor or a sampler called the engine that was calling it."""
+    """The engine was called while it ran a step: by a drafter, a logits processor or a sampler within it, or by another thread."""
 
 
 class HelperError(MlxspecError):

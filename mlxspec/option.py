@@ -189,6 +189,16 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(str(item) for item in found)
 
 
+def near(word: str, known: Iterable[str]) -> str:
+    """A question on what `word` was probably meant to be, like `did you mean chat?`; empty where nothing is near. Case counts for nothing,
+    and neither do `-` and `_`."""
+    by_plain = {k.lower().replace("_", "-"): k for k in known}
+    plain = word.lower().replace("_", "-")
+    found = [k for k in by_plain if plain == k or (len(plain.strip("-")) > 1 and k.startswith(plain))]
+    found = found or get_close_matches(plain, by_plain, 1, 0.65)
+    return f"did you mean {' or '.join(by_plain[k] for k in found[:3])}?" if found else ""
+
+
 def by_name(function: Called) -> Called:
     """A function for users: arguments that it does not have, and those that it lacks, raise ConfigError in place of TypeError."""
     form = signature(function)
@@ -198,7 +208,9 @@ def by_name(function: Called) -> Called:
         try:
             return function(*values, **named)
         except TypeError:
-            wrong = misnamed(function.__name__, form, values, named)
+            # a class is called by its own name
+            name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+            wrong = misnamed(name, form, values, named)
             if wrong is None:
                 raise
         raise ConfigError(wrong)
@@ -234,15 +246,21 @@ def misnamed(name: str, form: Signature, values: Iterable[Any], named: Mapping[s
     is_open = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
     for word in () if is_open else named:
         if word not in known:
-            near = get_close_matches(word, known, 1)
-            there = ", ".join(n for n in known if n != "self")
-            meant = f"did you mean {near[0]}?" if near else f"there are: {there}."
+            there = [n for n in known if n != "self"]
+            meant = near(word, there) or f"there are: {', '.join(there)}."
             return f"{name} has no argument {shown(word)}; {meant}"
     places = [
         n for n, p in known.items() if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(given) > len(places):
-        return f"{name} takes {len(places)} {'value' if len(places) == 1 else 'values'} by position; name the others."
+        most = len(places) - ("self" in known)
+        example = next((n for n, p in known.items() if p.kind is Parameter.KEYWORD_ONLY), "")
+        rest = (
+            f"name {'the others' if most else 'them'}, as in {name}({example}=...)."
+            if example
+            else "it was given more."
+        )
+        return f"{name} takes {most or 'no'} {'value' if most == 1 else 'values'} by position; {rest}"
     twice = next((n for n in places[: len(given)] if n in named), None)
     if twice is not None:
         return f"{name} was given {twice} twice."

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.parser import declare, near
+from mlxspec.cli.parser import declare
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError
-from mlxspec.option import check_number
+from mlxspec.option import check_number, near
 
 if TYPE_CHECKING:
     from mlxspec.bench.turns import Score

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import clipboard, header, options, saved, stats_line, terminal
-from mlxspec.cli.parser import CommandParser, near
+from mlxspec.cli.parser import CommandParser
 from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, SamplingParams
 from mlxspec.errors import ConfigError
+from mlxspec.option import near
 
 if TYPE_CHECKING:
     from mlxspec.cli.conversation import Conversation

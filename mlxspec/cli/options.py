@@ -24,7 +24,6 @@ from mlxspec.cli.parser import (
     declare,
     declare_options,
     flags,
-    near,
     options_given,
     refuse,
     shorten,
@@ -38,8 +37,8 @@ from mlxspec.config import (
     SpecConfig,
 )
 from mlxspec.errors import ConfigError, MemoryBudgetError
+from mlxspec.option import near, shown
 from mlxspec.option import options as option_rows
-from mlxspec.option import shown
 from mlxspec.server.settings import ServerConfig
 
 if TYPE_CHECKING:

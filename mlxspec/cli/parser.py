@@ -6,15 +6,14 @@ Knows words and flags; knows no option of ours.
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mlxspec.cli import other_programs
 from mlxspec.errors import ConfigError
-from mlxspec.option import Option, options, shown
+from mlxspec.option import Option, near, options, shown
 
 _LONGEST_NUMBER = 40  # characters
 _LARGEST_FILE = 1 << 20  # bytes of a value that is read from a file
@@ -142,14 +141,6 @@ def shorten(parser: argparse.ArgumentParser) -> None:
 def flags(parser: argparse.ArgumentParser) -> list[str]:
     """Every option string of a command."""
     return [s for action in parser._actions for s in action.option_strings]
-
-
-def near(word: str, known: Collection[str]) -> str:
-    """What `word` was probably meant to be, as a question: `did you mean chat?`; empty where nothing is near."""
-    plain = word.lower().replace("_", "-")
-    found = [k for k in known if plain == k or (len(plain.strip("-")) > 1 and k.startswith(plain))]
-    found = found or difflib.get_close_matches(plain, list(known), 1, 0.65)
-    return f"did you mean {' or '.join(found[:3])}?" if found else ""
 
 
 def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlxspec.cli import options, stats_line, terminal
-from mlxspec.cli.parser import declare, declare_options, near, num_bytes, options_given
+from mlxspec.cli.parser import declare, declare_options, num_bytes, options_given
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError, RankError
+from mlxspec.option import near, shown
 from mlxspec.option import options as option_rows
-from mlxspec.option import shown
 from mlxspec.server.settings import DEFAULT_MAX_TOKENS, KEY_VARIABLE, ServerConfig
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxspec.cli.other_programs import aliases, gone
-from mlxspec.cli.parser import flags, near
+from mlxspec.cli.parser import flags
 from mlxspec.errors import ConfigError
-from mlxspec.option import shown
+from mlxspec.option import near, shown
 
 _ANSWERING = ("generate", "chat", "run", "serve", "launch", "bench", "tune")
 _LARGEST = 1 << 20  # bytes

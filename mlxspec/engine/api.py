@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, overload
 
 from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
@@ -22,7 +21,7 @@ from mlxspec.errors import ConfigError, ImageError, MlxspecError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import by_name, of_kind, shown
+from mlxspec.option import by_name, near, of_kind, shown
 
 Prompt = str | Sequence[int] | PromptWithImages
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
@@ -169,9 +168,12 @@ class EngineApi(ABC):
     ) -> Receipt:
         """The receipt of an answer to `prompt`: it is decoded again without drafts. params, fields: those that it was asked with. Raises
         ConfigError for an answer that failed."""
+        if not isinstance(result, Result):
+            raise ConfigError(f"Give prove the Result of one answer, not {shown(result)}.")
         if isinstance(prompt, str) and self.tokenizer is not None:
             prompt = self.tokenizer.encode(prompt)
-        return self._plainly(proof(prompt, result, with_fields(params, fields)))
+        of_kind("params", params, SamplingParams)
+        return self._plainly(proof(prompt, result, with_fields(params or SamplingParams(), fields)))
 
     def difference(
         self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
@@ -373,8 +375,7 @@ def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields
         return params
     for name in fields:
         if name not in _FIELDS:
-            near = get_close_matches(name, _FIELDS, 1)
-            meant = f"did you mean {near[0]}?" if near else "the fields of SamplingParams are known."
+            meant = near(name, _FIELDS) or "the options are the fields of SamplingParams."
             raise ConfigError(
                 f"There is no option {shown(name)}; {meant} Variables of the chat template are given as template={{...}}."
             )
@@ -400,7 +401,7 @@ def conversations(messages: Conversation | Conversations) -> tuple[list[Conversa
 
 
 def checked_messages(messages: Conversation) -> Sequence[Message]:
-    """A conversation as messages. Raises ConfigError for what is no message, and for a role that is none."""
+    """A conversation as messages. Raises ConfigError for what is no message, and for a role or content that is none."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if not isinstance(messages, Sequence) or not messages:
@@ -416,4 +417,11 @@ def checked_messages(messages: Conversation) -> Sequence[Message]:
                 f"messages[{i}] has no role" if role is None else f"messages[{i}] has the role {shown(role)}"
             )
             raise ConfigError(f"{what}; the roles are {', '.join(ROLES)}.")
+        content = message.get("content")
+        if content is None and role != "assistant":  # which may hold calls of tools alone
+            raise ConfigError(f"messages[{i}] has no content.")
+        if not isinstance(content, str | Sequence | None):
+            raise ConfigError(
+                f"messages[{i}].content must be a string or a list of parts, not {shown(content)}."
+            )
     return [m for m in messages if isinstance(m, Mapping)]

@@ -18,6 +18,7 @@ may run one model together (engine/ranks.py). Knows tokens in, events out; knows
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -59,7 +60,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.image_features import FEATURE_BYTES, ImageFeatures
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import by_name, check_number
+from mlxspec.option import by_name, check_number, shown
 from mlxspec.platform import device
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
@@ -101,8 +102,12 @@ class Engine(EngineApi):
         those among which the model is divided; all of them make their engines at the same time. Raises RankError, on every rank, where
         ranks differ."""
         super().__init__()
+        if not hasattr(model, "make_cache"):
+            raise ConfigError(
+                f"Engine takes a loaded model, not {shown(model)}; mlxspec.load takes its name or folder."
+            )
         self.ranks = ranks
-        self._is_stepping = False
+        self._stepping: int | None = None  # the thread that runs a step
         device.keep_heap()
         self._model: Model | None = model
         self.tokenizer, self.name = tokenizer, name
@@ -345,7 +350,7 @@ class Engine(EngineApi):
 
     def _advance(self) -> None:
         self._check_outside("step")
-        self._is_stepping = True
+        self._stepping = threading.get_ident()
         try:
             with device.private_kernels():
                 self._expire()
@@ -356,7 +361,7 @@ class Engine(EngineApi):
                 self.prefix.work()
                 self.texts.work()
         finally:
-            self._is_stepping = False
+            self._stepping = None
         if self.ranks is not None:
             self.ranks.is_between = True
 
@@ -406,10 +411,16 @@ class Engine(EngineApi):
             raise ConfigError(sentence)
 
     def _check_outside(self, what: str) -> None:
-        if self._is_stepping:
+        if self._stepping is None:
+            return
+        if self._stepping != threading.get_ident():
             raise EngineBusyError(
-                f"The engine cannot {what} within one of its own steps: a drafter, a logits processor or a sampler called it."
+                f"The engine cannot {what} while another thread uses it; mlxspec.AsyncEngine and mlxspec.engine.worker.Worker may be "
+                "asked from several."
             )
+        raise EngineBusyError(
+            f"The engine cannot {what} within one of its own steps: a drafter, a logits processor or a sampler called it."
+        )
 
     def _tell(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -533,7 +544,7 @@ class Engine(EngineApi):
         """A request has ended by what a caller did. Between two steps it leaves at once, among ranks with the next step."""
         if self.ranks is not None:
             self.ranks.ended(ending)
-        elif not self._is_stepping:
+        elif self._stepping is None:
             self._retire()
 
     @property

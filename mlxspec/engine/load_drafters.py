@@ -37,7 +37,7 @@ from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import of_kind, shown, texts
+from mlxspec.option import near, of_kind, shown, texts
 
 Made = TypeVar("Made", bound=nn.Module)
 _TITLES = {
@@ -83,8 +83,9 @@ def asked_drafters(
     names = SpecConfig(drafters=names).drafters
     for name in names:
         if name not in DRAFTER_NAMES and name not in own:
-            there = ", ".join((*DRAFTER_NAMES, *own))
-            raise ConfigError(f"There is no drafter {shown(name)}; there are: {there}.")
+            there = (*DRAFTER_NAMES, *own, "auto", "off")
+            tip = near(name, there) or f"there are: {', '.join(there)}."
+            raise ConfigError(f"There is no drafter {shown(name)}; {tip}")
     unused = [name for name in own if name not in names]
     if unused:
         raise ConfigError(f"The drafter {unused[0]} was given, but is not among those that are to draft.")

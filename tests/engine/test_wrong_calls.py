@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_fields_that_are_none(config: Any) -> None:
         lambda: config(**{f"{first}x": 1}), f"{config.__name__} has no argument", f"did you mean {first}?"
     )
     refused(lambda: config(qqqq=1), "there are: ")
-    refused(lambda: config(1), "takes 0 values by position")
+    refused(lambda: config(1), f"takes no values by position; name them, as in {config.__name__}({first}=...)")
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -88,6 +89,37 @@ def test_params_and_templates_of_another_kind(engine: Engine) -> None:
         refused(lambda: demo.chat("x", template=5), "template must be Mapping")
         refused(lambda: demo.chat("x", 5), "SamplingParams")
         refused(lambda: demo.chat("x", enable_thinking=False), "template={...}")
+        refused(lambda: demo.chat("x", temp=1), "did you mean temperature?")
+        refused(lambda: demo.chat([{"role": "user"}]), "messages[0] has no content")
+        refused(lambda: demo.chat([{"role": "user", "content": 5}]), "messages[0].content must be")
+
+
+def test_prove_without_parameters(engine: Engine) -> None:
+    answer = engine.generate([1, 2])
+    assert engine.prove([1, 2], answer).is_equal
+    refused(lambda: engine.prove([1, 2], answer, 5), "params must be SamplingParams")  # type: ignore[arg-type]
+    refused(lambda: engine.prove([1, 2], "x"), "Give prove the Result")  # type: ignore[arg-type]
+
+
+def test_a_second_thread_is_told_what_to_use(engine: Engine) -> None:
+    said: list[str] = []
+
+    def other() -> None:
+        try:
+            engine.generate([1, 2], max_tokens=1)
+        except MlxspecError as error:
+            said.append(str(error))
+
+    def processor(tokens: Any, logits: Any) -> Any:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return logits
+
+    assert engine.generate([1, 2], max_tokens=1, logits_processors=[processor]).error is None
+    assert said
+    assert "another thread" in said[0]
+    assert "AsyncEngine" in said[0]
 
 
 @pytest.mark.parametrize("keyword", [name for name in LOADED if name != "model"])
@@ -99,7 +131,10 @@ def test_load_and_engines() -> None:
     refused(lambda: mlxspec.load("demo", drafts="off"), "did you mean draft")
     refused(lambda: mlxspec.load("demo", "off"), "takes 1 value by position")
     refused(lambda: mlxspec.load(5), "No model was named")
-    refused(lambda: Engine(), "needs model")  # type: ignore[call-arg]
+    refused(lambda: mlxspec.load("demo", draft="of"), "did you mean off?")
+    refused(lambda: mlxspec.load("demo", draft="qqqq"), "auto, off")
+    refused(lambda: Engine(), "Engine needs model")  # type: ignore[call-arg]
+    refused(lambda: Engine(5), "mlxspec.load")  # type: ignore[arg-type]
     refused(lambda: mlxspec.AsyncEngine("demo", 5), "by position")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 import mlx.core as mx
@@ -18,7 +17,7 @@ from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
-from mlxspec.option import by_name, of_kind
+from mlxspec.option import by_name, near, of_kind
 
 _HONOURED = frozenset(
     "sampler logits_processors prompt_cache num_draft_tokens prefill_step_size kv_bits prompt_progress_callback "
@@ -293,10 +292,8 @@ def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: 
         if options.get("kv_bits") is not None and name in _ONE_VALUE and value != _ONE_VALUE[name]:
             raise ConfigError(f"{name} must be {_ONE_VALUE[name]} with mlxspec, not {value!r}.")
         if name not in _HONOURED and name not in _ONE_VALUE and name not in _REFUSED:
-            near = get_close_matches(name, (*_HONOURED, *_ONE_VALUE, "max_tokens", "verbose"), 1)
-            raise ConfigError(
-                f"{called} has no argument {name!r}" + (f"; did you mean {near[0]}?" if near else ".")
-            )
+            meant = near(name, (*_HONOURED, *_ONE_VALUE, "max_tokens", "verbose"))
+            raise ConfigError(f"{called} has no argument {name!r}" + (f"; {meant}" if meant else "."))
 
 
 def _prepare(model: LoadedModel, engine: Engine, options: Mapping[str, Any]) -> None:
