@@ -195,7 +195,8 @@ def near(word: str, known: Iterable[str]) -> str:
     by_plain = {k.lower().replace("_", "-"): k for k in known}
     plain = word.lower().replace("_", "-")
     found = [k for k in by_plain if plain == k or (len(plain.strip("-")) > 1 and k.startswith(plain))]
-    found = found or get_close_matches(plain, by_plain, 1, 0.65)
+    alike = [k for k in by_plain if k.strip("-")[:1] == plain.strip("-")[:1]]  # few mistake the first letter
+    found = found or get_close_matches(plain, alike, 1, 0.65) or get_close_matches(plain, by_plain, 1, 0.8)
     return f"did you mean {' or '.join(by_plain[k] for k in found[:3])}?" if found else ""
 
 

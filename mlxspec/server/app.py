@@ -349,7 +349,7 @@ class Server:
     async def _model(self, asked: Asked, reply: Reply) -> None:
         name = asked.request.path_params["name"]
         if name not in self.models.listed:
-            raise ApiError(f"There is no model {name[:100]!r} here.", status=404, code="model_not_found")
+            raise self.models.unknown(name)
         await reply.json(self._described(name, asked))
 
     def _described(self, name: str, asked: Asked) -> dict[str, Any]:
@@ -383,7 +383,9 @@ class Server:
     async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
         given = {"model": asked.body.get("model") or asked.body.get("name")}
         wanted = ollama_name(given, self.models.listed)
-        name = wanted if wanted in self.models.listed else self.models.resolve(wanted)
+        name = wanted or self.models.names[0]
+        if name not in self.models.listed:
+            raise self.models.unknown(name)
         facts = self.models.facts(name)
         length = {"mlxspec.context_length": facts["n_ctx"]} if facts else {}
         await reply.json(
@@ -484,11 +486,12 @@ _TOLD: dict[str, Callable[[Body, Engine], Body]] = {  # what is told of a body b
 }
 
 
-_ELSEWHERE = {  # routes of Ollama's that change what is on the disk
+_ELSEWHERE = {  # routes of Ollama's that are not here
     **dict.fromkeys(
         ("/api/create", "/api/copy", "/api/push"),
-        "Models are fetched by `mlxspec pull` at a terminal.",
+        "Models are fetched by `mlxspec pull`, and made by `mlxspec convert`, at a terminal.",
     ),
+    "/api/embeddings": "Ask /api/embed, which came after it.",
     "/api/delete": "Models are removed by `mlxspec rm` at a terminal.",
 }
 
@@ -513,15 +516,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """No such route, or not with this method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     base = request.base_url
+    headers = getattr(error, "headers", None) or {}
+    methods = " or ".join(sorted(headers.get("Allow", "").split(", ")))
     nowhere = (
-        f"There is no such route here; the base URL is {base}v1, and {base}openapi.json lists the routes."
+        f"There is no such route here; the base URL is {base}v1 for clients of OpenAI and {base} for others, and {base}openapi.json "
+        "lists the routes."
     )
-    message = {
-        404: _ELSEWHERE.get(request.url.path, nowhere),
-        405: "This route takes another method.",
-    }
+    message = {404: _ELSEWHERE.get(request.url.path, nowhere), 405: f"This route takes {methods} alone."}
     found = ApiError(message.get(status, "That is not possible."), status=status, kind=INVALID)
     log.request(request.scope, status, 0.0, str(found))
     response = error_response(found, request.url.path)
-    response.headers.update(getattr(error, "headers", None) or {})
+    response.headers.update(headers)
     return response

@@ -162,7 +162,7 @@ class Models:
             name = self.resolve(asked)
             return name, name
         if asked not in there and asked is not None and len(there) > 1:
-            raise self._unknown(asked)
+            raise self.unknown(asked)
         return (there[0] if asked is None or asked not in there else asked), self._name or self.names[0]
 
     @property
@@ -186,9 +186,10 @@ class Models:
             return asked
         if asked is None or self._takes_any_name:
             return self.names[0]
-        raise self._unknown(asked)
+        raise self.unknown(asked)
 
-    def _unknown(self, asked: str) -> ApiError:
+    def unknown(self, asked: str) -> ApiError:
+        """The error for a name that no model has."""
         said = f"There is no model {asked[:100]!r} here; there are: {', '.join(self.listed)}."
         return ApiError(said, status=404, param="model", code="model_not_found")
 

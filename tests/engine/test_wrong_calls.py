@@ -48,7 +48,9 @@ def test_fields_that_are_none(config: Any) -> None:
         lambda: config(**{f"{first}x": 1}), f"{config.__name__} has no argument", f"did you mean {first}?"
     )
     refused(lambda: config(qqqq=1), "there are: ")
-    refused(lambda: config(1), f"takes no values by position; name them, as in {config.__name__}({first}=...)")
+    refused(
+        lambda: config(1), f"takes no values by position; name them, as in {config.__name__}({first}=...)"
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS)

@@ -167,7 +167,7 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "x": 1}, "odd": 1}},
         "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "odd": 1}]}, {**USER, "odd": None}],
     }  # fmt: skip
-    found = set(review(ChatCompletionRequest, body))
+    found = {said.partition(" ")[0] for said in review(ChatCompletionRequest, body)}
     assert found == {
         "tools[0].function.odd",
         "tools[0].odd",

@@ -120,6 +120,20 @@ def test_bad_input_is_one_sentence_in_the_apis_form(thinker: Served) -> None:
     assert isinstance(thinker.post("/api/copy", {})[1]["error"], str)
 
 
+def test_what_is_not_here_is_said(thinker: Served) -> None:
+    status, said = thinker.post("/api/show", {"model": "llama3"})
+    assert status == 404
+    assert said["error"] == "There is no model 'llama3' here; there are: demo."
+    assert thinker.post("/api/show", {"model": "demo:latest"})[0] == 200
+    assert "/api/embed" in thinker.post("/api/embeddings", {})[1]["error"]
+    assert thinker.post("/api/tags", {}) == (405, {"error": "This route takes GET or HEAD alone."})
+    base = f"http://127.0.0.1:{thinker.port}/"
+    assert (
+        f"{base}v1 for clients of OpenAI and {base} for others"
+        in thinker.post("/api/nothing", {})[1]["error"]
+    )
+
+
 def test_models_tell_their_context_and_abilities(thinker: Served) -> None:
     status, _, data = thinker.ask("GET", "/v1/models")
     (model,) = json.loads(data)["data"]
@@ -133,11 +147,15 @@ def test_models_tell_their_context_and_abilities(thinker: Served) -> None:
     assert listed["name"] == listed["model"] == "demo"
 
 
-def test_a_body_without_a_type_is_taken_from_programs_only(thinker: Served) -> None:
+def test_a_body_without_its_type_is_taken_from_programs_only(thinker: Served) -> None:
     body = json.dumps({"messages": MESSAGES, "stream": False, "options": {"num_predict": 1}}).encode()
-    untyped = {"Content-Type": None}
+    untyped, form = {"Content-Type": None}, {"Content-Type": "application/x-www-form-urlencoded"}  # curl's
     for path, headers, wanted in (
         ("/api/chat", untyped, 200),
+        ("/api/chat", form, 200),
+        ("/api/chat", {**form, "Origin": "http://localhost:3000"}, 415),
+        ("/v1/chat/completions", form, 415),
+        ("/v1/nowhere", form, 404),
         ("/api/chat", {**untyped, "Origin": "http://localhost:3000"}, 415),
         ("/api/chat", {**untyped, "Origin": "http://evil.example"}, 403),
         ("/api/chat", {"Content-Type": "text/plain"}, 415),

@@ -256,6 +256,14 @@ def test_models(client: Any, demo: Served) -> None:
 def test_unknown_fields_are_named(client: Any) -> None:
     answer = ask(client, max_tokens=1, user="me", extra_body={"tea": 2, "stream_options": None})
     assert answer.mlxspec["notices"] == ["tea is no field of this request and was ignored"]
+    answer = ask(client, max_tokens=1, extra_body={"n_mx": 2})
+    assert answer.mlxspec["notices"] == [
+        "n_mx is no field of this request and was ignored; did you mean n_max?"
+    ]
+    with pytest.raises(
+        openai.BadRequestError, match="prompt is missing, and prmpt is no field of this request"
+    ):
+        client.completions.create(model="demo", prompt=openai.omit, extra_body={"prmpt": "x"})
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"b": 1}}, "colour": 1}}]
     answer = ask(client, max_tokens=1, tools=tools)
     assert answer.mlxspec["notices"] == [

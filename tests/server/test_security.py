@@ -19,9 +19,9 @@ from planting import catches
 from mlxspec.errors import ConfigError
 from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.completions_api import CompletionRequest, DetokenizeRequest, TokenizeRequest
-from mlxspec.server.http.limits import ServerLimits
+from mlxspec.server.errors import ApiError
 from mlxspec.server.http.run import web_config
-from mlxspec.server.http.security import Guard, host_name, is_own
+from mlxspec.server.http.security import Guard, check_content, host_name, is_own
 from mlxspec.server.settings import ServerConfig
 from tests.server.published_fields import honoured
 from tests.server.serving import LONG, Served
@@ -182,9 +182,13 @@ def answered(guard: Guard, path: str, headers: dict[str, str], method: str = "GE
     [("0", 200), ("100", 200), ("101", 413), ("9" * 20, 413), ("-1", 413), ("1e2", 413), ("", 413)],
 )
 def test_a_body_may_be_announced_up_to_the_limit(length: str, status: int) -> None:
-    guard = Guard(_nothing, ServerConfig(limits=ServerLimits(max_body=100)))
-    headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": length}
-    assert answered(guard, "/v1/completions", headers, "POST") == status
+    headers = {"content-type": "application/json", "content-length": length}
+    try:
+        check_content(headers, 100, "/v1/completions")
+        found = 200
+    except ApiError as error:
+        found = error.status
+    assert found == status
 
 
 @catches(

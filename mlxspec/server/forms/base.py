@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.option import Option, options, span
+from mlxspec.option import Option, near, options, span
 from mlxspec.server.errors import BadField
 
 T = TypeVar("T")
@@ -216,19 +216,24 @@ TokenIds = Annotated[Many[TokenId], Field(max_length=10_000)]
 
 
 def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
-    """Check a body. Returns the paths of fields that are ignored. Raises BadField for the first thing that is wrong or cannot be
+    """Check a body. Returns sentences on fields that are ignored. Raises BadField for the first thing that is wrong or cannot be
     honoured."""
     try:
         checked = form.model_validate(body)
     except ValidationError as error:
-        raise _bad_field(error, body) from None
+        raise _bad_field(error, body, form) from None
     ignored = []
     for owner, path, name, value in unknown(checked):
         if name in owner.refused:
             _refuse(path, value, owner.refused[name])
         elif name not in owner.harmless:
-            ignored.append(path)
+            meant = near(name, _names(owner))
+            ignored.append(f"{path} is no field of this request and was ignored{meant and '; '}{meant}")
     return ignored
+
+
+def _names(form: type[Fields]) -> list[str]:
+    return [field.alias or name for name, field in form.model_fields.items()]
 
 
 @dataclass(frozen=True)
@@ -327,7 +332,7 @@ _RULES = {
 }
 
 
-def _bad_field(error: ValidationError, body: Mapping[str, Any]) -> BadField:
+def _bad_field(error: ValidationError, body: Mapping[str, Any], form: type[Fields]) -> BadField:
     """The first thing that is wrong. Of several types that a value may have, its own says what is; without one, all are named."""
     errors = [(_path(e, body), e) for e in error.errors(include_url=False)]
     path, found = errors[0]
@@ -345,6 +350,9 @@ def _bad_field(error: ValidationError, body: Mapping[str, Any]) -> BadField:
         return BadField(path, f"{path or 'The body'} must not have {name!r}.")
     if kind.startswith("union_tag"):
         path += ".type"
+    strange = set(body) - {*_names(form), *form.refused, *form.harmless}
+    if kind == "missing" and len(found["loc"]) == 1 and strange:
+        return BadField(path, f"{path} is missing, and {min(strange)[:60]} is no field of this request.")
     chosen = re.findall("'([^']*)'", known.get("expected_tags") or known.get("expected") or "")
     rule = _RULES.get(kind, found["msg"]).format(
         **known,

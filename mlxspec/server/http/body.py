@@ -67,7 +67,7 @@ def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
     compiled = (v for name, v in fields.items() if name in _COMPILED or name.startswith("guided_"))
     return Checked(
         fields=fields,
-        notices=(*notices, *(f"{path} is no field of this request and was ignored" for path in ignored)),
+        notices=(*notices, *ignored),
         is_slow=len(raw) > LARGE or has_images or any(len(str(value)) > _QUICK for value in compiled),
     )
 

@@ -25,7 +25,7 @@ from mlxspec.server.http import log
 from mlxspec.server.http.body import checked, read
 from mlxspec.server.http.fairness import LARGE, Gate, Lanes, client_of
 from mlxspec.server.http.limits import ServerLimits
-from mlxspec.server.http.security import Receive, Scope, Send, error_response
+from mlxspec.server.http.security import Receive, Scope, Send, check_content, error_response
 from mlxspec.server.metrics import Metrics
 
 _TOLD_SECONDS = 0.1  # in which a client that reads takes what it is told at the end
@@ -110,6 +110,7 @@ class Endpoint:
         said, client = "", client_of(scope)
         try:
             if self._form is not None:
+                check_content(request.headers, self._limits.max_body, scope["path"])
                 with self._gate.body() as take:
                     raw = await read(request, self._limits, take)
                     with self._gate.passed(client):

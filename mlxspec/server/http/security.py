@@ -1,4 +1,4 @@
-"""Checks Host, Origin, key and content type before anything of a request is read.
+"""Checks Host, Origin and key before a route is looked for, and the content type before a body is read.
 
 Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
 foreign Origin is a page that should not call, Sec-Fetch-Site tells an image or a script of such a page, which has no Origin, and a body
@@ -37,6 +37,7 @@ _OPEN = frozenset({"/health", "/v1/health", ""})
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _HEADERS = "authorization, content-type, x-api-key"  # where a preflight does not say which it wants
 _EXPOSED = "x-request-id, retry-after"  # headers of answers that a page may read
+_CURLS_OWN = "application/x-www-form-urlencoded"  # what curl -d says of any body
 _PREFLIGHT_SECONDS = 600  # that a browser may remember an answer to a preflight
 # schemes of programs on this machine; no page of the web can be an origin of such a scheme
 _APPS = ("app", "tauri", "vscode-webview", "vscode-file")
@@ -91,8 +92,6 @@ class Guard:
             if not is_open(scope["path"]):
                 self._check_key(headers)
                 note_key(scope)
-            if scope["method"] == "POST":
-                _check_content(headers, self._config.limits.max_body, scope["path"])
         except ApiError as error:
             log.request(scope, error.status, 0.0, str(error))
             await error_response(error, scope["path"])(scope, receive, with_headers)
@@ -185,13 +184,17 @@ def host_name(host: str) -> str | None:
     return name.lower() if valid and name else None
 
 
-def _check_content(headers: Mapping[str, str], most: int, path: str) -> None:
+def check_content(headers: Mapping[str, str], most: int, path: str) -> None:
+    """Raise ApiError for a body that is no plain JSON by its headers (415), or too large (413)."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    # clients of Ollama's API leave the type out, and no browser sends a POST of another page without an Origin
-    is_unnamed = not kind and path.startswith("/api/") and "origin" not in headers
+    # programs for Ollama's API leave the type out, or let curl say that it is a form; no browser sends a POST of another page without an
+    # Origin
+    is_unnamed = kind in ("", _CURLS_OWN) and path.startswith("/api/") and "origin" not in headers
     if kind != "application/json" and not is_unnamed:
         raise ApiError(
-            "A request's body must be JSON: send it as application/json.", status=415, code="content_type"
+            "A request's body must be JSON: send it with the header Content-Type: application/json.",
+            status=415,
+            code="content_type",
         )
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError("A request's body must not be compressed.", status=415, code="content_encoding")
