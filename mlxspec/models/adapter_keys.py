@@ -64,10 +64,9 @@ def check_keys(config: Mapping[str, Any], *, of_mlx_lm: bool) -> None:
     kind = config.get("peft_type")
     if not of_mlx_lm and kind not in (None, "LORA"):
         raise ModelError(f"peft_type is {printable(kind)}, and only LORA is supported.")
-    get = Values(config, CONFIG_FILE)
+    get = Values(config, keys, CONFIG_FILE)
     get.skip(*read)
-    keys.check(get)
-    unknown = keys.unread(get)
+    unknown = list(get.unread())
     inner = config.get("lora_parameters")
     if of_mlx_lm and isinstance(inner, Mapping):
         unknown += sorted(inner.keys() - _LORA_PARAMETERS)

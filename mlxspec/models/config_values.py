@@ -1,10 +1,12 @@
-"""Values out of a config.json, judged as they are read. Knows bounds; knows no architecture."""
+"""Values out of a config.json, judged as they are read. A config class of ours is the table of what is read: each of its fields names its
+key, its kind and its default (`size`, `number`, `flag`), and `read` fills them. Knows bounds; knows no architecture.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
 
 from mlxspec.errors import ModelError
 
@@ -39,20 +41,13 @@ AROUND = frozenset({"quantization", "quantization_config", "vision_config", "aud
 @dataclass(frozen=True, kw_only=True)
 class Keys:
     """What is known of an object's keys beside those that are read. idle: they change nothing about text. only: the values that are
-    supported, beside null and absence."""
+    supported, beside null and absence; what others would change is not implemented."""
 
     idle: frozenset[str] = frozenset()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def check(self, get: Values) -> None:
-        """Raises ModelError on a value that would change the model in a way that is not implemented."""
-        for key, allowed in self.only.items():
-            get.only(key, *allowed)
-
-    def unread(self, get: Values) -> list[str]:
-        """Keys that say something and that nobody has read: not those that say no, nothing or empty."""
-        known = self.idle | get.asked
-        return sorted(k for k, v in get.raw.items() if k not in known and v not in (None, False, "", [], {}))
+    def __or__(self, other: Keys) -> Keys:
+        return Keys(idle=self.idle | other.idle, only={**other.only, **self.only})
 
 
 def short(value: Any) -> str:
@@ -73,12 +68,17 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 class Values:
     """Bounded numbers, flags and choices of a JSON object. Every method raises ModelError naming the key; null is the same as absent.
-    asked: the keys that have been read."""
+    asked: the keys that have been read. parts: objects in it that are read key by key as well."""
 
-    def __init__(self, values: Mapping[str, Any], file: str = "config.json") -> None:
-        """file: whose values they are, for sentences."""
-        self.raw, self.file = values, file
+    def __init__(
+        self, values: Mapping[str, Any], keys: Keys | None = None, file: str = "config.json"
+    ) -> None:
+        """file: whose values they are, for sentences. Raises ModelError where a key has a value that is not supported."""
+        self.raw, self.keys, self.file = values, keys or Keys(), file
         self.asked: set[str] = set()
+        self.parts: list[Values] = []
+        for key, allowed in self.keys.only.items():
+            self.only(key, *allowed)
 
     def value(self, key: str, default: Any = None) -> Any:
         """A value as it stands."""
@@ -94,6 +94,11 @@ class Values:
         """The object under a key, empty where there is none."""
         self.asked.add(key)
         return mapping(self.raw, key)
+
+    def part(self, key: str, keys: Keys) -> Values:
+        """The object under a key, to be read key by key."""
+        self.parts.append(Values(self.object(key), keys, self.file))
+        return self.parts[-1]
 
     def size(self, key: str, default: int | None = None) -> int:
         """An integer from 1 (0 where the default is 0) to what is plausible."""
@@ -127,3 +132,66 @@ class Values:
             value is a or (value == a and type(value) is type(a)) for a in allowed
         ):
             raise ModelError(f"{self.file}: {key} {short(value)} is not supported.")
+
+    def unread(self) -> tuple[str, ...]:
+        """Keys that say something and that nobody has read, here and in parts: not those that say no, nothing or empty."""
+        known = self.keys.idle | self.asked
+        own = {k for k, v in self.raw.items() if k not in known and v not in (None, False, "", [], {})}
+        return tuple(sorted(own.union(*(part.unread() for part in self.parts))))
+
+
+def text_part(config: Mapping[str, Any], keys: Keys, around: Keys) -> tuple[Values, Values]:
+    """A config.json, and the text model's part of it: the same where it is of a text model alone. keys: of that part."""
+    if not mapping(config, "text_config"):
+        both = Values(config, keys | around)
+        return both, both
+    outer = Values(config, around)
+    return outer, outer.part("text_config", keys)
+
+
+def layer_kinds(get: Values, kind: str, interval: int = 1) -> tuple[bool, ...]:
+    """Which layers are of a kind, others being of full attention: by layer_types, else all but every `interval`-th. Raises ModelError."""
+    num_layers, named = get.size("num_hidden_layers"), get.value("layer_types")
+    if named is None:
+        return tuple((i + 1) % interval != 0 for i in range(num_layers))
+    known = {kind: True, "full_attention": False}
+    is_list = isinstance(named, list) and all(isinstance(k, str) and k in known for k in named)
+    if not is_list or len(named) != num_layers:
+        raise ModelError(f"config.json: layer_types must name {' or '.join(known)} once a layer.")
+    return tuple(known[k] for k in named)
+
+
+# --- fields of config classes
+
+
+def size(key: str | None = None, default: int | None = None) -> Any:
+    """A field that `read` fills by `Values.size`. key: in config.json, None for the field's name. default: where neither config.json nor
+    a caller has it; None: one of them must."""
+    return _field("size", key, default)
+
+
+def number(key: str, default: float | None = None) -> Any:
+    """As `size`, by `Values.number`."""
+    return _field("number", key, default)
+
+
+def flag(key: str | None = None, default: bool = False) -> Any:
+    """As `size`, by `Values.flag`."""
+    return _field("flag", key, default)
+
+
+def _field(kind: str, key: str | None, default: Any) -> Any:
+    return field(default=MISSING if default is None else default, metadata={"read": (kind, key, default)})
+
+
+Config = TypeVar("Config")
+
+
+def read(kind: type[Config], get: Values, whole: Values | None = None, **given: Any) -> Config:
+    """A config class of this kind, of an object and what is `given` by field. whole: where keys that nobody has read are looked for, which
+    the field `unread` names. Raises ModelError naming the first key that is missing or out of range."""
+    names = {f.name: f.metadata["read"] for f in fields(kind) if "read" in f.metadata and f.name not in given}  # type: ignore[arg-type]
+    found = {name: getattr(get, how)(key or name, default) for name, (how, key, default) in names.items()}
+    if whole is not None:
+        given["unread"] = whole.unread()
+    return kind(**found, **given)

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, layer_kinds, mapping, short
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
-from mlxspec.models.rotary_scaling import unread as unread_of_rope
 from mlxspec.models.text_model import TextModel
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
@@ -91,14 +90,11 @@ class DFlashConfig:
         """names: of the checkpoint's tensors. Raises ModelError naming the first key that is missing, out of range or not supported."""
         config = _in_one_layout(config)
         inner = mapping(config, "dflash_config")
-        get = Values({**config, **{k: v for k, v in inner.items() if v is not None}})
-        OWN_KEYS.check(get)
+        get = Values({**config, **{k: v for k, v in inner.items() if v is not None}}, OWN_KEYS)
         kind = kind_of(names)
-        rope = merged(get)
         has_vocabulary = "d2t" in names or get.size("draft_vocab_size", get.size("vocab_size")) != get.size(
             "vocab_size"
         )
-        max_context = get.size("max_position_embeddings", 262144)
         starts_at_anchor = _starts_at_anchor(get, kind)
         if get.size("target_hidden_size", get.size("hidden_size")) != get.size("hidden_size"):
             raise ModelError(
@@ -106,7 +102,7 @@ class DFlashConfig:
             )
         made = cls(
             kind=kind,
-            text=plain_layers(get, rope, max_context, get.size("intermediate_size")),
+            text=plain_layers(get, merged(get)),
             windows=(windows := _windows(get)),
             causal=_causal(get, windows),
             layer_ids=_layer_ids(get),
@@ -127,8 +123,8 @@ class DFlashConfig:
         )
         made._check()
         get.skip(*_OF_KINDS)
-        unread = [f"dflash_config.{key}" if key in inner else key for key in OWN_KEYS.unread(get)]
-        return replace(made, unread=tuple(sorted({*unread, *unread_of_rope(rope)})))
+        unread = (f"dflash_config.{key}" if key in inner else key for key in get.unread())
+        return replace(made, unread=tuple(sorted(unread)))
 
     def _check(self) -> None:
         if not 1 <= self.num_drafts <= MOST_DRAFTS:
@@ -257,16 +253,9 @@ def _causal(get: Values, windows: Sequence[int | None]) -> tuple[bool, ...]:
 
 
 def _windows(get: Values) -> tuple[int | None, ...]:
-    num_layers, kinds = get.size("num_hidden_layers"), get.value("layer_types")
+    has_window = layer_kinds(get, "sliding_attention")
     get.skip("sliding_window")
-    if kinds is None:
-        return (None,) * num_layers
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(k not in known for k in kinds):
-        raise ModelError(
-            "config.json: layer_types must name full_attention or sliding_attention once a layer."
-        )
-    window = get.size("sliding_window") if "sliding_attention" in kinds else None
+    window = get.size("sliding_window") if any(has_window) else None
     if window is not None and window < 2:
         raise ModelError("config.json: sliding_window must be at least 2.")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if windowed else None for windowed in has_window)

@@ -28,7 +28,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
 from mlxspec.models.cell_head import CellHead
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
 from mlxspec.models.draft_vocabulary import target_ids
 from mlxspec.models.layers import (
     FusedLinear,
@@ -41,7 +41,6 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35Attention
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
-from mlxspec.models.rotary_scaling import unread as unread_of_rope
 from mlxspec.models.text_model import TextModel
 
 _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
@@ -105,28 +104,27 @@ class Eagle3Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
-        own = Values(config)
-        nested, layer = Values(own.object("eagle_config")), own.object("transformer_layer_config")
-        get = Values(layer) if layer else own
-        LAYER_KEYS.check(get)
+        has_layer = bool(mapping(config, "transformer_layer_config"))
+        own = Values(config, OWN_KEYS if has_layer else OWN_KEYS | LAYER_KEYS)
+        nested = own.part("eagle_config", NESTED_KEYS)
+        get = own.part("transformer_layer_config", LAYER_KEYS) if has_layer else own
         if get.size("num_hidden_layers", 1) != 1:
             raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
-        rope = merged(get)
+        rope, num_heads = merged(get), get.size("num_attention_heads")
         text = plain_layers(
             get,
             rope,
-            get.size("max_position_embeddings", 2048),
-            get.size("intermediate_size"),
             num_layers=1,
-            head_dim=get.size("hidden_size") // get.size("num_attention_heads"),
-            num_kv_heads=get.size("num_attention_heads"),
-            rope_theta=10000.0,
+            head_dim=get.size("head_dim", get.size("hidden_size") // num_heads),
+            num_kv_heads=get.size("num_key_value_heads", num_heads),
+            rope_theta=rope.number("rope_theta", 10000.0),
+            max_context=get.size("max_position_embeddings", 2048),
         )
 
         def flag(key: str) -> bool:
             return own.flag(key, nested.flag(key))
 
-        made = cls(
+        return cls(
             text=replace(text, rope_dims=int(text.head_dim * rope.number("partial_rotary_factor", 1.0))),
             draft_vocab=own.size("draft_vocab_size", text.vocab_size),
             target_size=own.size("target_hidden_size", text.hidden_size),
@@ -135,11 +133,8 @@ class Eagle3Config:
             norm_before_fc=flag("norm_before_fc"),
             fc_norm=flag("fc_norm"),
             norm_output=flag("norm_output"),
+            unread=own.unread(),
         )
-        keys = OWN_KEYS if layer else Keys(idle=OWN_KEYS.idle | LAYER_KEYS.idle)
-        unread = [*keys.unread(own), *NESTED_KEYS.unread(nested), *unread_of_rope(rope)]
-        unread += LAYER_KEYS.unread(get) if layer else []
-        return replace(made, unread=tuple(sorted(set(unread))))
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
         """Of this target. Without a list they are those that were taken when the drafters were first published: behind the second layer,

@@ -26,8 +26,7 @@ from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma4_config import gemma4_config
-from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig
+from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, gemma4_config
 from mlxspec.models.layers import FusedLinear, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.seams import attending_by_row

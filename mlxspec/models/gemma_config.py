@@ -1,22 +1,34 @@
-"""Shape of a Gemma text model of either generation, layer by layer, as the model code wants it.
+"""Shape of a Gemma text model of either generation, layer by layer, read from config.json and checked.
 
-What config.json says in its various dialects is read by gemma3_config.py and gemma4_config.py; this file knows only what results, and
-which shapes make no sense.
+Knows the dialects of the config and the defaults that published ones leave out; knows no weights. Gemma 3: rope_parameters by kind of
+layer, or rope_theta, rope_local_base_freq and rope_scaling; layer_types, or sliding_window_pattern. Gemma 4: global_head_dim and
+num_global_key_value_heads as on the hub, or per_layer_config as transformers saves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values, mapping, short
-from mlxspec.models.rotary_scaling import UNSCALED, Scaling, kind_of
-from mlxspec.models.rotary_scaling import unread as unread_of_rope
+from mlxspec.models.config_values import (
+    AROUND,
+    EVERYWHERE,
+    WIDEST,
+    Keys,
+    Values,
+    layer_kinds,
+    mapping,
+    number,
+    read,
+    short,
+    size,
+    text_part,
+)
+from mlxspec.models.rotary_scaling import LAYER_KINDS, UNSCALED, Scaling, kind_of, merged
 
-_KINDS = ("sliding_attention", "full_attention")
-TEXT_ONLY: Mapping[str, tuple[Any, ...]] = {
+_ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "attn_logit_softcapping": (),
     "hidden_act": ("gelu_pytorch_tanh",),
@@ -35,6 +47,23 @@ OUTER_KEYS = Keys(
         """.split()
     ),
 )
+KEYS_OF_3 = Keys(
+    idle=EVERYWHERE,
+    only={**_ONLY, "final_logit_softcapping": (), "use_bidirectional_attention": (False, True)},
+)
+KEYS_OF_4 = Keys(
+    idle=EVERYWHERE,
+    only={
+        **_ONLY,
+        "rope_local_base_freq": (),
+        "rope_scaling": (),
+        "rope_theta": (),
+        "use_bidirectional_attention": ("vision",),  # text is causal then
+    },
+)
+_WINDOWED, _FULL = LAYER_KINDS
+_OF_A_LAYER = frozenset({"head_dim", "num_key_value_heads"})
+_FULL_ROTARY = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +127,13 @@ class GemmaConfig:
     """
 
     vocab_size: int
-    hidden_size: int
+    hidden_size: int = size()
     layers: tuple[LayerShape, ...]
-    num_heads: int
+    num_heads: int = size("num_attention_heads", 8)
     scale: float
     embed_scale: float
-    rms_eps: float
-    max_context: int
+    rms_eps: float = number("rms_norm_eps", 1e-6)
+    max_context: int = size("max_position_embeddings", 131072)
     tied: bool
     reads_both_ways: bool = False
     generation: Literal[3, 4] = 3
@@ -149,51 +178,128 @@ class GemmaConfig:
             )
 
 
-def parts(config: Mapping[str, Any]) -> tuple[Values, Values]:
-    """A config.json, and the text model's part of it: the same where it is of a text model alone."""
-    outer = Values(config)
-    text = outer.object("text_config")
-    return outer, Values(text) if text else outer
+def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
+    """Raises ModelError naming the first key that is missing, out of range or not supported."""
+    outer, get = text_part(config, KEYS_OF_3, OUTER_KEYS)
+    pattern = get.size("sliding_window_pattern", get.size("_sliding_window_pattern", 6))
+    head_dim, max_context = get.size("head_dim", 256), get.size("max_position_embeddings", 131072)
+    full = RotaryShape.of(head_dim, merged(get, _FULL), 1e6, max_context)
+    windowed = RotaryShape.of(
+        head_dim, merged(get, _WINDOWED, theta="rope_local_base_freq"), 1e4, max_context
+    )
+    both_ways, window = get.value("use_bidirectional_attention") is True, get.size("sliding_window", 4096)
+    if both_ways:
+        window = window // 2 + 1  # the config counts both sides
+    layer = LayerShape(
+        window=None,
+        head_dim=head_dim,
+        num_kv_heads=get.size("num_key_value_heads", 4),
+        rotary=full,
+        intermediate_size=get.size("intermediate_size"),
+    )
+    near = replace(layer, window=window, rotary=windowed)
+    return read(
+        GemmaConfig,
+        get,
+        outer,
+        vocab_size=get.size("vocab_size", outer.size("vocab_size", 262208)),
+        layers=tuple(near if is_windowed else layer for is_windowed in layer_kinds(get, _WINDOWED, pattern)),
+        scale=get.number("query_pre_attn_scalar", 256) ** -0.5,
+        embed_scale=_to_bfloat16(get.size("hidden_size") ** 0.5),
+        tied=_tied(outer, get),
+        reads_both_ways=both_ways,
+    )
 
 
-def tied(outer: Values, text: Values) -> bool:
+def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False, own: Keys = OUTER_KEYS) -> GemmaConfig:
+    """Raises ModelError naming the first key that is missing, out of range or not supported.
+
+    `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves. own: keys that are
+    read elsewhere, or idle, around the text model's part.
+    """
+    outer, get = text_part(config, KEYS_OF_4, own)
+    has_experts, softcap = get.flag("enable_moe_block"), get.value("final_logit_softcapping")
+    get.skip("num_experts", "top_k_experts", "moe_intermediate_size", "vocab_size_per_layer_input")
+    has_inputs = bool(get.raw.get("hidden_size_per_layer_input", 256))
+    return read(
+        GemmaConfig,
+        get,
+        outer,
+        vocab_size=get.size("vocab_size", outer.size("vocab_size", 262144)),
+        layers=_layers_of_4(get, borrows),
+        scale=1.0,
+        embed_scale=get.size("hidden_size") ** 0.5,
+        tied=_tied(outer, get),
+        generation=4,
+        softcap=None if softcap is None else get.number("final_logit_softcapping"),
+        per_layer_size=get.size("hidden_size_per_layer_input", 256) if has_inputs else 0,
+        per_layer_vocab=get.size("vocab_size_per_layer_input", 262144) if has_inputs else 0,
+        num_experts=get.size("num_experts") if has_experts else 0,
+        num_experts_per_token=get.size("top_k_experts") if has_experts else 0,
+        expert_size=get.size("moe_intermediate_size") if has_experts else 0,
+    )
+
+
+def _tied(outer: Values, text: Values) -> bool:
     """Gemma's head is its embedding unless a config says otherwise."""
     return outer.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True))
 
 
-def windowed_layers(get: Values, pattern: int) -> tuple[bool, ...]:
-    """Which layers have a window: by layer_types, else all but every `pattern`-th."""
-    num_layers, kinds = get.size("num_hidden_layers"), get.value("layer_types")
-    if kinds is None:
-        return tuple((i + 1) % pattern != 0 for i in range(num_layers))
-    known = {"sliding_attention": True, "full_attention": False}
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or not all(isinstance(k, str) and k in known for k in kinds)
-    ):
-        raise ModelError(
-            "config.json: layer_types must name sliding_attention or full_attention once a layer."
+def _layers_of_4(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
+    kinds = list(layer_kinds(get, _WINDOWED, get.size("sliding_window_pattern", 6)))
+    kinds[-1] = False  # the last layer always sees everything
+    num_shared = get.size("num_kv_shared_layers", 0)
+    sources = list(range(len(kinds))) if borrows else _sources(kinds, num_shared)
+    theirs = get.object("per_layer_config")
+    # then it says all; empty where full layers are like the others
+    by_layer = get.value("per_layer_config") is not None
+    other = sorted({key for i in theirs for key in mapping(theirs, i).keys() - _OF_A_LAYER})
+    if other:
+        raise ModelError(f"config.json: {short(other[0])} in per_layer_config is not supported.")
+    ropes = merged(get, _FULL, default=_FULL_ROTARY), merged(get, _WINDOWED)
+    max_context = get.size("max_position_embeddings", 131072)
+    window, inner_size = get.size("sliding_window", 512), get.size("intermediate_size")
+    same = get.flag("attention_k_eq_v")
+    wide = 2 if get.flag("use_double_wide_mlp") else 1
+    head_dim, num_kv_heads = get.size("head_dim", 256), get.size("num_key_value_heads", 4)
+    full_head_dim, full_kv_heads = (
+        get.size("global_head_dim", 512),
+        get.size("num_global_key_value_heads", num_kv_heads),
+    )
+    layers = []
+    for i, is_windowed in enumerate(kinds):
+        own, is_own = Values(mapping(theirs, str(i))), is_windowed or by_layer
+        dim = own.size("head_dim", head_dim if is_own else full_head_dim)
+        heads = num_kv_heads if is_own or not same else full_kv_heads
+        layers.append(
+            LayerShape(
+                window=window if is_windowed else None,
+                head_dim=dim,
+                num_kv_heads=own.size("num_key_value_heads", heads),
+                rotary=RotaryShape.of(dim, ropes[is_windowed], 1e4 if is_windowed else 1e6, max_context),
+                intermediate_size=inner_size if sources[i] is None else wide * inner_size,
+                keys_are_values=same and not is_windowed,
+                source=sources[i],
+            )
         )
-    return tuple(known[k] for k in kinds)
+    return tuple(layers)
 
 
-def rotary_descriptions(get: Values) -> tuple[Values, Values] | None:
-    """(of windowed layers, of full ones) where a config has `rope_parameters` by kind of layer. Raises ModelError where it has others."""
-    rope = get.object("rope_parameters")
-    if not rope:
-        return None
-    if rope.keys() - set(_KINDS):
+def _sources(kinds: list[bool], num_shared: int) -> list[int | None]:
+    """For each layer the one whose keys and values it reads: the last of its kind before those that have none of their own."""
+    first = len(kinds) - num_shared
+    if num_shared and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
         raise ModelError(
-            f"config.json: rope_parameters must describe {' and '.join(_KINDS)}, and nothing else."
+            "config.json: num_kv_shared_layers leaves no layer whose keys and values could be shared."
         )
-    return Values(mapping(rope, _KINDS[0])), Values(mapping(rope, _KINDS[1]))
+    last = {kind: i for i, kind in enumerate(kinds[:first])}
+    return [last[kind] if i >= first else None for i, kind in enumerate(kinds)]
 
 
-def unread_keys(
-    outer: Values, text: Values, keys: Keys, ropes: Iterable[Values], own: Keys = OUTER_KEYS
-) -> tuple[str, ...]:
-    """Keys of a config.json that say something and that nobody has read. keys: of the text model's part; own: of what is around it."""
-    found = [*keys.unread(text), *(key for rope in ropes for key in unread_of_rope(rope))]
-    found = own.unread(outer) + found if text is not outer else [k for k in found if k not in own.idle]
-    return tuple(sorted(set(found)))
+def _to_bfloat16(value: float) -> float:
+    """The models were trained with this factor rounded to bfloat16, whatever they are computed in now."""
+    import numpy as np
+
+    bits = int(np.asarray(value, np.float32).view(np.uint32))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.asarray(rounded, np.uint32).view(np.float32))

@@ -6,13 +6,23 @@ Knows both dialects of the config (Hugging Face's `layer_types`, mlx-lm's `full_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import AROUND, EVERYWHERE, WIDEST, Keys, Values
-from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged
-from mlxspec.models.rotary_scaling import unread as unread_of_rope
+from mlxspec.models.config_values import (
+    AROUND,
+    EVERYWHERE,
+    WIDEST,
+    Keys,
+    flag,
+    layer_kinds,
+    number,
+    read,
+    size,
+    text_part,
+)
+from mlxspec.models.rotary_scaling import UNSCALED, Scaling, merged, theta_of
 
 TEXT_KEYS = Keys(
     # recurrent states are float32 here whatever mamba_ssm_dtype says; windows are off without use_sliding_window
@@ -58,30 +68,32 @@ class Qwen35Config:
     keys of config.json that say something and that nobody reads.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
     is_linear: tuple[bool, ...]
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_k_heads: int
-    num_v_heads: int
-    k_head_dim: int
-    v_head_dim: int
-    conv_kernel: int
-    rms_eps: float
+    head_dim: int = size()
     rope_theta: float
     rope_dims: int
-    max_context: int
-    tied: bool
-    num_experts: int
-    num_experts_per_token: int
-    expert_size: int
-    shared_expert_size: int
-    norm_topk: bool
-    num_mtp_layers: int
-    mtp_embeddings: bool = False  # whether the MTP head has an embedding of its own
+    vocab_size: int = size()
+    hidden_size: int = size()
+    intermediate_size: int = size()
+    num_heads: int = size("num_attention_heads")
+    num_kv_heads: int = size("num_key_value_heads")
+    num_k_heads: int = size("linear_num_key_heads", 0)
+    num_v_heads: int = size("linear_num_value_heads", 0)
+    k_head_dim: int = size("linear_key_head_dim", 0)
+    v_head_dim: int = size("linear_value_head_dim", 0)
+    conv_kernel: int = size("linear_conv_kernel_dim", 4)
+    rms_eps: float = number("rms_norm_eps", 1e-6)
+    max_context: int = size("max_position_embeddings", 262144)
+    tied: bool = flag("tie_word_embeddings")
+    num_experts: int = size("num_experts", 0)
+    num_experts_per_token: int = size("num_experts_per_tok", 0)
+    expert_size: int = size("moe_intermediate_size", 0)
+    shared_expert_size: int = size("shared_expert_intermediate_size", 0)
+    norm_topk: bool = flag("norm_topk_prob", True)
+    num_mtp_layers: int = size("mtp_num_hidden_layers", 0)
+    mtp_embeddings: bool = flag(
+        "mtp_use_dedicated_embeddings"
+    )  # whether the MTP head has an embedding of its own
     rope_scaling: Scaling = UNSCALED
     rope_sections: tuple[int, int, int] = SECTIONS
     is_gated: bool = True
@@ -106,49 +118,26 @@ class Qwen35Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen35Config:
         """Raises ModelError naming the first key that is missing or out of range."""
-        outer = Values(config)
-        text = outer.object("text_config")
-        get = Values(text) if text else outer
-        num_layers = get.size("num_hidden_layers")
+        outer, get = text_part(config, TEXT_KEYS, OUTER_KEYS)
         num_experts = get.size("num_experts", 0)
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
-        rope = merged(get)
-        if rope.value("rope_theta") is None:
-            raise ModelError("config.json names no rope_theta, for which there is no common default.")
-        max_context = get.size("max_position_embeddings", 262144)
-        TEXT_KEYS.check(get)
-        made = cls(
-            vocab_size=get.size("vocab_size"),
-            hidden_size=get.size("hidden_size"),
+        rope, max_context = merged(get), get.size("max_position_embeddings", 262144)
+        made = read(
+            cls,
+            get,
+            outer,
+            is_linear=layer_kinds(get, "linear_attention", get.size("full_attention_interval", 4)),
             intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
-            is_linear=_layer_kinds(get, num_layers),
-            num_heads=get.size("num_attention_heads"),
-            num_kv_heads=get.size("num_key_value_heads"),
             head_dim=head_dim,
-            num_k_heads=get.size("linear_num_key_heads"),
-            num_v_heads=get.size("linear_num_value_heads"),
-            k_head_dim=get.size("linear_key_head_dim"),
-            v_head_dim=get.size("linear_value_head_dim"),
-            conv_kernel=get.size("linear_conv_kernel_dim", 4),
-            rms_eps=get.number("rms_norm_eps", 1e-6),
-            rope_theta=rope.number("rope_theta"),
+            rope_theta=theta_of(rope),
             rope_dims=int(head_dim * rope.number("partial_rotary_factor", 0.25)),
             rope_scaling=Scaling.of(rope, max_context),
             rope_sections=_sections(rope.value("mrope_section")),
-            max_context=max_context,
             tied=get.flag("tie_word_embeddings", outer.flag("tie_word_embeddings")),
-            num_experts=num_experts,
-            num_experts_per_token=get.size("num_experts_per_tok", 0),
-            expert_size=get.size("moe_intermediate_size", 0),
-            shared_expert_size=get.size("shared_expert_intermediate_size", 0),
-            norm_topk=get.flag("norm_topk_prob", True),
-            num_mtp_layers=get.size("mtp_num_hidden_layers", 0),
-            mtp_embeddings=get.flag("mtp_use_dedicated_embeddings"),
         )
         if num_experts and made.shared_expert_size == 0:
             raise ModelError("config.json: experts need a shared_expert_intermediate_size.")
-        unread = [*TEXT_KEYS.unread(get), *unread_of_rope(rope), *(OUTER_KEYS.unread(outer) if text else ())]
-        return replace(made, unread=tuple(sorted(set(unread))))
+        return made
 
     @property
     def unsupported_head(self) -> str | None:
@@ -166,6 +155,10 @@ class Qwen35Config:
     def _check(self) -> None:
         heads = [("num_attention_heads by num_key_value_heads", self.num_heads, self.num_kv_heads)]
         if any(self.is_linear):
+            if not self.num_v_heads or not self.k_head_dim or not self.v_head_dim:
+                raise ModelError(
+                    "config.json: linear layers need linear_num_value_heads, linear_key_head_dim and linear_value_head_dim."
+                )
             heads.append(
                 ("linear_num_value_heads by linear_num_key_heads", self.num_v_heads, self.num_k_heads)
             )
@@ -203,19 +196,3 @@ def interleaved_axes(num_pairs: int, sections: Sequence[int]) -> list[int]:
         for i in range(axis, min(3 * sections[axis], num_pairs), 3):
             axes[i] = axis
     return axes
-
-
-def _layer_kinds(get: Values, num_layers: int) -> tuple[bool, ...]:
-    kinds, interval = get.value("layer_types"), get.size("full_attention_interval", 4)
-    if kinds is None:
-        return tuple((i + 1) % interval != 0 for i in range(num_layers))
-    known = {"linear_attention": True, "full_attention": False}
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != num_layers
-        or not all(isinstance(k, str) and k in known for k in kinds)
-    ):
-        raise ModelError(
-            "config.json: layer_types must name linear_attention or full_attention once a layer."
-        )
-    return tuple(known[k] for k in kinds)

@@ -12,11 +12,9 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.gemma_weights import sanitize_gemma3, sanitize_gemma4
 from mlxspec.loading.qwen_weights import sanitize_qwen3, sanitize_qwen3_5
 from mlxspec.loading.weights import Weights
-from mlxspec.models import gemma3_config as gemma3
-from mlxspec.models import gemma4_config as gemma4
 from mlxspec.models import qwen3_config
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma_config import GemmaConfig
+from mlxspec.models.gemma_config import GemmaConfig, gemma3_config, gemma4_config
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
@@ -49,7 +47,7 @@ _QWEN3 = Architecture(
     sanitize=lambda weights, config: sanitize_qwen3(weights, tied=config.tied),
 )
 _GEMMA3 = Architecture(
-    parse=gemma3.gemma3_config,
+    parse=gemma3_config,
     build=Gemma,
     sanitize=lambda weights, config: (sanitize_gemma3(weights, tied=config.tied), {}),
 )
@@ -61,7 +59,7 @@ def _sanitize_gemma4(weights: Weights, config: GemmaConfig) -> tuple[Weights, We
 
 
 _GEMMA4 = Architecture(
-    parse=gemma4.gemma4_config,
+    parse=gemma4_config,
     build=Gemma,
     sanitize=_sanitize_gemma4,
 )

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import Keys, Values, short
+from mlxspec.models.config_values import Keys, Values, mapping, short
 
 KINDS = ("default", "linear", "yarn", "llama3")
-_COMMON = frozenset(
-    {"rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "finetuned"}
-)
+LAYER_KINDS = ("sliding_attention", "full_attention")
+_PART = "partial_rotary_factor"
+_COMMON = frozenset({"rope_type", "rope_theta", _PART, "mrope_section", "mrope_interleaved", "finetuned"})
 _KEYS = Keys(idle=_COMMON | {"type"})  # text has the same position on all axes
 
 
@@ -107,10 +107,21 @@ def kind_of(rope: Values) -> Any:
     return rope.value("rope_type", rope.value("type", "default"))
 
 
-def merged(get: Values) -> Values:
-    """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. Raises ModelError where they differ."""
+def merged(
+    get: Values, kind: str | None = None, theta: str = "rope_theta", default: Mapping[str, Any] | None = None
+) -> Values:
+    """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. kind: of layers, where each kind has a
+    description of its own; the older name is the full layers' then. theta: its name at the top level. default: where `rope_parameters` is
+    empty. Raises ModelError where they differ."""
     found: dict[str, Any] = {}
-    described = [_plain(get.object(key)) for key in ("rope_parameters", "rope_scaling")]
+    newer = get.object("rope_parameters")
+    if kind is not None and newer.keys() - set(LAYER_KINDS):
+        raise ModelError(
+            f"config.json: rope_parameters must describe {' and '.join(LAYER_KINDS)}, and nothing else."
+        )
+    newer = mapping(newer, kind) if newer and kind is not None else newer or default or {}
+    older = get.object("rope_scaling") if kind != LAYER_KINDS[0] else {}
+    described = [_plain(newer), _plain(older)]
     stretches = any(rope.get("rope_type", "default") != "default" for rope in described)
     for rope in described:
         # transformers writes a default description beside an older one that stretches: only what all kinds have is meant
@@ -119,8 +130,16 @@ def merged(get: Values) -> Values:
             found,
             {k: v for k, v in rope.items() if not is_idle or (k in _COMMON and k != "rope_type")},
         )
-    _add(found, {k: get.value(k) for k in ("rope_theta", "partial_rotary_factor")})
-    return Values(found)
+    _add(found, {"rope_theta": get.value(theta), _PART: get.value(_PART)})
+    get.parts.append(Values(found, _KEYS))
+    return get.parts[-1]
+
+
+def theta_of(rope: Values) -> float:
+    """Its base of angles. Raises ModelError where there is none."""
+    if rope.value("rope_theta") is None:
+        raise ModelError("config.json names no rope_theta, for which there is no common default.")
+    return rope.number("rope_theta")
 
 
 def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,11 +153,6 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
             raise ModelError(
                 f"config.json gives two values of {key} for rotary positions, {short(found[key])} and {short(value)}."
             )
-
-
-def unread(rope: Values) -> list[str]:
-    """Keys of a description that its kind does not use."""
-    return _KEYS.unread(rope)
 
 
 def _amplitude(get: Values, factor: float) -> float:

@@ -20,14 +20,7 @@ from mlx.utils import tree_flatten
 
 import mlxspec
 from mlxspec.errors import ModelError
-from mlxspec.models import (
-    gemma3_config,
-    gemma4_assistant,
-    gemma4_config,
-    gemma_config,
-    qwen3_5_config,
-    qwen3_config,
-)
+from mlxspec.models import gemma4_assistant, gemma_config, qwen3_5_config, qwen3_config
 from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.gemma4_assistant import AssistantConfig
 from mlxspec.models.layers import Rotary
@@ -43,8 +36,8 @@ FAMILIES: dict[str, tuple[Callable[[Any], Any], list[dict[str, Any]]]] = {
     "qwen3-next": (qwen3_config.qwen3_next_config, [
         tiny_qwen3.CONFIGS["qwen3-next"], {**tiny_qwen3.CONFIGS["qwen3-next"], "layer_types": 4 * ["full_attention"]},
     ]),
-    "gemma3": (gemma3_config.gemma3_config, [tiny_gemma.CONFIGS["gemma3"]]),
-    "gemma4": (gemma4_config.gemma4_config, [
+    "gemma3": (gemma_config.gemma3_config, [tiny_gemma.CONFIGS["gemma3"]]),
+    "gemma4": (gemma_config.gemma4_config, [
         tiny_gemma.CONFIGS[name] for name in ("gemma4-e", "gemma4-moe", "gemma4-dense")
     ]),
     "assistant": (AssistantConfig.from_dict, [
@@ -60,10 +53,10 @@ CLASSES: dict[str, tuple[str, Keys]] = {
     "Qwen3Config": ("qwen3", QWEN3),
     "Qwen3MoeConfig": ("qwen3", QWEN3),
     "Qwen3NextConfig": ("qwen3-next", QWEN),
-    "Gemma3TextConfig": ("gemma3", gemma3_config.TEXT_KEYS),
+    "Gemma3TextConfig": ("gemma3", gemma_config.KEYS_OF_3),
     "Gemma3Config": ("gemma3", gemma_config.OUTER_KEYS),
-    "Gemma4TextConfig": ("gemma4", gemma4_config.TEXT_KEYS),
-    "Gemma4UnifiedTextConfig": ("gemma4", gemma4_config.TEXT_KEYS),
+    "Gemma4TextConfig": ("gemma4", gemma_config.KEYS_OF_4),
+    "Gemma4UnifiedTextConfig": ("gemma4", gemma_config.KEYS_OF_4),
     "Gemma4Config": ("gemma4", gemma_config.OUTER_KEYS),
     "Gemma4UnifiedConfig": ("gemma4", gemma_config.OUTER_KEYS),
     "Gemma4AssistantConfig": ("assistant", gemma4_assistant.OWN_KEYS),
@@ -269,7 +262,7 @@ def test_full_layers_of_gemma_4_with_heads_like_the_others() -> None:
     text |= {"attention_k_eq_v": False, "num_global_key_value_heads": None}
     shapes = {}
     for name, change in {"hub": {}, "saved": {"per_layer_config": {}}}.items():
-        parsed = gemma4_config.gemma4_config(text | change)
+        parsed = gemma_config.gemma4_config(text | change)
         shapes[name] = [layer.head_dim for layer in parsed.layers]
     assert shapes == {"hub": [16, 16, 512] * 2, "saved": [16] * 6}
 

@@ -16,9 +16,10 @@ import numpy as np
 
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
-from mlxspec.models.config_values import Keys, Values, mapping
+from mlxspec.models.config_values import Keys, Values, flag, number, read, size
 from mlxspec.models.vision.parts import (
     attend,
+    axial,
     axial_frequencies,
     gelu_tanh,
     layer_bytes,
@@ -39,43 +40,32 @@ class Gemma4VisionConfig:
     each axis. clips: inputs and outputs of linear layers are clipped to stored ranges. standardizes: pooled rows are shifted and scaled by
     stored vectors. out_size: the text model's hidden size."""
 
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
+    num_layers: int = size("num_hidden_layers")
+    hidden_size: int = size()
+    intermediate_size: int = size()
+    num_heads: int = size("num_attention_heads")
     num_kv_heads: int
     head_dim: int
-    patch_size: int
-    pool: int
-    places: int
-    eps: float
+    patch_size: int = size("patch_size", 16)
+    pool: int = size("pooling_kernel_size", 3)
+    places: int = size("position_embedding_size", 10240)
+    eps: float = number("rms_norm_eps", 1e-6)
     theta: float
-    clips: bool
-    standardizes: bool
+    clips: bool = flag("use_clipped_linears")
+    standardizes: bool = flag("standardize")
     out_size: int
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], out_size: int) -> Gemma4VisionConfig:
         """vision: `vision_config`. Raises ModelError."""
-        get = Values(vision)
-        _KEYS.check(get)
-        rope = Values(mapping(vision, "rope_parameters"))
-        rope.only("rope_type", "axial", "default")
+        get = Values(vision, _KEYS)
         heads = get.size("num_attention_heads")
-        made = cls(
-            num_layers=get.size("num_hidden_layers"),
-            hidden_size=get.size("hidden_size"),
-            intermediate_size=get.size("intermediate_size"),
-            num_heads=heads,
+        made = read(
+            cls,
+            get,
             num_kv_heads=get.size("num_key_value_heads", heads),
             head_dim=get.size("head_dim", get.size("hidden_size") // heads),
-            patch_size=get.size("patch_size", 16),
-            pool=get.size("pooling_kernel_size", 3),
-            places=get.size("position_embedding_size", 10240),
-            eps=get.number("rms_norm_eps", 1e-6),
-            theta=rope.number("rope_theta", 100.0),
-            clips=get.flag("use_clipped_linears"),
-            standardizes=get.flag("standardize"),
+            theta=axial(get).number("rope_theta", 100.0),
             out_size=out_size,
         )
         if made.num_heads % made.num_kv_heads or made.head_dim % 4:
@@ -246,22 +236,17 @@ class JoinedBlocksConfig:
     """Sizes in elements; side: pixels of a side of a block. places: rows of the table of positions, for each axis."""
 
     side: int
-    embed_size: int
-    places: int
-    eps: float
+    embed_size: int = size("mm_embed_dim")
+    places: int = size("mm_posemb_size", 1120)
+    eps: float = number("rms_norm_eps", 1e-6)
     out_size: int
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], out_size: int) -> JoinedBlocksConfig:
         """vision: `vision_config`. Raises ModelError."""
         get = Values(vision)
-        return cls(
-            side=get.size("patch_size", 16) * get.size("pooling_kernel_size", 3),
-            embed_size=get.size("mm_embed_dim"),
-            places=get.size("mm_posemb_size", 1120),
-            eps=get.number("rms_norm_eps", 1e-6),
-            out_size=out_size,
-        )
+        side = get.size("patch_size", 16) * get.size("pooling_kernel_size", 3)
+        return read(cls, get, side=side, out_size=out_size)
 
 
 class JoinedBlocks(nn.Module):

@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxspec.kernels.attention import FUSED_MANY
+from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.layers import rotate, swapped
 from mlxspec.platform import device
 
@@ -85,6 +86,11 @@ def turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     """x with its pairs turned; number i of the last axis pairs with i + D / 2. Computed in float32."""
     y = x.astype(mx.float32)
     return rotate(y, swapped(y), cos, sin).astype(x.dtype)
+
+
+def axial(vision: Values) -> Values:
+    """The rotary description of a `vision_config`. Raises ModelError where it is of another kind."""
+    return vision.part("rope_parameters", Keys(only={"rope_type": ("axial", "default")}))
 
 
 def axial_frequencies(dim: int, theta: float) -> np.ndarray:

@@ -16,9 +16,10 @@ import numpy as np
 
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
-from mlxspec.models.config_values import Keys, Values, mapping
+from mlxspec.models.config_values import Keys, Values, read, size
 from mlxspec.models.vision.parts import (
     attend,
+    axial,
     axial_frequencies,
     block_order,
     gelu_erf,
@@ -44,41 +45,28 @@ class QwenVisionConfig:
     """Sizes in elements, patch_size in pixels of a side, frames: images of one patch (a still image is repeated), merge: patches of a side
     of a block. places: of a side of the square table of positions."""
 
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    out_size: int
-    patch_size: int
-    frames: int
-    merge: int
+    depth: int = size()
+    hidden_size: int = size()
+    intermediate_size: int = size()
+    num_heads: int = size()
+    out_size: int = size("out_hidden_size")
+    patch_size: int = size("patch_size", 16)
+    frames: int = size("temporal_patch_size", 2)
+    merge: int = size("spatial_merge_size", 2)
     places: int
     theta: float
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any]) -> QwenVisionConfig:
         """Of `vision_config`. Raises ModelError."""
-        get = Values(vision)
-        _KEYS.check(get)
-        rope = Values(mapping(vision, "rope_parameters"))
-        rope.only("rope_type", "axial", "default")
-        made = cls(
-            depth=get.size("depth"),
-            hidden_size=get.size("hidden_size"),
-            intermediate_size=get.size("intermediate_size"),
-            num_heads=get.size("num_heads"),
-            out_size=get.size("out_hidden_size"),
-            patch_size=get.size("patch_size", 16),
-            frames=get.size("temporal_patch_size", 2),
-            merge=get.size("spatial_merge_size", 2),
-            places=int(get.size("num_position_embeddings", 2304) ** 0.5),
-            theta=rope.number("rope_theta", 1e4),
-        )
+        get = Values(vision, _KEYS)
+        places, theta = get.size("num_position_embeddings", 2304), axial(get).number("rope_theta", 1e4)
+        made = read(cls, get, places=int(places**0.5), theta=theta)
         if made.hidden_size % made.num_heads or made.head_dim % 4:
             raise ModelError(
                 f"vision_config in config.json: {made.num_heads} heads of {made.hidden_size} numbers cannot be rotated on two axes."
             )
-        if made.places**2 != get.size("num_position_embeddings", 2304):
+        if made.places**2 != places:
             raise ModelError("vision_config in config.json: num_position_embeddings is no square.")
         return made
 

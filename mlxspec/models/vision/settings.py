@@ -103,12 +103,7 @@ def gemma4_images(
 
 
 def _checked(settings: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -> Values:
-    get = Values(settings)
-    try:
-        Keys(only={**_STEPS, **only}).check(get)
-    except ModelError as error:
-        raise ModelError(f"{FILE}{str(error).removeprefix('config.json')}") from error
-    return get
+    return Values(settings, Keys(only={**_STEPS, **only}), FILE)
 
 
 def _same(get: Values, key: str, expected: int) -> None:

@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
-from mlxspec.models.config_values import Keys, Values
+from mlxspec.models.config_values import Keys, Values, number, read, size
 from mlxspec.models.vision.parts import attend, gelu_tanh, layer_bytes, layer_norm
 
 _KEYS = Keys(
@@ -31,32 +31,20 @@ _KEYS = Keys(
 class SiglipConfig:
     """Sizes in elements; image_size and patch_size in pixels of a side. tokens: of an image. out_size: the text model's hidden size."""
 
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    image_size: int
-    patch_size: int
-    eps: float
+    num_layers: int = size("num_hidden_layers")
+    hidden_size: int = size()
+    intermediate_size: int = size()
+    num_heads: int = size("num_attention_heads")
+    image_size: int = size()
+    patch_size: int = size()
+    eps: float = number("layer_norm_eps", 1e-6)
     tokens: int
     out_size: int
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], tokens: int, out_size: int) -> SiglipConfig:
         """vision: `vision_config`. Raises ModelError."""
-        get = Values(vision)
-        _KEYS.check(get)
-        made = cls(
-            num_layers=get.size("num_hidden_layers"),
-            hidden_size=get.size("hidden_size"),
-            intermediate_size=get.size("intermediate_size"),
-            num_heads=get.size("num_attention_heads"),
-            image_size=get.size("image_size"),
-            patch_size=get.size("patch_size"),
-            eps=get.number("layer_norm_eps", 1e-6),
-            tokens=tokens,
-            out_size=out_size,
-        )
+        made = read(cls, Values(vision, _KEYS), tokens=tokens, out_size=out_size)
         if made.hidden_size % made.num_heads:
             raise ModelError(
                 f"vision_config in config.json: cannot divide hidden_size by num_attention_heads ({made.hidden_size} by {made.num_heads})."
