@@ -8,6 +8,7 @@ it would have seen if only the committed tokens had ever been appended.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import mlx.core as mx
 
 from mlxspec.cache.attention import KV, AttentionLayerCache
 from mlxspec.cache.places import Places
-from mlxspec.cache.recurrent import RecurrentLayerCache
+from mlxspec.cache.recurrent import RecurrentLayerCache, StateLayerCache
 from mlxspec.cache.rollback import Committed
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
@@ -154,7 +155,7 @@ class ModelCache:
 
     def _close(self, committed: Committed | None, most: Sequence[int]) -> None:
         for layer in self.layers:
-            if isinstance(layer, RecurrentLayerCache):
+            if isinstance(layer, StateLayerCache):
                 layer.commit()
         self.deferred = committed
         self.lengths = [n + k for n, k in zip(self.lengths, most, strict=True)]
@@ -178,7 +179,7 @@ class ModelCache:
     def abort(self) -> None:
         """Forget the open transaction, if there is one. An unread commit before it stays."""
         for layer in self.layers:
-            if isinstance(layer, RecurrentLayerCache):
+            if isinstance(layer, StateLayerCache):
                 layer.abort()
         self.pending = None
 
@@ -188,10 +189,10 @@ class ModelCache:
         if self.pending is not None:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
-        twin = ModelCache([layer.fork(tails=tails) for layer in self.layers], 0)
-        twin.lengths, twin.deferred, twin.exact = list(self.lengths), self.deferred, self.exact
-        twin.shifts, twin.scales = list(self.shifts), list(self.scales)
-        twin._family, twin._is_fork = self._family, True
+        twin = copy.copy(self)
+        twin.layers = [layer.fork(tails=tails) for layer in self.layers]
+        twin.lengths, twin.shifts, twin.scales = list(self.lengths), list(self.shifts), list(self.scales)
+        twin.least, twin._unread, twin._is_fork = None, None, True
         self._family["writer"] = id(twin)
         return twin
 

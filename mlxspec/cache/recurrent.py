@@ -7,8 +7,10 @@ where to cut.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from typing import Generic, Self, TypeVar
 
 import mlx.core as mx
 
@@ -17,12 +19,39 @@ from mlxspec.cache.rollback import Committed, RecurrentState, capacity, last_rep
 from mlxspec.kernels.conv_ops import conv_window
 from mlxspec.kernels.gdn_round import gdn_flush
 
+State = TypeVar("State")
 
-class RecurrentLayerCache:
-    """Holds one layer's RecurrentState between forwards."""
+
+class StateLayerCache(Generic[State]):
+    """A layer of which a forward gives a state beside that before it. current: the committed one. staged: of the open forward."""
 
     is_recurrent = True
     is_per_token = False
+
+    def __init__(self, current: State) -> None:
+        self.current = current
+        self.staged: State | None = None
+
+    def append(self, result: State) -> None:
+        """Stage what a forward returned; commit makes it current, abort drops it."""
+        self.staged = result
+
+    def commit(self) -> None:
+        if self.staged is not None:
+            self.current, self.staged = self.staged, None
+
+    def abort(self) -> None:
+        self.staged = None
+
+    def fork(self, *, tails: bool = False) -> Self:
+        """Shares today's state, which no forward changes."""
+        twin = copy.copy(self)
+        twin.staged = None
+        return twin
+
+
+class RecurrentLayerCache(StateLayerCache[RecurrentState]):
+    """Holds one layer's RecurrentState between forwards."""
 
     def __init__(
         self,
@@ -34,28 +63,12 @@ class RecurrentLayerCache:
         dtype: mx.Dtype,
         num_rows: int = 0,
     ):
-        self.current = RecurrentState(
-            mx.zeros((num_rows, num_value_heads, value_dim, key_dim), mx.float32),
-            mx.zeros((num_rows, conv_kernel - 1, conv_dim), dtype),
+        super().__init__(
+            RecurrentState(
+                mx.zeros((num_rows, num_value_heads, value_dim, key_dim), mx.float32),
+                mx.zeros((num_rows, conv_kernel - 1, conv_dim), dtype),
+            )
         )
-        self._staged: RecurrentState | None = None
-
-    def append(self, result: RecurrentState) -> None:
-        """Stage what a forward returned; commit makes it current, abort drops it."""
-        self._staged = result
-
-    def commit(self) -> None:
-        if self._staged is not None:
-            self.current, self._staged = self._staged, None
-
-    def abort(self) -> None:
-        self._staged = None
-
-    def fork(self, *, tails: bool = False) -> RecurrentLayerCache:
-        """Shares today's arrays, which are never written in place while two refer to them."""
-        twin = object.__new__(RecurrentLayerCache)
-        twin.current, twin._staged = self.current, None
-        return twin
 
     def flush(self, committed: Committed) -> None:
         """Apply the accepted tokens of the last forward without running another."""
@@ -105,7 +118,7 @@ class RecurrentLayerCache:
     @property
     def arrays(self) -> list[mx.array]:
         found = []
-        for s in (self.current, self._staged):
+        for s in (self.current, self.staged):
             if s is not None:
                 found += [s.state, s.window, *(x for x in (s.inputs,) if x is not None), *(s.tape or ())]
         return found

@@ -5,6 +5,7 @@ All of it is float32, where verifying several tokens gives what single steps giv
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -18,8 +19,8 @@ from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.models.adapted import leaves
-from mlxspec.models.adapted.cache import OWED_AT_MOST, AdaptedCache
+from mlxspec.models.adapted import parts
+from mlxspec.models.adapted.cache import AdaptedCache
 from mlxspec.models.adapted.model import AdaptedModel
 
 ALONE = ("llama alone", "gpt_oss alone")  # by caches that can be cut, and windows, of mlx-lm
@@ -32,37 +33,23 @@ GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 DRAFTED = SpecConfig(drafters=("noisy", "ngram-simple"))
 
 
-def kept_stale(_: Any) -> Any:
-    """A cut that only moves the lengths back, as RotatingKVCache.trim does."""
-
-    def cut(leaf: Any, num: int) -> None:
-        leaf.offset -= num
-        if leaves.is_window(leaf):
-            leaf._idx -= num
-
-    return cut
-
-
 def not_cut(_: Any) -> Any:
     return lambda leaf, num: None
 
 
-def without_owed(_: Any) -> Any:
-    return lambda owed, tokens: tokens
+def not_run_again(right: Any) -> Any:
+    """Parts see accepted tokens as if there were none."""
+    return lambda self, own, num, before=(): None if before else right(self, own, num, before)
 
 
 def by_reference(_: Any) -> Any:
-    return lambda leaf: dict(vars(leaf))
+    return copy.copy
 
 
+@catches("rejected tokens stay", "mlxspec.models.adapted.leaves:cut", not_cut, case="llama alone")
 @catches(
-    "rejected tokens stay",
-    "mlxspec.models.adapted.leaves:cut",
-    not_cut,
-    case="llama alone",
-    errors=(CacheError,),
+    "accepted tokens are lost", "mlxspec.models.adapted.parts:PartCall.run", not_run_again, case="mamba2"
 )
-@catches("accepted tokens are lost", "mlxspec.models.adapted.cache:_joined", without_owed, case="mamba2")
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_do_not_change_the_text_of_mlx_lm(name: str) -> None:
     """One row and five, plain and drafted, from the store and not, and one that is cancelled beside others."""
@@ -126,11 +113,8 @@ def check(model: AdaptedModel, cache: AdaptedCache, texts: list[list[int]]) -> N
         assert wrong.item() < TOLERANCE, f"row {row} of {len(text)} tokens"
 
 
-@catches(
-    "stale tokens stay in a window", "mlxspec.models.adapted.leaves:cut", kept_stale, case="gpt_oss alone"
-)
-@catches("accepted tokens are lost", "mlxspec.models.adapted.cache:_joined", without_owed, case="lfm2")
-@catches("a state is held by name only", "mlxspec.models.adapted.leaves:held", by_reference, case="lfm2")
+@catches("accepted tokens are lost", "mlxspec.models.adapted.parts:PartCall.run", not_run_again, case="lfm2")
+@catches("a state is held by name only", "mlxspec.models.adapted.leaves:twin", by_reference, case="lfm2")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cache_is_the_one_that_saw_only_the_committed_tokens(name: str) -> None:
     """Two rows through random verifies, aborts, forks, snapshots and changes of rows."""
@@ -191,61 +175,43 @@ def test_a_row_takes_no_more_than_was_measured(name: str) -> None:
     assert whole <= 3 * (per_token * 4096 + state) + (2 << 20)
 
 
-def test_accepted_tokens_run_at_once_where_many_are_owed() -> None:
-    model, rng = model_of("mamba2"), random.Random(1)
-    cache, text = model.make_cache(1), [rng.randrange(VOCAB) for _ in range(9)]
-    run(model, cache, [text], certain=True)
+def test_only_parts_with_states_run_again_and_only_behind_rejected_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the accepted tokens alone. Keys and values are cut."""
+    model, again = model_of("lfm2"), list[tuple[str, int]]()
+    inside = parts.PartCall.run
+
+    def counted(self: Any, own: Any, num: int, before: Any = ()) -> Any:
+        if before:
+            again.append((type(self.part).__name__, num))
+        return inside(self, own, num, before)
+
+    monkeypatch.setattr(parts.PartCall, "run", counted)
+    cache = model.make_cache(2)
+    run(model, cache, [[1, 2, 3], [4]], certain=True)
     cache.commit()
-    for _ in range(4):
-        piece = [rng.randrange(VOCAB) for _ in range(9)]
-        run(model, cache, [piece])
-        cache.commit([7])
-        text += piece[:7]
-        owed = cache._rows[0].owed
-        assert owed is None or owed.shape[0] <= OWED_AT_MOST
-    check(model, cache, [text])
+    for kept in ([3, 1], [2, 1], [3, 0]):
+        run(model, cache, [[1, 2, 3], [4]])
+        cache.commit(kept)
+        cache.flush()
+    num_states = sum(not form.is_cuttable for form in model.forms)
+    assert again == [("ShortConv", 2)] * num_states
 
 
-def test_references_are_held_only_while_drafts_are_verified() -> None:
-    """Otherwise a write in place copies the whole buffer."""
-    model = model_of("lfm2")
-    cache = model.make_cache(1)
-    run(model, cache, [[1, 2, 3]], certain=True)
-    assert not any(isinstance(before, dict) for before in cache._rows[0].before)
-    cache.commit()
-    run(model, cache, [[1]])
-    assert not any(isinstance(before, dict) for before in cache._rows[0].before)
-    cache.commit()
-    run(model, cache, [[1, 2, 3]])
-    grows = [form.is_cuttable for form in model.forms]
-    assert [isinstance(before, dict) for before in cache._rows[0].before] == [not g for g in grows]
-    cache.commit([1])
-    assert not cache._rows[0].before
-
-
-def test_a_plain_forward_that_fails_leaves_a_dead_cache_and_a_verify_does_not() -> None:
-    model = model_of("mamba2")
-    cache = model.make_cache(1)
-    run(model, cache, [[1, 2, 3]], certain=True)
-    cache.commit()
-    run(model, cache, [[4, 5, 6]])
-    cache.abort()
-    run(model, cache, [[7]], certain=True)
-    cache.abort()
-    with pytest.raises(CacheError, match="could not be put back"):
-        run(model, cache, [[7]], certain=True)
-
-
-def test_a_token_that_was_not_held_is_not_taken_back() -> None:
-    cache = (model := model_of("mamba2")).make_cache(1)
-    run(model, cache, [[1, 2, 3]], certain=True)
-    cache.commit()
-    run(model, cache, [[4]])
-    with pytest.raises(CacheError, match="nothing of it can be taken back"):
-        cache.commit([0])
-    cache.abort()
-    with pytest.raises(CacheError, match="could not be put back"):
+def test_a_forward_that_fails_leaves_the_cache_as_it_was() -> None:
+    """Whatever its tokens are, and none of one is kept."""
+    for name in ("mamba2", "llama alone"):
+        model = model_of(name)
+        cache = model.make_cache(1)
+        run(model, cache, [[1, 2, 3]], certain=True)
+        cache.commit()
+        for pieces, certain in (([[4, 5, 6]], False), ([[7]], True), ([[7]], False)):
+            run(model, cache, pieces, certain=certain)
+            cache.abort()
         run(model, cache, [[4]])
+        cache.commit([0])
+        check(model, cache, [[1, 2, 3]])
 
 
 def test_caches_refuse_what_they_cannot() -> None:
@@ -255,11 +221,8 @@ def test_caches_refuse_what_they_cannot() -> None:
     with pytest.raises(CacheError, match="committed whole"):
         cache.commit([2])
     cache.commit()
-    with pytest.raises(CacheError, match="snapshot"):
-        cache.truncate(0, 1)
+    assert not cache.takes_unread
     run(model, cache, [[1, 2, 3]])
-    with pytest.raises(CacheError, match="by numbers"):
-        cache.commit(mx.array([1], mx.int32))
     with pytest.raises(CacheError, match="Cannot keep"):
         cache.commit([4])
     cache.commit([3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from planting import catches
 
-from mlxspec.errors import CacheError
 from tests.engine import random_slices
 from tests.engine.random_requests import Case
 
@@ -21,7 +20,6 @@ from tests.engine.random_requests import Case
     "mlxspec.models.adapted.leaves:cut",
     lambda right: lambda leaf, num: None,
     case="llama alone",
-    errors=(CacheError,),
 )
 @catches(
     "a verify sees what its last token sees of a window",

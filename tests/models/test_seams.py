@@ -79,7 +79,7 @@ def without_sinks(right: Any) -> Any:
 
 def first_caches(right: Any) -> Any:
     """Parts are given the caches of the first row."""
-    return lambda self, caches, widths: right(self, [caches[0]] * len(caches), widths)
+    return lambda self, rows, own, *more: right(self, rows, [own[0]] * len(own), *more)
 
 
 def first_views(right: Any) -> Any:
@@ -92,7 +92,7 @@ def first_views(right: Any) -> Any:
 @catches("rows see one another", "mlxspec.models.seams:attended", first_views, case="llama")
 @catches(
     "parts see one another",
-    "mlxspec.models.adapted.parts:RowCaches.__init__",
+    "mlxspec.models.adapted.parts:RowsForward.__init__",
     first_caches,
     case="lfm2",
     errors=(ValueError,),

@@ -1,13 +1,7 @@
-"""Removes rejected tokens from mlx-lm's prompt caches, by the kind of each cache object.
+"""mlx-lm's prompt caches of one row: the objects in them, what is known of such an object by its kind, and all of it as arrays.
 
-A prompt cache is a list with an object for each layer. Objects that hold arrays are *leaves* here; a CacheList only groups them. How a leaf
-goes back follows from the object, not from the model:
-
-    cuttable   its newest tokens can be trimmed at any length (KVCache and others without a bound)
-    window     a RotatingKVCache. Behind a forward of several tokens it lies in order with all that is needed, so its end can be cut off.
-    others     go back to what they were before the forward: states of recurrent layers, and whatever else there is
-
-Knows cache objects; knows no models, no rows and no transactions.
+A prompt cache is a list with an object for each layer. Objects that hold arrays are *leaves* here; a CacheList only groups them. Knows
+cache objects; knows no models, no rows and no transactions.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from mlxspec.cache.attention import copied
 from mlxspec.errors import CacheError
@@ -35,9 +29,16 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def is_window(leaf: Any) -> bool:
-    """Whether its end can be cut off behind a forward of several tokens, however many it has forgotten."""
-    return type(leaf) is RotatingKVCache
+def replaced(caches: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The same nest with others in the place of its leaves, in the order of `leaves_of`."""
+    by_leaf = dict(zip(map(id, leaves_of(caches)), others, strict=True))
+
+    def of(cache: Any) -> Any:
+        if isinstance(cache, CacheList):
+            return CacheList(*map(of, cache.caches))
+        return None if cache is None else by_leaf[id(cache)]
+
+    return list(map(of, caches))
 
 
 def is_cuttable(leaf: Any) -> bool:
@@ -53,50 +54,22 @@ def keeps_tokens(leaf: Any) -> bool:
 
 
 def cut(leaf: Any, num: int) -> None:
-    """Take away its newest tokens. Raises CacheError where the leaf does not do what it says.
-
-    Of a window the arrays are cut. `trim` would leave the stale tokens behind the end, and the next step may drop as many from the front.
-    """
-    if num <= 0:
-        return
-    if is_window(leaf):
-        size = leaf.keys.shape[2] - num
-        leaf.keys, leaf.values = leaf.keys[..., :size, :], leaf.values[..., :size, :]
-        leaf.offset, leaf._idx = leaf.offset - num, size
-    elif leaf.trim(num) != num:
+    """Take away its newest tokens. Raises CacheError where the leaf does not do what it says."""
+    if leaf.trim(num) != num:
         raise CacheError(f"{type(leaf).__name__} of mlx-lm did not trim {num} tokens.")
 
 
-def held(leaf: Any) -> dict[str, Any]:
-    """What it is, by reference: nothing is copied. A forward may write into an array of the same Python object (`x[...] = y`), so
-    each gets a Python object of its own."""
-    found: dict[str, Any] = mapped(vars(leaf), copy.copy)
+def twin(leaf: Any) -> Any:
+    """Another object of the same arrays; nothing is copied. A forward may write into an array of the same Python object (`x[...] = y`), so
+    each has a Python object of its own."""
+    found = copy.copy(leaf)
+    _become(found, mapped(vars(leaf), copy.copy))
     return found
 
 
-def put_back(leaf: Any, state: dict[str, Any]) -> None:
-    """Make a leaf what it was when it was `held`. Only once for each."""
+def _become(leaf: Any, state: dict[str, Any]) -> None:
     vars(leaf).clear()
     vars(leaf).update(state)
-
-
-def forked(caches: Sequence[Any], is_shared: Callable[[Any], bool]) -> list[Any]:
-    """The same caches for a reader that runs ahead: leaves that are shared are the same objects, the others hold the same arrays."""
-    made: dict[int, Any] = {}
-
-    def twin(cache: Any) -> Any:
-        if id(cache) not in made:
-            new = cache
-            if isinstance(cache, CacheList):
-                new = copy.copy(cache)
-                new.caches = tuple(map(twin, cache.caches))
-            elif cache is not None and not is_shared(cache):
-                new = copy.copy(cache)
-                put_back(new, held(cache))
-            made[id(cache)] = new
-        return made[id(cache)]
-
-    return list(map(twin, caches))
 
 
 def mapped(value: Any, function: Callable[[mx.array], Any]) -> Any:
@@ -141,4 +114,4 @@ def unpack(leaf: Any, parts: Sequence[mx.array]) -> None:
             return {key: filled(x) for key, x in value.items()}
         return [filled(x) for x in value] if isinstance(value, list) else value
 
-    put_back(leaf, filled(json.loads(bytes(numbers(skeleton)))))
+    _become(leaf, filled(json.loads(bytes(numbers(skeleton)))))

@@ -22,7 +22,7 @@ from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
 from mlxspec.models.adapted.calls import find_calls
-from mlxspec.models.adapted.parts import ByRows, RowCaches, split_parts
+from mlxspec.models.adapted.parts import ByRows, split_parts
 from mlxspec.models.adapted.sizes import LeafForm, measured
 from mlxspec.models.adapted.split import (
     Product,
@@ -133,11 +133,6 @@ class AdaptedModel:
         """Empty caches of one row."""
         return list(make_prompt_cache(self.module))
 
-    def together(self, tokens: mx.array, widths: Sequence[int], caches: Sequence[list[Any]]) -> mx.array:
-        """Hiddens (n, H) of tokens (n,) int32 of several rows, of so many each, by parts that know rows; the rows' caches advance."""
-        layers: list[Any] = [RowCaches(each, widths) for each in zip(*caches, strict=True)]
-        return self._run(tokens[None], layers)[0]
-
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array:
         """Hiddens (n, H) of one row's tokens (n,) int32 by the module alone; its caches advance."""
         return self._run(tokens[None], caches)[0]
@@ -218,7 +213,8 @@ class AdaptedModel:
                 with attending_by_row(), tapped(self._layers, taps) as found:
                     hidden = self._run(tokens[:, None], caches)[:, 0]
         elif isinstance(cache, AdaptedCache):
-            hidden = cache.run(tokens, together=self.undo_parts is not None)
+            by_rows = ByRows(self._run) if self.undo_parts is None else self._run
+            hidden = by_rows(tokens[None], cache.stand_ins())[0]
         else:
             raise CacheError("This cache is another model's.")
         logits = (

@@ -6,60 +6,132 @@ Which parts those are is seen in a lazy forward, not known by name: the innermos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList
 
-from mlxspec.models.adapted.leaves import leaves_of
+from mlxspec.kernels.flat import FlatRows
+from mlxspec.models.adapted import leaves
 from mlxspec.models.adapted.stand_in import Place, standing_in
 from mlxspec.models.seams import SeamError
 
 
-class RowCaches:
-    """In the place of a cache in a forward over the tokens (1, N) of several rows: by row, the cache and how many tokens it is given."""
+class RowsForward:
+    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. calls: of parts, row by row, kept where
+    tokens may be rejected (may_lose)."""
 
-    def __init__(self, caches: Sequence[Any], widths: Sequence[int]) -> None:
-        self.caches, self.widths = list(caches), list(widths)
+    def __init__(self, rows: FlatRows, own: Sequence[Sequence[Any]], may_lose: bool = False) -> None:
+        self.rows, self.own, self.may_lose = rows, own, may_lose
+        self.calls: list[PartCall] = []
 
-    def make_mask(self, _: int, **how: Any) -> Each | None:
+    def stand_ins(self, caches: Sequence[Any]) -> list[Any]:
+        """The caches to call a module with. caches: of a row, nested as all are."""
+        return leaves.replaced(caches, [RowLeaf(i, self) for i in range(len(leaves.leaves_of(caches)))])
+
+    def joined(self, outs: list[Any]) -> Any:
+        """One value in the place of each active row's: tokens behind one another, tuples place by place, others side by side."""
+        if len({type(out) for out in outs}) == 1 and isinstance(outs[0], tuple):
+            return tuple(self.joined(list(values)) for values in zip(*outs, strict=True))
+        widths = [self.rows.widths[r] for r in self.rows.active]
+        if all(
+            isinstance(x, mx.array) and x.ndim > 1 and x.shape[:2] == (1, w)
+            for x, w in zip(outs, widths, strict=True)
+        ):
+            return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
+        return (
+            None if all(out is None for out in outs) else Each(dict(zip(self.rows.active, outs, strict=True)))
+        )
+
+
+class RowLeaf:
+    """In the place of a leaf, by its number among a row's."""
+
+    def __init__(self, place: int, forward: RowsForward) -> None:
+        self.place, self.forward = place, forward
+
+    @property
+    def by_row(self) -> dict[int, Any]:
+        """That leaf of each active row."""
+        return {r: self.forward.own[r][self.place] for r in self.forward.rows.active}
+
+    def make_mask(self, _: int, **how: Any) -> Masks | None:
         """Masks, as each row's cache makes them now."""
-        masks = [cache.make_mask(width, **how) for cache, width in zip(self.caches, self.widths, strict=True)]
-        return None if all(mask is None for mask in masks) else Each(masks)
+        widths = self.forward.rows.widths
+        masks = {r: leaf.make_mask(widths[r], **how) for r, leaf in self.by_row.items()}
+        return None if all(mask is None for mask in masks.values()) else Masks(masks, self.place, how)
 
-    def __getitem__(self, place: int) -> RowCaches:
-        if not all(isinstance(cache, CacheList) for cache in self.caches):
-            raise SeamError("it reads states outside of the parts that keep them")
-        return RowCaches([cache[place] for cache in self.caches], self.widths)
+    def __getitem__(self, _: Any) -> Any:
+        raise SeamError("it reads states outside of the parts that keep them")
 
     def __getattr__(self, name: str) -> Any:
-        """What each row's cache has of that name; of a method, what calls it for each."""
-        found = Each([getattr(cache, name) for cache in self.caches])
-        if all(map(callable, found.values)):
-            return lambda *args, **kwargs: _joined(
-                [call(*args, **kwargs) for call in found.values], self.widths
+        """What each row's leaf has of that name; of a method, what calls it for each."""
+        found = {r: getattr(leaf, name) for r, leaf in self.by_row.items()}
+        if all(map(callable, found.values())):
+            return lambda *args, **kwargs: self.forward.joined(
+                [call(*args, **kwargs) for call in found.values()]
             )
-        return found
+        return Each(found)
 
 
 class Each:
-    """In the place of a value that each row has for itself: a mask, or what a part gave beside its output."""
+    """In the place of a value that each row has for itself: a number, or what a part gave beside its output."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self.values = list(values)
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self.values = values
 
     def __getattr__(self, name: str) -> Any:
         raise SeamError(f"it computes with what belongs to single rows ({name})")
 
 
+class Masks(Each):
+    """Masks that the leaves of one place have made, by these arguments."""
+
+    def __init__(self, values: Mapping[int, Any], place: int, how: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.place, self.how = place, how
+
+
+class PartCall(NamedTuple):
+    """A call of a part for one row. places: of leaves that it was given."""
+
+    part: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rows: FlatRows
+    row: int
+    places: set[int]
+
+    def run(self, own: Sequence[Any], num: int, before: Sequence[Any] = ()) -> Any:
+        """What the part gives for the row's first `num` tokens, over these leaves. before: what they were when the forward began, to make
+        masks of that many tokens."""
+        start, total = self.rows.starts[self.row], (1, self.rows.num_tokens)
+
+        def mine(value: Any) -> Any:
+            if isinstance(value, RowLeaf):
+                return own[value.place]
+            if isinstance(value, CacheList):
+                return CacheList(*map(mine, value.caches))
+            if isinstance(value, Masks) and before:
+                return before[value.place].make_mask(num, **value.how)
+            if isinstance(value, Each):
+                return value.values[self.row]
+            if isinstance(value, (list, tuple)):
+                return type(value)(map(mine, value))
+            if isinstance(value, mx.array) and value.ndim > 1 and value.shape[:2] == total:
+                return value[:, start : start + num]
+            return value
+
+        return self.part(*map(mine, self.args), **{name: mine(value) for name, value in self.kwargs.items()})
+
+
 class ByRows(nn.Module):
     """In the place of a part that is given a cache."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: Callable[..., Any]) -> None:
         super().__init__()
         self["part"] = part
 
@@ -71,36 +143,24 @@ class ByRows(nn.Module):
         return getattr(self["part"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, RowCaches)), None)
-        if given is None:
+        given = list(_row_leaves((*args, *kwargs.values())))
+        if not given:
             return self.part(*args, **kwargs)
-        starts = [0, *accumulate(given.widths)]
-        outs = []
-        for row, width in enumerate(given.widths):
-
-            def own(value: Any, row: int = row, width: int = width) -> Any:
-                if isinstance(value, RowCaches):
-                    return value.caches[row]
-                if isinstance(value, Each):
-                    return value.values[row]
-                if isinstance(value, mx.array) and value.ndim > 1 and value.shape[:2] == (1, starts[-1]):
-                    return value[:, starts[row] : starts[row] + width]
-                return value
-
-            outs.append(self.part(*map(own, args), **{name: own(value) for name, value in kwargs.items()}))
-        return _joined(outs, given.widths)
+        forward, places, outs = given[0].forward, {leaf.place for leaf in given}, []
+        for row in forward.rows.active:
+            call = PartCall(self.part, args, kwargs, forward.rows, row, places)
+            outs.append(call.run(forward.own[row], forward.rows.widths[row]))
+            if forward.may_lose:
+                forward.calls.append(call)
+        return forward.joined(outs)
 
 
-def _joined(outs: list[Any], widths: Sequence[int]) -> Any:
-    """One value in the place of each row's: tokens behind one another, tuples place by place, others side by side."""
-    if len({type(out) for out in outs}) == 1 and isinstance(outs[0], tuple):
-        return tuple(_joined(list(values), widths) for values in zip(*outs, strict=True))
-    if all(
-        isinstance(x, mx.array) and x.ndim > 1 and x.shape[:2] == (1, w)
-        for x, w in zip(outs, widths, strict=True)
-    ):
-        return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
-    return None if all(out is None for out in outs) else Each(outs)
+def _row_leaves(values: Sequence[Any]) -> Iterator[RowLeaf]:
+    for value in values:
+        if isinstance(value, RowLeaf):
+            yield value
+        elif isinstance(value, (list, tuple, CacheList)):
+            yield from _row_leaves(value.caches if isinstance(value, CacheList) else value)
 
 
 def split_parts(
@@ -109,7 +169,7 @@ def split_parts(
     """Put `ByRows` in front of the parts, and return what takes it away again. run: the module over tokens (1, n) and caches, lazily.
     Raises SeamError, and leaves the module as it was, where all rows cannot be run so."""
     caches = new_caches()
-    named = {id(x) for cache in caches for x in (cache, *leaves_of([cache])) if x is not None}
+    named = {id(x) for cache in caches for x in (cache, *leaves.leaves_of([cache])) if x is not None}
     for owner, name in _places(module):
         if isinstance(owner[name], ByRows):  # of a model that was made of this module before
             owner[name] = owner[name].part
@@ -128,8 +188,8 @@ def split_parts(
             owner[name] = part
 
     try:
-        rows = [new_caches() for _ in range(2)]
-        run(mx.zeros((1, 4), mx.int32), [RowCaches(each, (3, 1)) for each in zip(*rows, strict=True)])
+        forward = RowsForward(FlatRows((3, 1)), [leaves.leaves_of(new_caches()) for _ in range(2)])
+        run(mx.zeros((1, 4), mx.int32), forward.stand_ins(new_caches()))
     except Exception as error:  # whatever the module's code does with what is no cache
         undo()
         raise (

@@ -16,13 +16,12 @@ _LONG = 8192  # tokens of which a state that grows in an unknown way is kept
 
 @dataclass(frozen=True, kw_only=True)
 class LeafForm:
-    """Of one leaf. title: its class. is_cuttable, is_window: see leaves.py. is_per_token: snapshots of it can be cut and joined. each:
+    """Of one leaf. title: its class. is_cuttable: see leaves.py. is_per_token: snapshots of it can be cut and joined. each:
     bytes that a token adds. base: bytes beside that. most: tokens that it keeps, None for all. step: tokens by which its buffers grow.
     shapes: of its arrays, behind the row's first forwards."""
 
     title: str
     is_cuttable: bool
-    is_window: bool
     is_per_token: bool
     each: int
     base: int
@@ -31,9 +30,9 @@ class LeafForm:
     shapes: tuple[tuple[int, ...], ...]
 
     def bytes_for(self, length: int, width: int) -> int:
-        """Upper bound for a row of `length` tokens with forwards of `width` tokens; twice where a verify holds the leaf as it was."""
+        """Upper bound for a row of `length` tokens with forwards of `width` tokens."""
         kept = length + self.step if self.most is None else min(length, self.most) + width + self.step
-        return (1 if self.is_cuttable else 2) * (self.base + self.each * kept)
+        return self.base + self.each * kept
 
     @property
     def snapshot_bytes(self) -> int:
@@ -70,7 +69,6 @@ def _form(fresh: Any, leaf: Any, before: int, *, is_whole: bool) -> LeafForm:
     return LeafForm(
         title=type(fresh).__name__,
         is_cuttable=leaves.is_cuttable(fresh),
-        is_window=leaves.is_window(fresh),
         is_per_token=per_token,
         each=grown if num is None else -(-nbytes // num),
         base=nbytes if num is None else 0,
