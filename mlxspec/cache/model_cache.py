@@ -238,21 +238,6 @@ class ModelCache:
         self.scales = [self.scales[r] for r in rows]
         self._family["writer"] = id(self)
 
-    def truncate(self, row: int, length: int) -> None:
-        """Cut one row's committed tokens. Raises CacheError, and changes nothing, on a recurrent layer, which cannot go back, and where a
-        windowed layer has dropped tokens that the shorter text sees."""
-        self._require_own("truncate")
-        if not 0 <= length <= self.lengths[row]:
-            raise CacheError(f"Cannot cut a row of {self.lengths[row]} tokens to {length}.")
-        if length != self.lengths[row] and self.has_recurrent:
-            raise CacheError("A recurrent state cannot be cut back; restore a snapshot instead.")
-        windowed = [layer for layer in self.layers if isinstance(layer, WindowedLayerCache)]
-        if not all(layer.can_truncate(row, length) for layer in windowed):
-            raise CacheError(
-                f"A sliding window no longer holds what {length} tokens see; restore a snapshot instead."
-            )
-        self.lengths[row] = length
-
     def extend(self, row: int, num: int) -> None:
         """Commit the next `num` tokens of one row: the last forward wrote them, they were not committed, and only forks have written since.
         Raises CacheError where a layer keeps a state in the place of tokens."""

@@ -66,10 +66,6 @@ class WindowedLayerCache(AttentionLayerCache):
     def _place(self, row: int, length: int) -> int:
         return length - self.starts[row]
 
-    def can_truncate(self, row: int, length: int) -> bool:
-        """Whether all tokens that a token after `length` tokens sees are still here."""
-        return self.starts[row] <= self.first_seen(length)
-
     def fork(self, *, tails: bool = False) -> WindowedLayerCache:
         """tails: without effect, as a window's buffers are small."""
         twin = copy.copy(self)

@@ -1,4 +1,4 @@
-"""The contract of caches: after any sequence of begin, commit, abort, fork, flush, join, select, snapshot, restore and truncate, a cache is
+"""The contract of caches: after any sequence of begin, commit, abort, fork, flush, join, select, snapshot and restore, a cache is
 the one that saw only the committed tokens.
 
 With MLX's own BLAS, whose results do not depend on how many rows a matrix has, "is" means bit for bit; with another, to float rounding.
@@ -149,13 +149,6 @@ class Driver:
             self.cache.join(restored)
             self.known.append(list(self.known[row]))
 
-    def truncate(self, row: int, length: int) -> None:
-        if not self.cache.has_recurrent:
-            row %= len(self.known)
-            length %= len(self.known[row]) + 1
-            self.cache.truncate(row, length)
-            self.known[row] = self.known[row][:length]
-
     # ---- what is to be found
 
     def check_logits(self, cache: ModelCache, known: list[list[int]]) -> None:
@@ -246,7 +239,6 @@ operation = st.one_of(
     st.tuples(st.just("join"), piece, st.integers(1, 5)),
     st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
     st.tuples(st.just("snapshot"), st.integers(0, 3), st.booleans()),
-    st.tuples(st.just("truncate"), st.integers(0, 3), st.integers(0, MAX_LENGTH)),
 )
 operations = st.lists(operation, min_size=2, max_size=10)
 

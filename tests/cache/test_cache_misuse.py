@@ -75,11 +75,11 @@ def test_lengths_are_bounds_until_an_unread_commit_is_settled() -> None:
     assert (cache.lengths, cache.exact, cache.is_unread) == ([4, 6], None, False)
 
 
-@pytest.mark.parametrize("operation", ["flush", "snapshot", "select", "join", "truncate"])
+@pytest.mark.parametrize("operation", ["flush", "snapshot", "select", "join"])
 def test_nothing_but_a_forward_or_a_fork_goes_on_from_an_unread_commit(operation: str) -> None:
     cache = cache_of(2)
     unread(cache, 1, 3)
-    arguments = {"snapshot": (0,), "select": ([0],), "join": (cache_of(1),), "truncate": (0, 2)}
+    arguments = {"snapshot": (0,), "select": ([0],), "join": (cache_of(1),)}
     with pytest.raises(CacheError, match="settle first"):
         getattr(cache, operation)(*arguments.get(operation, ()))
     cache.settle([1, 3])
@@ -134,7 +134,7 @@ def test_facts_are_committed_whole() -> None:
     assert cache.lengths == [6]
 
 
-@pytest.mark.parametrize("operation", ["fork", "flush", "snapshot", "select", "join", "truncate", "begin"])
+@pytest.mark.parametrize("operation", ["fork", "flush", "snapshot", "select", "join", "begin"])
 def test_nothing_else_happens_in_the_middle_of_a_transaction(operation: str) -> None:
     cache = cache_of(2)
     forward(cache, (2, 2))
@@ -142,7 +142,6 @@ def test_nothing_else_happens_in_the_middle_of_a_transaction(operation: str) -> 
         "snapshot": (0,),
         "select": ([1],),
         "join": (cache_of(1),),
-        "truncate": (0, 1),
         "begin": (FlatRows((1, 1)),),
     }.get(operation, ())
     with pytest.raises(CacheError):
@@ -179,11 +178,11 @@ def test_a_fork_dies_when_somebody_else_may_write(killer: str, use: str) -> None
         getattr(fork, use)(*arguments)
 
 
-@pytest.mark.parametrize("operation", ["join", "select", "truncate"])
+@pytest.mark.parametrize("operation", ["join", "select"])
 def test_a_fork_cannot_move_rows(operation: str) -> None:
     cache = cache_of(2)
     fork = cache.fork()
-    arguments = {"join": (cache_of(1),), "select": ([1],), "truncate": (0, 1)}[operation]
+    arguments = {"join": (cache_of(1),), "select": ([1],)}[operation]
     with pytest.raises(CacheError, match="borrows"):
         getattr(fork, operation)(*arguments)
 
@@ -191,21 +190,6 @@ def test_a_fork_cannot_move_rows(operation: str) -> None:
 def test_a_fork_cannot_be_joined_into_another_cache() -> None:
     with pytest.raises(CacheError, match="borrows"):
         cache_of(1).join(cache_of(1).fork())
-
-
-def test_a_recurrent_state_cannot_be_cut_back() -> None:
-    cache = cache_of(1)
-    with pytest.raises(CacheError, match="recurrent"):
-        cache.truncate(0, 2)
-    cache.truncate(0, 3)  # no cut at all
-    assert cache.lengths == [3]
-
-
-@pytest.mark.parametrize("length", [-1, 4])
-def test_an_attention_row_is_cut_to_a_part_of_itself_only(length: int) -> None:
-    cache = cache_of(1, stack="attention")
-    with pytest.raises(CacheError, match="cut"):
-        cache.truncate(0, length)
 
 
 def test_a_snapshot_goes_into_a_fresh_cache_of_one_row_only() -> None:

@@ -150,12 +150,6 @@ class Driver:
         self.cache.select(rows)
         self.known = [self.known[r] for r in rows]
 
-    def truncate(self, row: int, length: int) -> None:
-        row %= len(self.known)
-        length %= len(self.known[row]) + 1
-        self.cache.truncate(row, length)
-        self.known[row] = self.known[row][:length]
-
     def pieces(self, row: int, cut: int) -> None:
         """A text in two pieces, as edges of the prefix store are, becomes a row."""
         row %= len(self.known)
@@ -200,7 +194,6 @@ operation = st.one_of(
     st.tuples(st.just("fork"), st.lists(tokens, min_size=1, max_size=4), st.booleans()),
     st.tuples(st.just("join"), piece),
     st.tuples(st.just("select"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
-    st.tuples(st.just("truncate"), st.integers(0, 2), st.integers(0, MAX_LENGTH)),
     st.tuples(st.just("pieces"), st.integers(0, 2), st.integers(0, MAX_LENGTH)),
 )
 

@@ -18,7 +18,6 @@ from mlxspec.cache import windowed
 from mlxspec.cache.attention import AttentionLayerCache
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.windowed import ALIGNMENT, WindowedLayerCache
-from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 
 MAX_ROWS, MAX_LENGTH = 4, 400
@@ -113,18 +112,6 @@ class Driver:
             self.cache.join(restored)
             self.known.append(list(self.known[row]))
 
-    def truncate(self, row: int, length: int) -> None:
-        """Either the shorter text is there or nothing has changed."""
-        row %= len(self.known)
-        length %= len(self.known[row]) + 1
-        try:
-            self.cache.truncate(row, length)
-        except CacheError:
-            assert self.cache.lengths[row] == len(self.known[row])
-            assert length < len(self.known[row])
-        else:
-            self.known[row] = self.known[row][:length]
-
     def look(self) -> None:
         assert self.cache.lengths == [len(k) for k in self.known]
         forward(self.cache.fork(), [[5, 6]] * len(self.known), self.known, certain=False)
@@ -149,7 +136,6 @@ operation = st.one_of(
     st.tuples(st.just("join"), piece, st.integers(1, 20)),
     st.tuples(st.just("select"), st.lists(st.integers(0, 3), min_size=1, max_size=4)),
     st.tuples(st.just("snapshot"), st.integers(0, 3), st.booleans()),
-    st.tuples(st.just("truncate"), st.integers(0, 3), st.integers(0, MAX_LENGTH)),
 )
 
 
@@ -190,19 +176,3 @@ def test_a_wide_prompt_leaves_no_wide_buffer() -> None:
         cache.commit()
         known[0].append(7)
     assert cache.layers[0].keys[0].shape[2] < 400
-
-
-def test_truncating_too_far_is_an_error_and_changes_nothing() -> None:
-    cache, known = fresh(8), [list(range(90)) * 10]
-    forward(cache, known, [[]], certain=True)
-    cache.commit()
-    for _ in range(2):
-        forward(cache, [[1] * 200], known, certain=True)
-        cache.commit()
-        known[0] += [1] * 200
-    with pytest.raises(CacheError, match="no longer holds what 3 tokens see"):
-        cache.truncate(0, 3)
-    forward(cache, [[2]], known, certain=False)
-    cache.commit([0])
-    cache.truncate(0, len(known[0]) - 5)
-    forward(cache, [[2]], [known[0][:-5]], certain=False)
