@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.option import shown
 
 if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
     from mlxspec.engine.record import Record
 
 _WRITERS = "`mlxspec generate --json` and `mlxspec serve --record` write records of answers."
@@ -41,21 +42,25 @@ def run(args: argparse.Namespace) -> int:
     is_named = args.model is not None
     args.model = args.model if is_named else options.DEMO
     options.engine_config(args)  # what is wrong with it is said before the file is read
-    records = dict(_records(args.file))
-    if not records:
+    by_model: dict[tuple[str, int], dict[int, Record]] = {}  # a server may have several models
+    for number, record in _records(args.file):
+        by_model.setdefault((record.model, record.kv_bits), {})[number] = record
+    if not by_model:
         raise ConfigError(f"{args.file} is empty. {_WRITERS}")
-    first, one = next(iter(records.items()))
-    for number, other in records.items():
-        if (other.model, other.kv_bits) != (one.model, one.kv_bits):
-            raise ConfigError(
-                f"Line {number} is an answer of {other.model} with kv_bits {other.kv_bits}, and line {first} one of {one.model} "
-                f"with {one.kv_bits}; put them into two files."
-            )
-    args.model = args.model if is_named else one.model
-    args.kv_bits = args.kv_bits or one.kv_bits
-    engine = options.load_engine(args, SpecConfig())
-    if engine.name != one.model:
-        terminal.note(f"The answers are {one.model}'s, and {engine.name} decodes them again.")
+    num_equal = 0
+    for (model, kv_bits), records in by_model.items():
+        own = {"model": args.model if is_named else model, "kv_bits": args.kv_bits or kv_bits}
+        with options.load_engine(argparse.Namespace(**{**vars(args), **own}), SpecConfig()) as engine:
+            if engine.name != model:
+                terminal.note(f"The answers are {model}'s, and {engine.name} decodes them again.")
+            num_equal += _prove(engine, records, as_json=args.json)
+    total = sum(map(len, by_model.values()))
+    terminal.note(f"{num_equal} of {total} answers are the same.")
+    return int(num_equal < total)
+
+
+def _prove(engine: Engine, records: Mapping[int, Record], *, as_json: bool) -> int:
+    """Prove answers of one model, each by the number of its line. Returns how many are the same."""
     num_equal = 0
     for number, record in records.items():
         if record.prompt is None:
@@ -67,13 +72,12 @@ def run(args: argparse.Namespace) -> int:
             terminal.note(f"line {number} is not proved: {error}")
             continue
         num_equal += receipt.is_equal
-        if args.json:
+        if as_json:
             said = json.dumps({"line": number, "equal": receipt.is_equal, **asdict(receipt)})
         else:
             said = f"line {number}: {stats_line.proof(receipt, engine.tokenizer)}"
         terminal.say(said + "\n")
-    terminal.note(f"{num_equal} of {len(records)} answers are the same.")
-    return int(num_equal < len(records))
+    return num_equal
 
 
 def _records(name: str) -> Iterator[tuple[int, Record]]:

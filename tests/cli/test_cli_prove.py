@@ -43,6 +43,20 @@ def test_recorded_answers_are_proved(run: Run, tmp_path: Path, lines: list[dict[
     assert "4 of 4 answers are the same." in ran.err
 
 
+def test_answers_of_several_models_are_proved_by_each(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    """A server with several models writes such a file."""
+    other = json.loads(run("generate", "-p", PROMPTS[0], "-n", 5, "--json").out)
+    other["tokens"][2] ^= 1
+    quantized = json.loads(run("generate", "-p", PROMPTS[0], "-n", 5, "--kv-bits", 8, "--json").out)
+    ran = run("prove", written(tmp_path, [lines[0], other, lines[1], quantized]), "--json")
+    found = {each["line"]: each["equal"] for each in map(json.loads, ran.out.splitlines())}
+    assert found == {1: True, 2: False, 3: True, 4: True}
+    assert "3 of 4 answers are the same." in ran.err
+    assert "decodes them again" not in ran.err
+
+
 def test_a_wrong_answer_is_found_at_its_first_place(
     run: Run, tmp_path: Path, lines: list[dict[str, Any]]
 ) -> None:
@@ -117,8 +131,7 @@ def test_an_answer_that_the_context_ended_is_proved_in_a_larger_one(
         ({"params": {"top_k": "x"}}, "top_k must be"),
         ({"params": [1]}, "its params or stats are of another kind"),
         ({"stats": 3}, "its params or stats are of another kind"),
-        ({"kv_bits": 4}, "put them into two files"),
-        ({"model": "another"}, "put them into two files"),
+        ({"model": "another"}, "There is no folder another"),
     ],
 )
 def test_a_bad_record_is_one_sentence(
