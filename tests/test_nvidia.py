@@ -43,10 +43,10 @@ def test_the_driver_is_asked(monkeypatch, library, found):
 
 
 @pytest.mark.skipif(device.backend() != "cpu", reason="MLX computes on a GPU")
-@pytest.mark.parametrize("is_installed", [False, True])
-def test_doctor_names_a_gpu_that_is_not_used(monkeypatch, is_installed):
+@pytest.mark.parametrize("installed", ["", "mlx-cuda-12", "mlx-cuda-13"])
+def test_doctor_names_a_gpu_that_is_not_used(monkeypatch, installed):
     def version(package: str) -> str:
-        if not is_installed:
+        if package != installed:
             raise importlib.metadata.PackageNotFoundError(package)
         return "0.32.4"
 
@@ -54,8 +54,8 @@ def test_doctor_names_a_gpu_that_is_not_used(monkeypatch, is_installed):
     monkeypatch.setattr(importlib.metadata, "version", version)
     (found,) = (finding for finding in checkup._backend() if finding.name == "device")
     assert (found.status, "NVIDIA GPU" in found.found) == ("note", True)
-    assert ("pip install '.[cuda]'" in found.advice) == (not is_installed)
-    wanted = "mlx-cuda-12==0.32.4" if is_installed else "mlx-cuda-12`"
+    assert ("pip install '.[cuda]'" in found.advice) == (not installed)
+    wanted = f"{installed}==0.32.4" if installed else "mlx-cuda-12`"
     assert f"pip install --force-reinstall --no-deps {wanted}" in found.advice
 
 
@@ -67,5 +67,5 @@ def test_a_wheel_for_cuda_without_a_driver_is_one_sentence(monkeypatch, capsys):
     assert main.main(["demo"]) == 2
     said = capsys.readouterr().err
     assert "there is no NVIDIA driver here" in said
-    assert "pip uninstall -y mlx-cuda-12" in said
+    assert "pip uninstall -y mlx-cuda-13 mlx-cuda-12" in said
     assert nvidia.explained(ImportError("No module named 'mlx'")) is None

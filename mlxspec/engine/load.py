@@ -233,7 +233,7 @@ def load(
             *builder.notices,
             *useless,
             *_unused(asked, names, target, spec, made),
-            *_limits(tokenizer, target),
+            *_limits(tokenizer, target, chat_template),
         ],
         vision=target.vision,
         no_images=target.no_images
@@ -323,13 +323,16 @@ def _dtype(name: str | None) -> mx.Dtype | None:
     return _DTYPES.get(name or "")
 
 
-def _limits(tokenizer: Tokenizer, target: Assembled) -> Iterator[str]:
-    """Notices on what the model cannot do with the tokenizer and the template of its folder."""
+def _limits(tokenizer: Tokenizer, target: Assembled, given: str | os.PathLike[str] | None) -> Iterator[str]:
+    """Notices on what the model cannot do with the tokenizer and the template of its folder. given: a template of the user's own. Raises
+    ConfigError where that does not compile."""
     rows = target.model.vocab_size
     if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
         named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
         yield f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."
     fault = None if tokenizer.template is None else tokenizer.template.check()
+    if fault and given is not None:
+        raise ConfigError(f"{given} cannot be used. {fault}")
     if fault:
         yield f"There is no chat with this model. {fault}"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -83,7 +83,8 @@ def _compiled(source: str) -> Template:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).split("\n")[0].rstrip(".")[:_LONGEST_REASON] or type(error).__name__
+    line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+    return line + (str(error).split("\n")[0].rstrip(".")[:_LONGEST_REASON] or type(error).__name__)
 
 
 def _namespace(*args: Any, **members: Any) -> PublicNamespace:

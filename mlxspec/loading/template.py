@@ -131,9 +131,10 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         with_tools = values["tools"] is not None and _WITH_TOOLS in self._texts
-        return with_marks(
-            self._run({"source": self._texts[_WITH_TOOLS if with_tools else _DEFAULT], "values": values})
-        )
+        text = self._run({"source": self._texts[_WITH_TOOLS if with_tools else _DEFAULT], "values": values})
+        if not text:
+            raise ConfigError("The chat template writes no text for these messages.")
+        return with_marks(text)
 
     def _defaults_beside(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Who asks for an effort asks for thinking, so a default against it does not hold there."""
@@ -150,7 +151,9 @@ class ChatTemplate:
             raise ConfigError(f"The chat template cannot be given these messages: {error}.") from error
         said, text = helper.run(program or PROGRAM, {"most": MOST_TEXT}, body)
         if "fault" in said:
-            raise ConfigError(f"The chat template does not compile: {said['fault']}.")
+            raise ConfigError(
+                f"The chat template does not compile: {said['fault']}; chat_template (--chat-template FILE) gives another in its place."
+            )
         if "refused" in said:
             raise ConfigError(f"The chat template refuses these messages: {said['refused']}.")
         try:

@@ -10,7 +10,7 @@ import functools
 import sys
 
 _DRIVER = "libcuda.so.1"
-_WHEEL = "mlx-cuda-12"
+_WHEELS = ("mlx-cuda-13", "mlx-cuda-12")  # by CUDA's version; the extra `cuda` brings the last
 _LAST = "MLX's wheels for CPUs and for CUDA hold a file of the same name, and the one installed last counts"
 
 
@@ -32,16 +32,16 @@ def has_gpu() -> bool:
 
 def advice() -> str:
     """What to do where there is a GPU and MLX computes without it."""
+    from contextlib import suppress
     from importlib.metadata import PackageNotFoundError, version
 
-    try:
-        wheel = f"{_WHEEL}=={version(_WHEEL)}"
-    except PackageNotFoundError:
-        return (
-            "Install mlxspec with its extra `cuda` (in a checkout: pip install '.[cuda]'), then run "
-            f"`pip install --force-reinstall --no-deps {_WHEEL}`: {_LAST}."
-        )
-    return f"Run `pip install --force-reinstall --no-deps {wheel}`: {_LAST}."
+    for wheel in _WHEELS:
+        with suppress(PackageNotFoundError):
+            return f"Run `pip install --force-reinstall --no-deps {wheel}=={version(wheel)}`: {_LAST}."
+    return (
+        "Install mlxspec with its extra `cuda` (in a checkout: pip install '.[cuda]'), then run "
+        f"`pip install --force-reinstall --no-deps {_WHEELS[-1]}`: {_LAST}."
+    )
 
 
 def explained(error: ImportError) -> str | None:
@@ -50,5 +50,5 @@ def explained(error: ImportError) -> str | None:
         return None
     return (
         f"MLX's wheel for CUDA is installed, and there is no NVIDIA driver here ({_DRIVER}). To compute on the CPU, "
-        "run `pip uninstall -y mlx-cuda-12 mlx-cuda-13` and `pip install --force-reinstall --no-deps mlx-cpu`."
+        f"run `pip uninstall -y {' '.join(_WHEELS)}` and `pip install --force-reinstall --no-deps mlx-cpu`."
     )

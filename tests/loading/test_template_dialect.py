@@ -132,18 +132,20 @@ def test_an_answer_in_parts_is_gone_on_with_behind_its_last_text() -> None:
 # ---- what a user asks for
 
 
-def test_a_template_that_does_not_compile_costs_the_chat_and_not_the_model(tmp_path: Path) -> None:
+def test_a_template_of_the_users_own_that_cannot_be_used(tmp_path: Path) -> None:
+    """The model's own costs the chat and not the model: tests/cli/test_cli_models.py."""
     file = tmp_path / "bad.jinja"
-    file.write_text("{% if %}", encoding="utf-8")
-    with mlxspec.load("demo", draft="off", chat_template=file) as engine:
-        assert [
-            n
-            for n in engine.notices
-            if n.startswith("There is no chat with this model. The chat template does not compile")
-        ]
-        with pytest.raises(ConfigError, match="does not compile"):
-            engine.chat("hi")
-        assert engine.generate("import os\n", mlxspec.SamplingParams(max_tokens=2)).tokens
+    file.write_text("\n{% if %}", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"bad.jinja cannot be used. .* does not compile: line 2: .* gives another"
+    ):
+        mlxspec.load("demo", draft="off", chat_template=file)
+    file.write_text("", encoding="utf-8")
+    with (
+        mlxspec.load("demo", draft="off", chat_template=file) as engine,
+        pytest.raises(ConfigError, match="writes no text for these messages"),
+    ):
+        engine.chat("hi")
 
 
 def test_a_template_of_the_users_own(tmp_path: Path) -> None:
