@@ -14,7 +14,7 @@ from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.download import Plan, fetch, plan
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.names import NAME_LENGTH, printable
-from mlxspec.loading.repositories import cache_folder, check_repo, check_revision
+from mlxspec.loading.repositories import cache_folder, check_form, check_repo, check_revision
 from mlxspec.loading.short_names import repository
 from mlxspec.platform.resources import demo_folder
 
@@ -98,6 +98,7 @@ def _local(model: str) -> Path | None:
     except (OSError, RuntimeError, ValueError):  # a name too long, or the home of a user who has none
         is_folder = is_there = False
     if is_there and not is_folder:
+        check_form(model)
         raise ModelError(f"{model} is a file; a model is a folder with config.json and *.safetensors.")
     return path if is_folder else None
 

@@ -13,12 +13,24 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 
 
+def check_form(name: str) -> None:
+    """Raise ModelError for a file or a repository in GGUF."""
+    gguf = re.fullmatch(r"(?:.*/)?(.+?)[.-]gguf", name.strip(), re.IGNORECASE)
+    if gguf is not None:
+        raise ModelError(
+            f"{printable(name, NAME_LENGTH)} is in GGUF, which mlxspec does not read; `mlxspec models {printable(gguf[1], NAME_LENGTH)}` "
+            "searches for the model in MLX's format."
+        )
+
+
 def check_repo(repo: str) -> None:
-    """Raise ModelError unless `repo` can be the name of a repository."""
+    """Raise ModelError unless `repo` can be the name of a repository that is read."""
+    check_form(repo)
     if not _REPO_ID.fullmatch(repo) or ".." in repo:
         said = printable(repo, NAME_LENGTH) or "''"
         words = " ".join(re.findall(r"[\w.]+", said)[:3])
-        tip = f" `mlxspec models {words}` searches for one." if words and "/" not in repo else ""
+        tip = " `mlxspec run` lists common models" if words and "/" not in repo else ""
+        tip += f", `mlxspec models {words}` searches for others." if tip else ""
         raise ModelError(f"There is no folder {said}, and it is no Hugging Face id (owner/name) either.{tip}")
 
 

@@ -64,7 +64,7 @@ def test_a_short_name_is_looked_for_in_the_cache(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_unknown_name_says_how_to_search() -> None:
-    with pytest.raises(ModelError, match="`mlxspec models llama9 8b` searches for one"):
+    with pytest.raises(ModelError, match="`mlxspec models llama9 8b` searches for others"):
         hub.resolve("llama9:8b")
 
 
