@@ -17,7 +17,8 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled
 from mlxspec.models.dflash import DFlash, sanitize_dflash
 from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3, sanitize_eagle3
+from mlxspec.models.drafter_module import sanitize_drafter
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3
 from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats, unpacked_dtype
 from mlxspec.models.folder import Kind
 from mlxspec.models.gemma import Gemma
@@ -111,7 +112,7 @@ def _module(kind: Kind, config: Mapping[str, Any], given: Weights, target: Any) 
             raise ModelError(NO_ASSISTANT)
         return Gemma4Assistant(AssistantConfig.from_dict(config), target), sanitize_assistant(given)
     if kind == "eagle3":
-        weights = sanitize_eagle3(given)
+        weights = sanitize_drafter(given)
         return Eagle3Head(Eagle3Config.from_dict(config), target, weights), weights
     weights = sanitize_dflash(given)
     return DFlash(DFlashConfig.from_dict(config, weights.keys()), target), weights

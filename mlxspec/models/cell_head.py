@@ -10,12 +10,12 @@ from abc import abstractmethod
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
+from mlxspec.models.drafter_module import DrafterModule
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import Rotary
 from mlxspec.models.qwen3_5 import turns_of
@@ -26,29 +26,14 @@ from mlxspec.platform import device
 _OF_A_CELL = 30  # kernels that Metal launches for a token, for `device.start`
 
 
-class CellHead(nn.Module):
+class CellHead(DrafterModule):
     """layers: the one layer, whose `self_attn` is a Qwen35Attention. rotary: of its positions."""
 
     def __init__(self, layer: Qwen35Config, target: Any, rotary: Rotary) -> None:
         """layer: the shape of its attention. target: the model that it drafts for."""
-        super().__init__()
-        self._shape, self._target = layer, (target,)  # in a tuple: the target's parameters are not ours
-        self.rotary = rotary
+        super().__init__(target)
+        self._shape, self.rotary = layer, rotary
         self._runners = Runners()
-
-    @property
-    def target(self) -> Any:
-        return self._target[0]
-
-    @property
-    def head_owner(self) -> Any:
-        """The model whose head gives the logits."""
-        return self.target
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: the target's."""
-        return self.target.dtype  # type: ignore[no-any-return]
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """kv_bits: as in models.base."""

@@ -16,8 +16,6 @@ and says how sure it is. Knows weights, cells and blocks; knows no histories, no
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -26,19 +24,17 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.quantized import PLAIN, attention_cache
 from mlxspec.cache.windowed import WindowedLayerCache
-from mlxspec.errors import ModelError
 from mlxspec.kernels.attention import attend_tailed
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.draft_vocabulary import target_ids
-from mlxspec.models.layers import FusedLinear, Rotary, compute_dtype, project, rms_norm, rotate, swapped
+from mlxspec.models.drafter_module import DrafterModule, sanitize_drafter
+from mlxspec.models.layers import FusedLinear, Rotary, project, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import Trunk
-from mlxspec.models.runners import Runners
-from mlxspec.platform import device
+from mlxspec.models.segments import LayerPiece, Segments
 
 _OF_A_LAYER = 16  # kernels that Metal launches for a layer of a block, for `device.start`
 
@@ -189,16 +185,22 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(c.text.hidden_size + c.confidence_sees_markov * c.rank, 1)
 
 
-class DFlash(nn.Module):
-    """The drafter. Parameter names are the checkpoint's. bits_at_load: to how many bits its matrices were quantized when it was loaded,
-    None where they are as stored. ids (R,) int32: the target's tokens that its logits are of; None: all of them, in order."""
+_KEYS = LayerPiece("keys", lambda layer, cells, *turns: (cells, layer.self_attn.keys(cells, *turns)))
+_ENTER = LayerPiece("enter", lambda layer, x, *given: (x, layer.enter(x, *given)))
+_LEAVE = LayerPiece(
+    "leave", lambda layer, x, *given: (layer.leave(x, *given), None), num_launches=_OF_A_LAYER
+)
+
+
+class DFlash(DrafterModule):
+    """The drafter. Parameter names are the checkpoint's. It never computes in float16, in which sums of several layers' outputs do not
+    fit."""
 
     def __init__(self, config: DFlashConfig, target: Trunk) -> None:
         """Raises ModelError where it is for another model."""
-        super().__init__()
+        super().__init__(target)
         config.check_fits(target)
-        c = config.text
-        self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
+        self.config, self.title, c = config, f"{config.kind} drafter", config.text
         self.rotary = Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling)
         self.fc = nn.Linear(len(config.layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(c.hidden_size)
@@ -210,47 +212,13 @@ class DFlash(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, config.draft_vocab or c.vocab_size, bias=False)
         if config.draft_vocab is not None:
             self.d2t = mx.zeros(config.draft_vocab, mx.int32)
-        self.ids: mx.array | None = None
         if config.kind == "DFlash2":
             self.candidate_selector = CandidateSelector(config)
         if config.kind == "DSpark":
             self.markov_head = MarkovHead(config)
             if config.has_confidence:
                 self.confidence_head = ConfidenceHead(config)
-        self._runners = Runners(self.layers)
-        self._dtype: mx.Dtype | None = None
-        self.bits_at_load: int | None = None
-
-    def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once."""
-        self._dtype = self.dtype
-        for layer in self.layers:
-            layer.fuse()
-        for name in ("fc", "lm_head"):
-            if name in self:
-                self[name] = FusedLinear([self[name]])
-        if "d2t" in self:
-            self.ids = target_ids(self.d2t, self.config.text.vocab_size, self.title)
-            del self.d2t
-
-    @property
-    def title(self) -> str:
-        """For sentences."""
-        return f"{self.config.kind} drafter"
-
-    @property
-    def target(self) -> Trunk:
-        return self._target[0]
-
-    @property
-    def head_owner(self) -> Any:
-        """The model whose head gives the logits: the target, unless the drafter has a head of its own."""
-        return self if self.config.has_head else self.target
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of its matrices. Never float16, in which sums of several layers' outputs do not fit."""
-        return compute_dtype(self.fc) if self._dtype is None else self._dtype
+        self._segments = Segments(self.layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
         """Of context cells: cell i is made of the target's token i. kv_bits: as in models.base."""
@@ -271,32 +239,32 @@ class DFlash(nn.Module):
     ) -> Output:
         """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
         Output has no logits, and as hidden the cells (N, H). certain: as in models.base."""
-        places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
-        cos, sin = self.rotary.table(places.turns)
-        cells = self._runners.get("cells", self.cells, rows)(features.astype(self.dtype))
+        places, run = cache.begin(rows, certain=certain), self._segments.begin(rows)
+        turns = self.rotary.table(places.turns)
+        cells = self._segments.runners.get("cells", self.cells, rows)(features.astype(self.dtype))
         for i in range(len(self.layers)):
-            keys, values = self._runners.of_layer("keys", i, _keys, rows)(cells, cos, sin)
+            run.add(i, _KEYS, *turns)
+            _, (keys, values) = run.through(cells)
             cache.attention(i).append(keys, values, places)
-        return Output(logits=None, hidden=cells, is_warm=self._runners.num_cold == num_cold)
+        return Output(logits=None, hidden=cells, is_warm=run.is_warm)
 
     def block(self, tokens: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
         """tokens (N,) int32: of each row its newest token and masks. Changes nothing in the cache, which must be idle; where its
         lengths are bounds, a row's block sees the cells that stand. The Output's hidden (N, H) is what a head reads, in the target's dtype.
         """
-        num_cold, shape = self._runners.num_cold, rows.num_tokens
-        turns = Places(rows, cache.lengths, cache.exact)
-        cos, sin = self.rotary.table(turns.turns)
+        run = self._segments.begin(rows)
+        turns = self.rotary.table(Places(rows, cache.lengths, cache.exact).turns)
         places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
         x = self.embed(tokens).astype(self.dtype)
         masks: dict[object, mx.array | None] = {}
         for i in range(len(self.layers)):
-            enter = self._runners.of_layer("enter", i, _enter, rows, shape=shape)
-            q, k, v, taps = enter(x, cos, sin, places)
+            run.add(i, _ENTER, *turns, places)
+            x, (q, k, v, taps) = run.through(x)
             attended = self._attend(i, q, k, v, rows, cache, masks)
-            x = self._runners.of_layer("leave", i, _leave, rows, shape=shape)(x, attended, taps, places)
-            device.start(x, num_launches=_OF_A_LAYER)
+            run.add(i, _LEAVE, attended, taps, places)
+        x, _ = run.through(x)
         hidden = rms_norm(x, self.norm.weight, self.config.text.rms_eps).astype(self.target.dtype)
-        return Output(logits=None, hidden=hidden, is_warm=self._runners.num_cold == num_cold)
+        return Output(logits=None, hidden=hidden, is_warm=run.is_warm)
 
     def cells(self, features: mx.array) -> mx.array:
         return rms_norm(self.fc(features), self.hidden_norm.weight, self.config.text.rms_eps)
@@ -390,31 +358,7 @@ def _seen(
     return earlier if sees is None else sees & earlier
 
 
-def _keys(layer: Any, cells: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
-    return layer.self_attn.keys(cells, cos, sin)  # type: ignore[no-any-return]
-
-
-def _enter(layer: Any, *arrays: mx.array) -> Any:
-    return layer.enter(*arrays)
-
-
-def _leave(layer: Any, *arrays: Any) -> mx.array:
-    return layer.leave(*arrays)  # type: ignore[no-any-return]
-
-
 def sanitize_dflash(weights: Weights) -> Weights:
-    """Under our names: without `model.` in front, codebooks as embeddings, and without what other engines keep beside them (which of the
-    target's tokens the draft has, and the target's own head and norm). Never float16, see `DFlash.dtype`. Raises ModelError if two tensors
-    have one place."""
-    out: Weights = {}
-    for given, value in weights.items():
-        name = given.removeprefix("model.")
-        if name == "t2d" or name.startswith("verifier_"):
-            continue
-        if name == "d2t" and value.dtype == mx.int64:
-            value = value.astype(mx.int32)
-        name = f"{name}.weight" if name.endswith("_codebook") else name
-        if name in out:
-            raise ModelError("The block drafter's folder has two tensors for one place.")
-        out[name] = value.astype(mx.bfloat16) if value.dtype == mx.float16 else value
-    return out
+    """As `sanitize_drafter`, never float16, see `DFlash`."""
+    halves = {name: value for name, value in weights.items() if value.dtype == mx.float16}
+    return sanitize_drafter(weights | {name: value.astype(mx.bfloat16) for name, value in halves.items()})

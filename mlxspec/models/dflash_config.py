@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from mlxspec.errors import ModelError
 from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, layer_kinds, mapping, short
+from mlxspec.models.drafter_module import check_sizes
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
@@ -144,25 +145,16 @@ class DFlashConfig:
 
     def check_fits(self, target: TextModel) -> None:
         """Raise ModelError unless it drafts for such a model."""
-        num_layers = target.num_layers
-        for what, ours, theirs in (
-            ("hidden size", self.text.hidden_size, target.hidden_size),
-            ("vocabulary", self.text.vocab_size, target.vocab_size),
-            ("number of layers", self.num_target_layers, num_layers),
-        ):
-            if ours is not None and ours != theirs:
-                raise ModelError(
-                    f"The {self.kind} drafter is for another model: its target's {what} is {ours}, not {theirs}."
-                )
+        num_layers, title = target.num_layers, f"{self.kind} drafter"
+        sizes = {"hidden_size": self.text.hidden_size, "vocab_size": self.text.vocab_size}
+        check_sizes(title, {**sizes, "num_layers": self.num_target_layers}, target)
         cap = getattr(getattr(target, "config", None), "softcap", None)
         if self.softcap is not None and self.softcap != cap:
-            raise ModelError(
-                f"The {self.kind} drafter is for another model: its target caps logits at {self.softcap:g}."
-            )
+            raise ModelError(f"The {title} is for another model: its target caps logits at {self.softcap:g}.")
         beyond = [i for i in self.layer_ids if i >= num_layers]
         if beyond:
             raise ModelError(
-                f"The {self.kind} drafter reads layer {beyond[0]} of its target, which has layers 0 to {num_layers - 1}."
+                f"The {title} reads layer {beyond[0]} of its target, which has layers 0 to {num_layers - 1}."
             )
 
 

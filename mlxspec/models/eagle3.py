@@ -25,17 +25,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.errors import ModelError
-from mlxspec.loading.names import printable
-from mlxspec.loading.weights import Weights
 from mlxspec.models.cell_head import CellHead
 from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
-from mlxspec.models.draft_vocabulary import target_ids
-from mlxspec.models.layers import (
-    FusedLinear,
-    Rotary,
-    compute_dtype,
-    rms_norm,
-)
+from mlxspec.models.drafter_module import check_sizes
+from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35Attention
@@ -44,6 +37,7 @@ from mlxspec.models.rotary_scaling import merged
 from mlxspec.models.text_model import TextModel
 
 _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight")
+TITLE = "EAGLE-3 drafter"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 LAYER_KEYS = Keys(
@@ -150,14 +144,7 @@ class Eagle3Config:
 
     def check_fits(self, target: TextModel) -> None:
         """Raise ModelError unless this is a drafter for such a model."""
-        for what, own, theirs in (
-            ("hidden size", self.target_size, target.hidden_size),
-            ("vocabulary", self.text.vocab_size, target.vocab_size),
-        ):
-            if own != theirs:
-                raise ModelError(
-                    f"The EAGLE-3 drafter is for a model of another {what}: it needs {own}, and this model has {theirs}."
-                )
+        check_sizes(TITLE, {"hidden_size": self.target_size, "vocab_size": self.text.vocab_size}, target)
         self.layers_of(target)
 
 
@@ -195,22 +182,6 @@ def is_eagle3(names: Collection[str], config: Mapping[str, Any] | None = None) -
     )
 
 
-def sanitize_eagle3(weights: Weights) -> Weights:
-    """Tensors of a folder under our names, whatever wrote it. What other engines keep beside them (which of the target's tokens the draft
-    has, and the target's own head and norm) is left out. Raises ModelError if two have one place."""
-    named: Weights = {}
-    for given, value in weights.items():
-        name = given.removeprefix("model.")
-        if name == "t2d" or name.startswith("verifier_"):
-            continue
-        if name.startswith("midlayer."):
-            name = "layers.0." + name.removeprefix("midlayer.")
-        if name in named:
-            raise ModelError(f"The folder has two tensors for one place: {printable(given)} and another.")
-        named[name] = value.astype(mx.int32) if name == "d2t" and value.dtype == mx.int64 else value
-    return named
-
-
 class _Layer(nn.Module):
     def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
         super().__init__()
@@ -238,10 +209,9 @@ class _Layer(nn.Module):
 
 
 class Eagle3Head(CellHead):
-    """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based. ids (R,) int32: the target's
-    tokens that its logits are of; None: all of them, in order. title: for sentences."""
+    """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based."""
 
-    title = "EAGLE-3 drafter"
+    title = TITLE
 
     def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
         """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own, and whether queries and
@@ -253,8 +223,6 @@ class Eagle3Head(CellHead):
         self.config = c
         self.layers_read = c.layers_of(target)
         num = len(self.layers_read)
-        self.ids: mx.array | None = None
-        self._dtype: mx.Dtype | None = None
         if "embed_tokens.weight" in names:
             self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
         elif text.hidden_size != c.target_size:
@@ -271,27 +239,6 @@ class Eagle3Head(CellHead):
         self.lm_head = nn.Linear(text.hidden_size, c.draft_vocab, bias=False)
         if c.draft_vocab != text.vocab_size or "d2t" in names:
             self.d2t = mx.zeros(c.draft_vocab, mx.int32)
-
-    def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once. Raises ModelError where d2t names no tokens of the target, or one
-        twice."""
-        self._dtype = self.dtype
-        self.layers[0].fuse()
-        for name in ("fc", "lm_head"):
-            self[name] = FusedLinear([self[name]])
-        if "d2t" not in self:
-            return
-        self.ids = target_ids(self.d2t, self.config.text.vocab_size, self.title)
-        del self.d2t
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of its own matrices, whatever the target's is."""
-        return compute_dtype(self.fc) if self._dtype is None else self._dtype
-
-    @property
-    def head_owner(self) -> Eagle3Head:
-        return self
 
     @property
     def num_proposed(self) -> int:

@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.models.cell_head import CellHead
-from mlxspec.models.layers import FusedLinear, rms_norm, swapped
+from mlxspec.models.layers import rms_norm, swapped
 from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
@@ -31,8 +31,7 @@ NORMS = (
 
 
 class Qwen35Mtp(CellHead):
-    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w). bits_at_load: to how many bits
-    its matrices were quantized when it was loaded, None where they are as stored."""
+    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w)."""
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__(config, target, qwen_rotary(config))
@@ -42,12 +41,11 @@ class Qwen35Mtp(CellHead):
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
         self.layers = [Qwen35DecoderLayer(config, linear=False)]
         self.norm = nn.RMSNorm(config.hidden_size)
-        self.bits_at_load: int | None = None
 
-    def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once."""
-        self.layers[0].fuse()
-        self.fc = FusedLinear([self.fc])
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: the target's."""
+        return self.target.dtype
 
     def norms(self) -> dict[str, list[mx.array]]:
         """The weights of each group of NORMS, after fusing: what `set_norms` takes."""

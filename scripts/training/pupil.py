@@ -18,7 +18,8 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble_drafter import assemble_drafter
 from mlxspec.models.dflash import DFlash
-from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, sanitize_eagle3
+from mlxspec.models.drafter_module import sanitize_drafter
+from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head
 from mlxspec.models.fill import fill, is_packed, quantize_floats
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5 import Qwen35
@@ -137,7 +138,7 @@ def eagle3_maker(
     stored: mx.Dtype | None = None,
 ) -> Maker:
     """like: a fused one with its vocabulary. stored: dtype of files, None for that of `like`."""
-    parsed, names = Eagle3Config.from_dict(config), sanitize_eagle3(read()).keys()
+    parsed, names = Eagle3Config.from_dict(config), sanitize_drafter(read()).keys()
     return Maker(
         read,
         lambda weights: assemble_drafter(

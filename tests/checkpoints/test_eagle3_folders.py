@@ -49,7 +49,7 @@ def test_it_is_used_beside_a_head_and_says_so(folder: Path) -> None:
     [
         ({"draft": "mtp"}, ConfigError, "would not be used: add eagle3 to the drafters"),
         ({"draft": "draft-model"}, ConfigError, "its drafts are asked for as `eagle3`"),
-        ({"model": "demo-gemma"}, ModelError, r"another (hidden size|vocabulary)"),
+        ({"model": "demo-gemma"}, ModelError, r"another model: its target.s (hidden size|vocabulary)"),
     ],
 )
 def test_what_is_refused(folder: Path, how: dict, error: type, message: str) -> None:

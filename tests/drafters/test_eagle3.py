@@ -280,11 +280,11 @@ def change(folder: Path, tensors: dict | None = None, **keys: object) -> None:
 BAD: dict[str, tuple[dict, str]] = {
     "another hidden size": (
         {"target_hidden_size": 128},
-        r"another hidden size: it needs 128, and this model has 64\.",
+        r"another model: its target's hidden size is 128, and this model's 64\.",
     ),
     "another vocabulary": (
         {"transformer_layer_config": {**config(Kind(), 500, SIZE, LAYERS)["transformer_layer_config"]}},
-        r"another vocabulary: it needs 500, and this model has 96\.",
+        r"another model: its target's vocabulary is 500, and this model's 96\.",
     ),
     "layers beyond the model": (
         {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]},

@@ -1,0 +1,108 @@
+"""What the modules of MTP heads, EAGLE-3 and block drafters share: their target, their ends, a vocabulary of their own.
+
+A drafter's own vocabulary is told by `d2t`: row i of its language-model head stands for token i + d2t[i] of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxspec.errors import ModelError
+from mlxspec.loading.names import printable
+from mlxspec.loading.weights import Weights
+from mlxspec.models.layers import FusedLinear, compute_dtype
+from mlxspec.platform.host import numbers
+
+
+class DrafterModule(nn.Module):
+    """A subclass has `layers` that can `fuse`, `fc`, and perhaps `lm_head` and `d2t`. title: for sentences. ids (R,) int32: the target's
+    tokens that its logits are of; None: all of them, in order. bits_at_load: to how many bits its matrices were quantized when it was
+    loaded, None where they are as stored."""
+
+    title = "drafter"
+
+    def __init__(self, target: Any) -> None:
+        """target: the model that it drafts for."""
+        super().__init__()
+        self._target = (target,)  # in a tuple: the target's parameters are not ours
+        self._dtype: mx.Dtype | None = None
+        self.ids: mx.array | None = None
+        self.bits_at_load: int | None = None
+
+    def fuse(self) -> None:
+        """Join projections of the same input, after loading. Call once. Raises ModelError where d2t names no token of the target, or one
+        twice."""
+        self._dtype = self.dtype
+        for layer in self.layers:
+            layer.fuse()
+        for name in ("fc", "lm_head"):
+            if name in self:
+                self[name] = FusedLinear([self[name]])
+        if "d2t" in self:
+            self.ids = self._target_ids(self.d2t)
+            del self.d2t
+
+    @property
+    def target(self) -> Any:
+        return self._target[0]
+
+    @property
+    def head_owner(self) -> Any:
+        """The model whose head gives the logits: the target, unless the drafter has a head of its own."""
+        return self if "lm_head" in self else self.target
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Compute dtype: that of its own matrices, whatever the target's is."""
+        return compute_dtype(self.fc) if self._dtype is None else self._dtype
+
+    def _target_ids(self, d2t: mx.array) -> mx.array:
+        """(R,) int32 both. Raises ModelError."""
+        ids, vocab_size = numbers(d2t).astype(np.int64) + np.arange(len(d2t)), self.target.vocab_size
+        beyond = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(beyond):
+            raise ModelError(
+                f"The {self.title} cannot be loaded: its d2t names token {beyond[0]}, and the target has tokens 0 to {vocab_size - 1}."
+            )
+        if len(np.unique(ids)) != len(ids):
+            raise ModelError(f"The {self.title} cannot be loaded: its d2t names a token twice.")
+        return mx.array(ids.astype(np.int32))
+
+
+def check_sizes(title: str, needed: Mapping[str, int | None], target: Any) -> None:
+    """Raise ModelError unless a drafter's target has these sizes. needed: by the target's attribute; None: any."""
+    for name, size in needed.items():
+        found = getattr(target, name)
+        if size is not None and size != found:
+            what = _SIZES[name]
+            raise ModelError(
+                f"The {title} is for another model: its target's {what} is {size}, and this model's {found}."
+            )
+
+
+_SIZES = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_layers": "number of layers"}
+
+
+def sanitize_drafter(weights: Weights) -> Weights:
+    """Tensors of a folder under our names, whatever wrote it: without `model.` in front, codebooks as embeddings. What other engines keep
+    beside them (which of the target's tokens the draft has, and the target's own head and norm) is left out. Raises ModelError if two have
+    one place."""
+    out: Weights = {}
+    for given, value in weights.items():
+        name = given.removeprefix("model.")
+        if name == "t2d" or name.startswith("verifier_"):
+            continue
+        if name.startswith("midlayer."):
+            name = "layers.0." + name.removeprefix("midlayer.")
+        name = f"{name}.weight" if name.endswith("_codebook") else name
+        if name in out:
+            raise ModelError(
+                f"The drafter's folder has two tensors for one place: {printable(given)} and another."
+            )
+        out[name] = value.astype(mx.int32) if name == "d2t" and value.dtype == mx.int64 else value
+    return out
