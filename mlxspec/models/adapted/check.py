@@ -21,6 +21,10 @@ _WINDOW_AT_MOST = 512  # tokens: behind such a window it is tried as well
 _LIMIT, _LIMIT_OF_16_BITS = 2e-3, 0.06  # of the largest logit
 _SHARE = 0.25  # of what leaving rejected tokens in does
 _FAR = 32  # tokens before the end of the context, where positions are tried too
+_LIES = (
+    "mlx-lm's caches of this model say that tokens can be taken away, and they cannot: what a verify rejects is undone by going back to "
+    "the state before it, which takes longer."
+)
 
 
 def check_model(model: AdaptedModel) -> str | None:
@@ -37,12 +41,25 @@ def check_model(model: AdaptedModel) -> str | None:
             raise ModelError(
                 f"Rows of this model do not share all of a forward, so it takes one adapter: {model.by_rows}."
             )
-    if model.undo_parts is not None and not _holds(model, _rows_agree):
+    if not _goes_back(model):
+        was_shared = model.undo_parts is not None
         model.stop_sharing("it gives other logits, or none")
-    share = model.share_by_rows
-    notice = f"Rows of this model share {1 - share:.0%} of its weights in a forward, and read the others one by one: {model.by_rows}."
-    rollback = check_rollback(model)
-    return notice if rollback is None else f"{notice} {rollback}"
+        if not was_shared or not _goes_back(model):
+            raise ModelError(
+                "mlx-lm's caches of this model do not go back to accepted tokens, so it cannot be run here."
+            )
+    share = 1 - model.share_by_rows
+    notice = f"Rows of this model share {share:.0%} of its weights in a forward, and read the others one by one: {model.by_rows}."
+    return notice if model.cuts else f"{notice} {_LIES}"
+
+
+def _goes_back(model: AdaptedModel) -> bool:
+    """Whether rows agree as they go back now, by what caches say of themselves or else from copies of all of them; that way stays."""
+    for cuts in (True, False):
+        model.cuts = cuts
+        if _holds(model, _rows_agree):
+            return True
+    return False
 
 
 def _holds(model: AdaptedModel, tried: Callable[[AdaptedModel, int], bool]) -> bool:
@@ -74,10 +91,17 @@ def _flat(
     return mx.split(found.astype(mx.float32), list(rows.starts[1:-1]))
 
 
-def _near(model: AdaptedModel, found: mx.array, right: mx.array) -> bool:
+def _near(model: AdaptedModel, found: mx.array, right: mx.array, wrong: mx.array) -> bool:
+    """wrong: logits behind rejected tokens that stayed; right where there are none."""
     if not mx.isfinite(right).all().item():
         return True  # nothing can be compared, and requests end with their own errors
-    return bool((mx.abs(found - right).max() <= _limit(model) * mx.abs(right).max() + 1e-6).item())
+    limit = mx.maximum(_limit(model) * mx.abs(right).max() + 1e-6, _SHARE * mx.abs(wrong - right).max())
+    return bool((mx.abs(found - right).max() <= limit).item())
+
+
+def _alone(model: AdaptedModel, caches: list[Any], pieces: Sequence[mx.array]) -> list[mx.array]:
+    """Logits (w, V) of each of one row's pieces by the module and caches of mlx-lm's."""
+    return [model.head(model.body(piece, caches)).astype(mx.float32) for piece in pieces]
 
 
 def _texts(model: AdaptedModel, seed: int, lengths: Sequence[int]) -> list[mx.array]:
@@ -87,18 +111,25 @@ def _texts(model: AdaptedModel, seed: int, lengths: Sequence[int]) -> list[mx.ar
 
 def _rows_agree(model: AdaptedModel, seed: int) -> bool:
     """Three rows through prompts, verifies of which not all is accepted, and a step that one of them sits out."""
-    windows = [form.window for form in model.seams.forms if form and form.window] if model.seams else []
-    longest = max((w + 3 for w in windows if w <= _WINDOW_AT_MOST and w + 16 < model.max_context), default=6)
+    if model.seams is not None:
+        windows = [form.window for form in model.seams.forms if form is not None]
+    else:
+        windows = [form.most for form in model.forms]
+    tried = (w + 3 for w in windows if w and w <= _WINDOW_AT_MOST and w + 16 < model.max_context)
     prompts, verifies, steps = (
-        _texts(model, seed * 3 + i, n) for i, n in enumerate(((longest, 1, 3), (4, 1, 3), (2, 1, 1)))
+        _texts(model, seed * 3 + i, n)
+        for i, n in enumerate(((max(tried, default=6), 1, 3), (4, 1, 3), (2, 1, 1)))
     )
     kept, cache = [2, 1, 1], model.make_cache(3)
     found = [_flat(model, cache, prompts), _flat(model, cache, verifies, kept), _flat(model, cache, steps)]
     for row, count in enumerate(kept):
-        caches = model.new_caches()
-        for i, given in enumerate((prompts[row], verifies[row][:count], steps[row])):
-            right = model.head(model.body(given, caches)).astype(mx.float32)
-            if not _near(model, found[i][row][: given.shape[0]], right):
+        text, verified, step = prompts[row], verifies[row], steps[row]
+        right = wrong = _alone(model, model.new_caches(), (text, verified[:count], step))
+        if model.seams is None:
+            wrong = _alone(model, model.new_caches(), (text, verified, step))
+        for own, logits, bad in zip(found, right, wrong, strict=True):
+            num = logits.shape[0]
+            if not _near(model, own[row][:num], logits, bad[:num]):
                 return False
     return True
 
@@ -134,58 +165,7 @@ def _far_rows_agree(model: AdaptedModel, seed: int) -> bool:
     found = [_flat(model, cache, piece) for piece in pieces]
     for row in range(3):
         caches = [_FarCache(start) for _ in model.new_caches()]
-        for i, piece in enumerate(pieces):
-            right = model.head(model.body(piece[row], caches)).astype(mx.float32)
-            if not _near(model, found[i][row], right):
+        for own, right in zip(found, _alone(model, caches, [piece[row] for piece in pieces]), strict=True):
+            if not _near(model, own[row], right, right):
                 return False
     return True
-
-
-def check_rollback(model: AdaptedModel) -> str | None:
-    """A notice where caches of single rows cannot be trimmed although they say so: then they go back to the state before each verify.
-    Raises ModelError where that does not help either."""
-    for cuts in (True, False):
-        model.cuts = cuts
-        if all(_goes_back(model, length) for length in _lengths(model)):
-            if cuts:
-                return None
-            return (
-                "mlx-lm's caches of this model say that tokens can be taken away, and they cannot: what a verify rejects is undone by "
-                "going back to the state before it, which takes longer."
-            )
-    raise ModelError(
-        "mlx-lm's caches of this model do not go back to accepted tokens, so it cannot be run here."
-    )
-
-
-def _lengths(model: AdaptedModel) -> set[int]:
-    """Lengths of the prompts that are tried."""
-    longest = (form.most for form in model.forms)
-    return {
-        4,
-        *(w + 3 for w in longest if w is not None and w <= _WINDOW_AT_MOST and w + 16 < model.max_context),
-    }
-
-
-def _goes_back(model: AdaptedModel, length: int) -> bool:
-    return any(_tried(model, length, seed) for seed in range(_TRIES))
-
-
-def _tried(model: AdaptedModel, length: int, seed: int) -> bool:
-    """Whether a verify of which one token is accepted leaves what that token alone would, for the steps behind it."""
-    (text,) = _texts(model, seed, (length + 7,))
-    prompt, verify, step, after = mx.split(text, [length, length + 4, length + 5])
-
-    def logits(middle: mx.array, kept: int) -> mx.array:
-        cache = model.make_cache(1)
-        _flat(model, cache, [prompt])
-        _flat(model, cache, [middle], [kept])
-        _flat(model, cache, [step])
-        return _flat(model, cache, [after])[0]
-
-    right, tried, wrong = logits(verify[:1], 1), logits(verify, 1), logits(verify, 4)
-    if not mx.isfinite(right).all().item():
-        return True  # nothing can be compared, and requests end with their own errors
-    near = _limit(model) * mx.abs(right).max() + 1e-6
-    bound = mx.maximum(near, _SHARE * mx.abs(wrong - right).max())
-    return bool((mx.abs(tried - right).max() <= bound).item())
