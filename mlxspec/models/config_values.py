@@ -17,6 +17,8 @@ _MOST = {
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 16,
     "num_experts": 1 << 14,
+    "max_pixels": 1 << 32,
+    "longest_edge": 1 << 32,
 }
 
 

@@ -32,25 +32,15 @@ from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.drafter_module import DrafterModule, sanitize_drafter
 from mlxspec.models.layers import FusedLinear, Rotary, project, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
-from mlxspec.models.qwen3_5_config import Qwen35Config
+from mlxspec.models.qwen3_5_layers import Qwen35Attention
 from mlxspec.models.registry import Trunk
 from mlxspec.models.segments import LayerPiece, Segments
 
 _OF_A_LAYER = 16  # kernels that Metal launches for a layer of a block, for `device.start`
 
 
-class DFlashAttention(nn.Module):
+class DFlashAttention(Qwen35Attention):
     """Plain Qwen3's attention, whose keys and values are made of two inputs: of context cells, and of the block."""
-
-    def __init__(self, c: Qwen35Config) -> None:
-        super().__init__()
-        self._c = c
-        self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
-        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(c.head_dim)
-        self.k_norm = nn.RMSNorm(c.head_dim)
 
     def fuse(self) -> None:
         self.queries_of = FusedLinear([self.q_proj])

@@ -18,6 +18,7 @@ from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values, flag, number, read, size
 from mlxspec.models.vision.parts import (
+    Parts,
     attend,
     axial,
     axial_frequencies,
@@ -83,7 +84,7 @@ class Gemma4VisionTower(nn.Module):
         self._c = c
         self._frequencies = axial_frequencies(c.head_dim, c.theta)
         self.patch_embedder = _PatchEmbedder(c)
-        self.encoder = _Encoder(c)
+        self.encoder = Parts(layers=[_Layer(c) for _ in range(c.num_layers)])
         if c.standardizes:
             self.std_bias, self.std_scale = mx.zeros(c.hidden_size), mx.ones(c.hidden_size)
         self.embed_vision = _Embedder(c.hidden_size, c.out_size, c.eps)
@@ -106,15 +107,7 @@ class Gemma4VisionTower(nn.Module):
     def scratch_bytes(self, tokens: int) -> int:
         c, itemsize = self._c, self.patch_embedder.position_embedding_table.itemsize
         num, numbers = tokens * c.pool**2, 3 * c.patch_size**2
-        layer = layer_bytes(
-            num,
-            size=c.hidden_size,
-            inner=c.intermediate_size,
-            heads=c.num_heads,
-            dim=c.head_dim,
-            itemsize=itemsize,
-        )
-        return layer + num * (3 * 4 + itemsize) * numbers + 8 * num * c.head_dim
+        return layer_bytes(num, c, itemsize) + num * (3 * 4 + itemsize) * numbers + 8 * num * c.head_dim
 
     def _pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
         """(patches, hidden size), row by row -> (tokens, hidden size) float32: scaled they are too large for float16."""
@@ -135,12 +128,6 @@ class _PatchEmbedder(nn.Module):
         table = self.position_embedding_table
         x = self.input_proj((2 * (mx.array(pixels) - 0.5)).astype(table.dtype))
         return x + (table[0][mx.array(across)] + table[1][mx.array(down)])
-
-
-class _Encoder(nn.Module):
-    def __init__(self, c: Gemma4VisionConfig) -> None:
-        super().__init__()
-        self.layers = [_Layer(c) for _ in range(c.num_layers)]
 
 
 class _Layer(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -60,12 +61,20 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     return out[0].transpose(1, 0, 2)[..., :dim].reshape(num, heads * dim)
 
 
-def layer_bytes(num: int, *, size: int, inner: int, heads: int, dim: int, itemsize: int) -> int:
-    """What one layer over `num` patches takes while it runs, at most.
+class Parts(nn.Module):
+    """Modules by their names in a checkpoint, which another one calls."""
 
-    size, inner: numbers of a patch's hidden state and of a feed-forward layer between its matrices, of which a gate and a product may be
-    alive as well. heads, dim: of attention. itemsize: bytes of the tower's numbers; queries and keys are turned in float32.
-    """
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self[name] = part
+
+
+def layer_bytes(num: int, sizes: Any, itemsize: int) -> int:
+    """What one layer over `num` patches takes while it runs, at most; a gate and a product may be alive as well. sizes: the tower's config.
+    itemsize: bytes of the tower's numbers; queries and keys are turned in float32."""
+    size, heads, dim = sizes.hidden_size, sizes.num_heads, sizes.head_dim
+    inner = max(sizes.intermediate_size, size)
     is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]
     wide = heads * (next(n for n in FUSED_MANY if n >= dim) if is_fused else dim)
     attending = itemsize * (3 * size + 10 * wide) + 6 * 4 * wide

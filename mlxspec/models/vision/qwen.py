@@ -104,17 +104,9 @@ class QwenVisionTower(nn.Module):
         c, itemsize = self._c, self.pos_embed.weight.itemsize
         num = tokens * c.merge**2
         numbers = 3 * c.patch_size**2
-        layer = layer_bytes(
-            num,
-            size=c.hidden_size,
-            inner=max(c.intermediate_size, c.hidden_size),
-            heads=c.num_heads,
-            dim=c.head_dim,
-            itemsize=itemsize,
-        )
         read = num * (4 * numbers + itemsize * (1 + 2 * c.frames) * numbers)
         table = 4 * c.hidden_size * (2 * c.places**2 + 4 * num)
-        return layer + read + table + 8 * num * c.head_dim
+        return layer_bytes(num, c, itemsize) + read + table + 8 * num * c.head_dim
 
     def _positions(self, rows: int, columns: int, order: np.ndarray) -> mx.array:
         """(patches, hidden size) float32: the square table, stretched to the grid so that corners lie on corners."""

@@ -38,7 +38,7 @@ def image_settings(folder: Path) -> Mapping[str, Any]:
 def qwen_images(settings: Mapping[str, Any], patch_size: int, merge_size: int) -> QwenImages:
     """patch_size, merge_size: of the tower. Raises ModelError, also for settings of another tower."""
     get = _checked(settings, {"do_normalize": (True,), "resample": (_BICUBIC,)})
-    size = Values(mapping(settings, "size"))
+    size = get.part("size", Keys())
     _same(get, "patch_size", patch_size)
     _same(get, "merge_size", merge_size)
     area = 28 * 28
@@ -46,8 +46,8 @@ def qwen_images(settings: Mapping[str, Any], patch_size: int, merge_size: int) -
         patch_size=patch_size,
         merge_size=merge_size,
         min_pixels=get.size("min_pixels", size.size("shortest_edge", 4 * area)),
-        max_pixels=_large(get, "max_pixels", _large(size, "longest_edge", 1280 * area)),
-        scale=_scale(get),
+        max_pixels=get.size("max_pixels", size.size("longest_edge", 1280 * area)),
+        scale=get.number("rescale_factor", 1 / 255),
         mean=_three(settings, "image_mean", _CLIP_MEAN),
         std=_three(settings, "image_std", _CLIP_STD),
     )
@@ -65,14 +65,14 @@ def gemma3_images(settings: Mapping[str, Any], image_size: int, patch_size: int,
         "image_seq_length": (tokens,),
     }
     get = _checked(settings, only)
-    size = Values(mapping(settings, "size"))
+    size = get.part("size", Keys())
     for side in ("height", "width"):
         _same(size, side, image_size)
     return Gemma3Images(
         image_size=image_size,
         patch_size=patch_size,
         tokens=tokens,
-        scale=_scale(get),
+        scale=get.number("rescale_factor", 1 / 255),
         mean=_three(settings, "image_mean"),
         std=_three(settings, "image_std"),
     )
@@ -90,7 +90,7 @@ def gemma4_images(
             patch_size=patch_size,
             pool=pool,
             max_tokens=get.size("max_soft_tokens", 280),
-            scale=_scale(get),
+            scale=get.number("rescale_factor", 1 / 255),
             joins_blocks=joins_blocks,
         )
     except ConfigError as error:
@@ -112,20 +112,6 @@ def _same(get: Values, key: str, expected: int) -> None:
         raise ModelError(
             f"{FILE}: {key} is {short(get.raw[key])}, but vision_config in config.json makes it {expected}."
         )
-
-
-def _large(get: Values, key: str, default: int) -> int:
-    """A number of pixels, which may be larger than `Values.size` allows."""
-    value = get.raw.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1 << 32:
-        raise ModelError(f"{FILE}: {key} is {short(value)}, which is no usable number of pixels.")
-    return value
-
-
-def _scale(get: Values) -> float:
-    return get.number("rescale_factor", 1 / 255)
 
 
 def _three(

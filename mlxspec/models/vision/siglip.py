@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values, number, read, size
-from mlxspec.models.vision.parts import attend, gelu_tanh, layer_bytes, layer_norm
+from mlxspec.models.vision.parts import Parts, attend, gelu_tanh, layer_bytes, layer_norm
 
 _KEYS = Keys(
     only={
@@ -61,6 +61,10 @@ class SiglipConfig:
         return self.image_size // self.patch_size
 
     @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
     def side_tokens(self) -> int:
         return int(self.tokens**0.5)
 
@@ -71,8 +75,11 @@ class SiglipTower(nn.Module):
     def __init__(self, c: SiglipConfig) -> None:
         super().__init__()
         self._c = c
-        self.embeddings = _Embeddings(c)
-        self.encoder = _Encoder(c)
+        self.embeddings = Parts(
+            patch_embedding=nn.Linear(3 * c.patch_size**2, c.hidden_size),
+            position_embedding=nn.Embedding(c.side**2, c.hidden_size),
+        )
+        self.encoder = Parts(layers=[_Layer(c) for _ in range(c.num_layers)])
         self.post_layernorm = nn.LayerNorm(c.hidden_size, eps=c.eps)
         self.multi_modal_projector = _Projector(c)
 
@@ -88,28 +95,7 @@ class SiglipTower(nn.Module):
     def scratch_bytes(self, tokens: int) -> int:
         c, itemsize = self._c, self.embeddings.patch_embedding.weight.itemsize
         num, numbers = c.side**2, 3 * c.patch_size**2
-        layer = layer_bytes(
-            num,
-            size=c.hidden_size,
-            inner=c.intermediate_size,
-            heads=c.num_heads,
-            dim=c.hidden_size // c.num_heads,
-            itemsize=itemsize,
-        )
-        return layer + num * (4 + itemsize) * numbers
-
-
-class _Embeddings(nn.Module):
-    def __init__(self, c: SiglipConfig) -> None:
-        super().__init__()
-        self.patch_embedding = nn.Linear(3 * c.patch_size**2, c.hidden_size)
-        self.position_embedding = nn.Embedding(c.side**2, c.hidden_size)
-
-
-class _Encoder(nn.Module):
-    def __init__(self, c: SiglipConfig) -> None:
-        super().__init__()
-        self.layers = [_Layer(c) for _ in range(c.num_layers)]
+        return layer_bytes(num, c, itemsize) + num * (4 + itemsize) * numbers
 
 
 class _Layer(nn.Module):
@@ -118,7 +104,10 @@ class _Layer(nn.Module):
         self.layer_norm1 = nn.LayerNorm(c.hidden_size, eps=c.eps)
         self.layer_norm2 = nn.LayerNorm(c.hidden_size, eps=c.eps)
         self.self_attn = _Attention(c)
-        self.mlp = _Mlp(c)
+        self.mlp = Parts(
+            fc1=nn.Linear(c.hidden_size, c.intermediate_size),
+            fc2=nn.Linear(c.intermediate_size, c.hidden_size),
+        )
 
     def __call__(self, x: mx.array) -> mx.array:
         x = x + self.self_attn(layer_norm(x, self.layer_norm1))
@@ -140,13 +129,6 @@ class _Attention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return self.out_proj(attend(q, k, v, q.shape[-1] ** -0.5))
-
-
-class _Mlp(nn.Module):
-    def __init__(self, c: SiglipConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(c.hidden_size, c.intermediate_size)
-        self.fc2 = nn.Linear(c.intermediate_size, c.hidden_size)
 
 
 class _Projector(nn.Module):
