@@ -34,11 +34,8 @@ from mlxspec.loading.weights import (
     rename,
     split_experts,
 )
-from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_lazily
-from mlxspec.models.assemble_drafter import (
-    assemble_drafter,
-    assemble_head_lazily,
-)
+from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, assemble_lazily
+from mlxspec.models.assemble_drafter import assemble_drafter, assemble_head_lazily
 from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.proposal_rows import proposing
@@ -93,17 +90,39 @@ def inspect(
             num_tensors=len(weights),
             file_bytes=_bytes(weights) + _Packed.of(weights).bytes,
         )
-    config = folder.config()
     if runs.by_mlx_lm:
-        from mlxspec.checkpoints.inspect_adapted import inspect_adapted  # slow to import
+        from mlxspec.checkpoints.inspect_adapted import read_facts  # slow to import
 
-        return inspect_adapted(name, folder, context=context, rows=rows, draft_model=draft_model)
+        made, facts = read_facts(folder)
+    else:
+        made, facts = _read_facts(folder)
+    context = _context(context, made)
+    check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
+    pair = paired(folder.path)[0] if draft_model is None else None
+    beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
+    adapted = _adapted(folder, draft_model if pair is None else str(pair), beside)
+    drafters = _usable(facts["head"], beside, made, adapted)
+    modules = made, beside and beside.module
+    return InspectReport(
+        name=name,
+        folder=str(folder.path),
+        revision=hub.revision_of(folder.path),
+        vocab_size=made.model.vocab_size,
+        max_context=made.model.max_context,
+        memory=_memory(*modules, context, rows, drafters, kv_bits=kv_bits, draft_kv_bits=draft_kv_bits),
+        drafters=drafters,
+        has_tokenizer=has_vocabulary(folder.path),
+        **facts,
+    )
+
+
+def _read_facts(folder: ModelFolder) -> tuple[Assembled, dict[str, Any]]:
+    """A model that runs by our code, and what InspectReport says of its parts."""
+    config = folder.config()
     kind, weights = architecture(config), folder.read()
     made = assemble_lazily(
         config, lambda: weights, draft_bits=SpecConfig.draft_bits, images=folder.image_settings
     )
-    context = _context(context, made)
-    check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
     plain = kind.build(made.config)
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
@@ -116,41 +135,19 @@ def inspect(
     tower = _tower(made, vision, _Packed.of(weights, vision.__contains__))
     rest = {k: v for k, v in weights.items() if k not in text}
     packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)
-    pair = paired(folder.path)[0] if draft_model is None else None
-    beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
-    drafters = _usable(
-        head, beside, made, _adapted(folder, draft_model if pair is None else str(pair), beside)
-    )
-
-    return InspectReport(
-        name=name,
-        folder=str(folder.path),
-        revision=hub.revision_of(folder.path),
-        model_type=config["model_type"],
-        layers=_layers(made),
-        hidden_size=made.model.hidden_size,
-        vocab_size=made.model.vocab_size,
-        max_context=made.model.max_context,
-        num_experts=made.config.num_experts,
-        parameters=_count(plain),
-        active=_active(plain, made.config),
-        formats=packed.among(_formats(trunk, plain)),
-        file_bytes=_bytes(trunk) + packed.bytes,
-        skipped_bytes=_bytes(rest) + _Packed.of(weights, rest.__contains__).bytes - tower.bytes,
-        head=head,
-        vision=tower,
-        memory=_memory(
-            made,
-            beside and beside.module,
-            context,
-            rows,
-            drafters,
-            kv_bits=kv_bits,
-            draft_kv_bits=draft_kv_bits,
-        ),
-        drafters=drafters,
-        has_tokenizer=has_vocabulary(folder.path),
-    )
+    return made, {
+        "model_type": config["model_type"],
+        "layers": _layers(made),
+        "hidden_size": made.model.hidden_size,
+        "num_experts": made.config.num_experts,
+        "parameters": _count(plain),
+        "active": _active(plain, made.config),
+        "formats": packed.among(_formats(trunk, plain)),
+        "file_bytes": _bytes(trunk) + packed.bytes,
+        "skipped_bytes": _bytes(rest) + _Packed.of(weights, rest.__contains__).bytes - tower.bytes,
+        "head": head,
+        "vision": tower,
+    }
 
 
 def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights, Weights]:
@@ -207,7 +204,7 @@ def _beside(name: str | None, target: Assembled, how: str = "named with --draft-
         bits = SpecConfig.draft_bits
         made = assemble_drafter(kind, folder.config(), folder.read, target.model, draft_bits=bits)
         return _Beside(name, kind, made, how)
-    module = assemble_lazily(folder.config(), folder.read).model
+    module = assemble_folder(folder).model
     try:
         assemble_head_lazily(folder.read, target)
     except ModelError:
@@ -267,22 +264,19 @@ def _formats(weights: Weights, plain: Any) -> dict[str, int]:
 
 def _head(kind: Architecture, made: Assembled, own: Weights, plain: Any, packed: _Packed) -> Head:
     if made.mtp is None or kind.head is None:
-        return Head(present=False, parameters=0, bytes=0, formats={}, advice=_advice(kind, made))
+        return Head(advice=_advice(kind, made))
     module = kind.head(made.config, plain)
     return Head(
         present=True,
         parameters=_count(module),
         bytes=_bytes(own) + packed.bytes,
         formats=packed.among(_formats(own, module)),
-        advice="",
     )
 
 
 def _tower(made: Assembled, own: Weights, packed: _Packed) -> Tower:
     if made.vision is None:
-        return Tower(
-            present=False, parameters=0, bytes=0, max_tokens=0, square_tokens=0, advice=made.no_images
-        )
+        return Tower(advice=made.no_images)
     preprocessor = made.vision.preprocessor
     return Tower(
         present=True,
@@ -290,7 +284,6 @@ def _tower(made: Assembled, own: Weights, packed: _Packed) -> Tower:
         bytes=_bytes(own) + packed.bytes,
         max_tokens=preprocessor.max_tokens,
         square_tokens=preprocessor.tokens_of(1024, 1024),
-        advice="",
     )
 
 
@@ -345,7 +338,7 @@ def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -
 
 def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -> tuple[Usable, ...]:
     """adapted: what to add on the drafter beside."""
-    found = []
+    found, by_rows = [], bool(getattr(made.model, "by_rows", ""))
     for name in DRAFTER_NAMES:
         usable, why, drafting = True, "needs no weights", None
         if name == "mtp":
@@ -353,9 +346,9 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -
             is_named = beside is not None and DRAFTS_AS[beside.kind] == "mtp"
             drafting = beside.module if beside is not None and is_named else made.mtp
         elif name == "eagle3":
-            usable, why = _eagle3(beside)
+            usable, why = _eagle3(beside, by_rows)
         elif name == "dflash":
-            usable, why = _dflash(beside)
+            usable, why = _dflash(beside, by_rows)
             drafting = beside.module if beside is not None and usable else None
         elif name == "draft-model":
             usable, why = _draft_model(beside)
@@ -382,7 +375,13 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
     return False, head.advice
 
 
-def _dflash(beside: _Beside | None) -> tuple[bool, str]:
+_HIDDEN = "reads layers, which a model does not show whose rows do not share all of a forward"
+
+
+def _dflash(beside: _Beside | None, by_rows: bool) -> tuple[bool, str]:
+    """by_rows: rows do not share all of a forward."""
+    if by_rows:
+        return False, _HIDDEN
     if beside is None or beside.kind != "dflash":
         return False, "needs --draft-model, a block drafter that was trained for this model"
     c = beside.module.config
@@ -397,7 +396,9 @@ def _draft_model(beside: _Beside | None) -> tuple[bool, str]:
     return True, "--draft-model was named"
 
 
-def _eagle3(beside: _Beside | None) -> tuple[bool, str]:
+def _eagle3(beside: _Beside | None, by_rows: bool) -> tuple[bool, str]:
+    if by_rows:
+        return False, _HIDDEN
     if beside is None or beside.kind != "eagle3":
         return False, "needs --draft-model, an EAGLE-3 drafter made for this model"
     layers = ", ".join(map(str, beside.module.layers_read))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxspec.checkpoints.memory import MemoryEstimate
@@ -29,11 +29,11 @@ class Head:
     """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty. adapted: what is known
     of the one that `scripts/adapt` made of it, else empty."""
 
-    present: bool
-    parameters: int
-    bytes: int
-    formats: dict[str, int]
-    advice: str
+    present: bool = False
+    parameters: int = 0
+    bytes: int = 0
+    formats: dict[str, int] = field(default_factory=dict)
+    advice: str = ""
     adapted: str = ""
 
 
@@ -42,12 +42,12 @@ class Tower:
     """The vision tower with its projection. bytes: in the files. max_tokens: of the largest image; square_tokens: of one of 1024 x 1024
     pixels. advice: why the model reads no images where it does not, else empty."""
 
-    present: bool
-    parameters: int
-    bytes: int
-    max_tokens: int
-    square_tokens: int
-    advice: str
+    present: bool = False
+    parameters: int = 0
+    bytes: int = 0
+    max_tokens: int = 0
+    square_tokens: int = 0
+    advice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,51 +78,34 @@ def expected(
     """The memory of a model that is not here yet, by its config.json and the bytes of its weights. unpacked: they are in a format that
     loading unpacks. Raises ModelError for a config.json that is wrong."""
     config = dict(runs.config)
+    quantized = bool(config.get("quantization") or config.get("quantization_config"))
     if runs.by_mlx_lm:
-        return _expected_of_mlx_lm(config, file_bytes, context, rows, unpacked=unpacked)
-    kind = architecture(config)
-    parsed = kind.parse(config)
-    model = kind.build(parsed)
-    in_memory, vision, plan = file_bytes, 0, _vision_plan(config, parsed.hidden_size)
-    quantized = bool(config.get("quantization") or config.get("quantization_config"))
-    if device.has_gpu():
-        for module in (model, *([] if plan is None else [plan.tower])):
-            module.set_dtype(mx.bfloat16)
-    values = bytes_of(model)  # without a GPU float32
-    if unpacked or (not device.has_gpu() and (not quantized or floats_fit(values))):
-        in_memory, vision = values, 0 if plan is None else bytes_of(plan.tower)
-    context = min(context or DEFAULT_CONTEXT, parsed.max_context)
-    return MemoryEstimate(
-        context=context,
-        rows=rows,
-        weights=in_memory,
-        drafter_weights=0,
-        state=state_bytes(model, context, rows),
-        drafter_state=0,
-        machine=machine_memory(),
-        vision=vision,
-        reading=0 if plan is None else reading_bytes(plan),
-        a_token=token_bytes(model),
-    )
+        from mlxspec.models.adapted.loading import blank  # slow to import
 
-
-def _expected_of_mlx_lm(
-    config: dict[str, Any], file_bytes: int, context: int | None, rows: int, *, unpacked: bool
-) -> MemoryEstimate:
-    """Weights stay as stored, but for floats without a GPU, which become float32, and formats that are unpacked."""
-    from mlxspec.models.adapted.loading import blank  # slow to import
-
-    model = blank(config)
-    quantized = bool(config.get("quantization") or config.get("quantization_config"))
+        model: Any = blank(config)
+        plan, unpacks = None, False  # quantized matrices stay as stored
+    else:
+        kind = architecture(config)
+        parsed = kind.parse(config)
+        model = kind.build(parsed)
+        plan = _vision_plan(config, parsed.hidden_size)
+        if device.has_gpu():
+            for module in (model, *([] if plan is None else [plan.tower])):
+                module.set_dtype(mx.bfloat16)
+        unpacks = floats_fit(bytes_of(model))
+    # without a GPU floats become float32
+    as_floats = unpacked or (not device.has_gpu() and (not quantized or unpacks))
     context = min(context or DEFAULT_CONTEXT, model.max_context)
     return MemoryEstimate(
         context=context,
         rows=rows,
-        weights=file_bytes if not unpacked and (quantized or device.has_gpu()) else bytes_of(model),
+        weights=bytes_of(model) if as_floats else file_bytes,
         drafter_weights=0,
         state=state_bytes(model, context, rows),
         drafter_state=0,
         machine=machine_memory(),
+        vision=bytes_of(plan.tower) if as_floats and plan is not None else 0,
+        reading=0 if plan is None else reading_bytes(plan),
         a_token=token_bytes(model),
     )
 

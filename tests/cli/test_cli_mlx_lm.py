@@ -81,6 +81,7 @@ def test_inspect_says_what_does_not_work(run: Run, folder: Path) -> None:
     data = json.loads(run("inspect", folder, "--json", "--draft-model", folder).out)
     assert data["memory"]["drafter_weights"] == data["memory"]["weights"] > 0
     assert data["parameters"] == sum(data["formats"].values())
+    assert {d["name"]: d["usable"] for d in data["drafters"]}["draft-model"]
 
 
 def test_a_conversion_loads_and_takes_less(run: Run, folder: Path, tmp_path: Path) -> None:
