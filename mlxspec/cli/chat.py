@@ -232,8 +232,7 @@ def _turn(session: Session, text: str) -> bool:
 
 def _greet(talk: Conversation) -> None:
     terminal.note_as_is(f"mlxspec {__version__}")
-    for line in header.lines(talk):
-        terminal.note_as_is(line)
+    header.tell(talk)
     if talk.engine.name in options.DEMO_FAMILY:
         terminal.note("This is a small model that comes with mlxspec; --model names another.")
     terminal.note_as_is("/help lists the commands, Ctrl-D leaves.")

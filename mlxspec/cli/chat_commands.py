@@ -70,13 +70,13 @@ def completions(session: Session) -> Completions:
 
 def _help(session: Session, rest: str) -> None:
     for name, command in COMMANDS.items():
-        terminal.note_as_is(f"{f'/{name} {command.usage}':<32} {command.about}".rstrip())
+        terminal.note_row(f"/{name} {command.usage}".rstrip(), command.about, 32)
     for line in (
         "Enter sends; Alt-Enter, or a backslash at the end of a line, begins a new line.",
         "A line that shall begin with a slash begins with two.",
         "Ctrl-C stops an answer and keeps what came; Ctrl-D leaves.",
     ):
-        terminal.note_as_is(line)
+        terminal.note(line)
 
 
 def _clear(session: Session, rest: str) -> None:
@@ -147,7 +147,7 @@ def _set(session: Session, rest: str) -> None:
             tip = near(name, known) or f"there are: {', '.join(known)}."
             raise ConfigError(f"There is no option {name}; {tip}")
         for word, own in known.items():
-            terminal.note_as_is(f"{word:<20} {_told(own, talk.params)}")
+            terminal.note_row(word, _told(own, talk.params), 20)
         return
     if value in ("off", "default"):
         default = SamplingParams(max_tokens=MAX_CONTEXT)
@@ -274,8 +274,7 @@ def _model(session: Session, rest: str) -> None:
     if rest:
         session.talk.go_on_with(*session.load(rest))
         _release()
-    for line in header.lines(session.talk):
-        terminal.note_as_is(line)
+    header.tell(session.talk)
 
 
 def _release() -> None:

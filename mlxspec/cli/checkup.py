@@ -243,7 +243,7 @@ def _earlier_texts() -> Iterator[Finding]:
     from mlxspec.engine.text_files import texts_folder
 
     for name, path in {"prefix store": default_folder(), "earlier texts": texts_folder()}.items():
-        if path.exists():
+        if os.path.exists(path):  # not so in a folder of another user, where Path.exists raises
             num = len(list(path.glob("*.safetensors")))
             found = f"{path}, {counted(num, 'file')}, {size(_bytes_in(path))}; removing the folder clears it"
             yield Finding(name=name, found=found)
@@ -252,7 +252,7 @@ def _earlier_texts() -> Iterator[Finding]:
 
 
 def _existing(path: Path) -> Path:
-    while not path.exists():
+    while not os.path.exists(path):
         path = path.parent
     return path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.cli import stats_line
+from mlxspec.cli import stats_line, terminal
 from mlxspec.cli.recommended import USUAL
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DEMO = "demo"
 
 
-def lines(talk: Conversation) -> list[str]:
-    """The header, line by line."""
+def tell(talk: Conversation) -> None:
+    """Write the header to stderr."""
     engine, spec = talk.engine, talk.spec
     drafters = ", ".join(spec.drafters)
     policy = "where it pays" if spec.policy == "auto" else "always"
@@ -35,7 +35,8 @@ def lines(talk: Conversation) -> list[str]:
         else "always the most likely token",
         "context": f"{engine.max_context:,} tokens{stats_line.kept_bits(engine)}",
     }
-    return [f"{name:<9} {text}" for name, text in rows.items()]
+    for name, text in rows.items():
+        terminal.note_row(name, text, 9)
 
 
 def weights(engine: Engine) -> str:

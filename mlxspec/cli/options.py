@@ -127,7 +127,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     args, extra = parser.parse_known_args(arguments)
     args.notes, args.given = notes, given
     if args.command is None:
-        raise ConfigError(f"No command was named; there are: {', '.join(COMMANDS)}.")
+        tip = near(extra[0], ("--help", "--version")) if extra else ""
+        raise ConfigError(
+            f"There is no option {extra[0]}; {tip}"
+            if tip
+            else f"No command was named; there are: {', '.join(COMMANDS)}."
+        )
     if extra:
         _refuse_moved(f"{args.command} {extra[0]}")
         refuse(extra[0], args.command, parsers[args.command])

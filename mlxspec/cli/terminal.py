@@ -95,12 +95,24 @@ def say_drafted(text: str, num_chars: int) -> None:
 
 def note(text: str) -> None:
     """A remark beside the answer, to stderr; on a terminal dim and broken between words."""
-    line = sentence(_as_typed(text))
-    if is_terminal(sys.stderr) and len(line) >= (columns := shutil.get_terminal_size().columns):
-        for part in textwrap.wrap(line, max(columns - 1, 20), break_long_words=False, break_on_hyphens=False):
-            note_as_is(part)
-    else:
-        note_as_is(line)
+    for part in _lines(sentence(_as_typed(text))):
+        note_as_is(part)
+
+
+def note_row(name: str, text: str, width: int) -> None:
+    """A row of a list to stderr, with the text behind `width` columns unless the terminal is narrow; there broken between words."""
+    is_narrow = is_terminal(sys.stderr) and shutil.get_terminal_size().columns <= 2 * width
+    for part in _lines(f"{name:<{0 if is_narrow else width}} {text}", 2 if is_narrow else width + 1):
+        note_as_is(part)
+
+
+def _lines(line: str, indent: int = 0) -> list[str]:
+    """`line` as lines that a terminal has room for. indent: of all but the first."""
+    columns = shutil.get_terminal_size().columns
+    if not is_terminal(sys.stderr) or len(line) < columns:
+        return [line]
+    wide, below = max(columns - 1, 20), " " * indent
+    return textwrap.wrap(line, wide, subsequent_indent=below, break_long_words=False, break_on_hyphens=False)
 
 
 def note_as_is(line: str) -> None:
@@ -110,8 +122,8 @@ def note_as_is(line: str) -> None:
 
 
 def complain(text: str) -> None:
-    """One line about something that went wrong, to stderr."""
-    print(f"mlxspec: error: {sentence(_as_typed(text))}", file=sys.stderr, flush=True)
+    """A sentence about something that went wrong, to stderr; on a terminal broken between words."""
+    print("\n".join(_lines(f"mlxspec: error: {sentence(_as_typed(text))}")), file=sys.stderr, flush=True)
 
 
 def _as_typed(text: str) -> str:

@@ -37,6 +37,7 @@ FOREIGN = [
     ("generate x -m ~nobody/x", "~nobody/x"),
     ("generate x -m owner/name", "HF_HUB_OFFLINE is set"),
     ("generate x -m owner/name/more", "no Hugging Face id"),
+    ("--versoin", "There is no option --versoin; did you mean --version?"),
     ("generate x -m qwen3.5:5b", "`mlxspec run` lists common models, `mlxspec models qwen3.5 5b` searches"),
     ("generate x -m /models/name.gguf", "is in GGUF, which mlxspec does not read; `mlxspec models name`"),
     ("pull owner/name-GGUF", "is in GGUF"),

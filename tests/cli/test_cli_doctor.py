@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -82,6 +85,23 @@ def test_what_is_wrong_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "no-such-package-at-all" in findings["packages"]["found"]
     assert findings["free disk"]["status"] == "note"
     assert findings["same text"]["status"] == "ok"  # a kernel that failed its check is not used
+
+
+def test_a_folder_of_another_user_is_no_accident(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody but root may look into it, so what a folder of it holds cannot be asked."""
+    right = os.stat
+
+    def stat(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "theirs")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return right(path, *rest, **named)
+
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "theirs"))
+    monkeypatch.setattr(os, "stat", stat)
+    found = {each.name: each for each in checkup._earlier_texts()}
+    assert found["prefix store"].found.startswith("nothing on disk")
 
 
 def test_drafting_that_changes_the_text_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,26 @@ def test_what_is_pasted_while_a_model_loads_or_answers_is_not_sent(start: Start)
     assert "tok/s" not in chat.wait_for("five", after=before)
 
 
+def test_a_narrow_terminal_breaks_lines_between_words(start: Start) -> None:
+    chat = start(columns=40)
+    chat.wait_for(ready)
+    for line in ("/help", "/temp hot", "/model nowhere-at-all", "/draft xyz"):
+        before = len(chat.text())
+        chat.type(line + "\r")
+        chat.wait_for(ready, after=before)
+    lines = chat.text().splitlines()
+    assert "drafting  suffix, ngram-simple, mtp" in lines
+    assert "(where it pays)" in [line.strip() for line in lines]
+    assert "/clear forget the conversation (the" in lines
+    assert "mlxspec: error: /temp needs a number" in lines
+    text = " ".join(line.strip() for line in lines)
+    for words in (
+        "`mlxspec models nowhere at all` searches for others.",
+        "(--draft at the start chooses others).",
+    ):
+        assert words in text
+
+
 def test_a_conversation(start: Start, tmp_path: Path) -> None:
     """Header, typing, an answer with its statistics, commands with completion, several lines, paste, history, leaving."""
     chat = start("--max-tokens", "60")

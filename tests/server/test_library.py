@@ -322,6 +322,8 @@ def test_models_on_the_page(program: str, place: Place, tmp_path: Path) -> None:
         bytes_of = "document.querySelector('#fetch-state').textContent"
         browser.until(f"/of [0-9.]+ MB$/.test({bytes_of})")
         assert browser.js(WRONG) == ""
+        fetch(browser, "owner/page")
+        browser.until(f"{WRONG} === 'owner/other is being fetched; one model is fetched at a time.'")
         assert place.hub.stalled.wait(LONG)
         browser.reload()
         browser.until("document.querySelector('#model-facts').textContent")

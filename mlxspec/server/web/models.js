@@ -7,6 +7,7 @@ export class Models {
   #api;
   #server;
   #stop = null; // ends the reading of a download's progress
+  #fetched = ""; // the model of that download
   #isBusy = false; // whether something is being asked of the server
 
   /** server: knows the models that are served, and shows them again once there are more. */
@@ -76,17 +77,24 @@ export class Models {
 
   /** Fetch a model, or watch its download where it runs already. */
   async #fetch(name) {
-    if (this.#stop) return;
+    byId("models").scrollTop = 0;
+    if (this.#stop) {
+      wrong(`${this.#fetched} is being fetched; one model is fetched at a time.`);
+      return;
+    }
     this.#stop = new AbortController();
+    this.#fetched = name;
     wrong("");
     byId("fetching").hidden = false;
-    byId("models").scrollTop = 0;
     byId("fetch-cancel").focus();
     progress(`Asking the hub for ${name}.`);
     try {
       for await (const told of this.#api.pull(name, this.#stop.signal)) {
         if (told.status !== "success") progress(told.status, told.completed, told.total);
-        else await this.#show([`${name} is here.`, ...told.notices].join(" "));
+        else {
+          wrong("");
+          await this.#show([`${name} is here.`, ...told.notices].join(" "));
+        }
       }
     } catch (error) {
       if (error.name === "AbortError") return;
