@@ -493,7 +493,7 @@ function finish(own) {
     showConversation();
     if (wasAtEnd) scrollToEnd();
   }
-  server.refresh();
+  if (!server.model?.meta.loaded) server.refresh();
 }
 
 function stop() {

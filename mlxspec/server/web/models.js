@@ -29,6 +29,7 @@ export class Models {
     say("");
     wrong("");
     byId("models").showModal();
+    await this.#server.refresh(); // an answer may have loaded another model
     const fetching = await this.#show();
     if (fetching) this.#fetch(fetching.model); // this page was left, or another one began it
   }

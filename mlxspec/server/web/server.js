@@ -69,9 +69,8 @@ export class Server {
     this.#show();
   }
 
-  /** What is known of a model is known once it is loaded. */
+  /** Ask again which models there are and what is known of them, which it is once they are loaded. */
   async refresh() {
-    if (this.model?.meta.loaded) return;
     try {
       this.#models = await this.#api.models();
       this.#show();
