@@ -151,6 +151,14 @@ def text_part(config: Mapping[str, Any], keys: Keys, around: Keys) -> tuple[Valu
     return outer, outer.part("text_config", keys)
 
 
+def flattened(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The keys of these objects of a config.json as one object, its own where a name is empty. Where several say a key, the last counts;
+    null says nothing."""
+    own = {key: value for key, value in config.items() if key not in names}
+    parts = [mapping(config, name) if name else own for name in names]
+    return {key: value for part in parts for key, value in part.items() if value is not None}
+
+
 def layer_kinds(get: Values, kind: str, interval: int = 1) -> tuple[bool, ...]:
     """Which layers are of a kind, others being of full attention: by layer_types, else all but every `interval`-th. Raises ModelError."""
     num_layers, named = get.size("num_hidden_layers"), get.value("layer_types")

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, layer_kinds, mapping, short
+from mlxspec.models.config_values import (
+    AROUND,
+    EVERYWHERE,
+    Keys,
+    Values,
+    flattened,
+    layer_kinds,
+    mapping,
+    short,
+)
 from mlxspec.models.drafter_module import check_sizes
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
@@ -22,35 +31,27 @@ from mlxspec.models.rotary_scaling import merged
 from mlxspec.models.text_model import TextModel
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
-# these may stand at the top level or in `dflash_config`
-INNER_KEYS = Keys(
+KEYS = Keys(
     # how long other engines' drafts are, and which heads there are: the tensors tell
-    idle=frozenset(
+    idle=EVERYWHERE
+    | AROUND
+    | frozenset(
         """
-        block_size_policy dflash_initial_block_size draft_window_size enable_confidence_head prefer_requested_block_size projector_type
-        runtime_block_size swa_window_size
+        block_size_policy dflash_initial_block_size draft_window_size enable_confidence_head max_anchors max_window_layers num_anchors
+        prefer_requested_block_size projector_type runtime_block_size speculators_config speculators_version swa_window_size
+        tie_word_embeddings use_sliding_window
         """.split()
     ),
     only={
+        "attention_bias": (False,),
         "attention_sink_bias": (False,),
         "dspark_bonus_anchor": (False,),
+        "hidden_act": ("silu",),
         "input_embedding_scale": (1, 1.0),
+        "is_encoder_decoder": (False,),
         "markov_head_type": ("vanilla",),
         "output_multiplier": (1, 1.0),
         "rope_is_neox_style": (True,),
-    },
-)
-OWN_KEYS = Keys(
-    idle=EVERYWHERE
-    | AROUND
-    | INNER_KEYS.idle
-    | {"dflash_config", "max_window_layers", "tie_word_embeddings", "use_sliding_window"}
-    | {"max_anchors", "num_anchors", "speculators_config", "speculators_version"},
-    only={
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "is_encoder_decoder": (False,),
-        **INNER_KEYS.only,
     },
 )
 
@@ -89,9 +90,7 @@ class DFlashConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], names: Collection[str]) -> DFlashConfig:
         """names: of the checkpoint's tensors. Raises ModelError naming the first key that is missing, out of range or not supported."""
-        config = _in_one_layout(config)
-        inner = mapping(config, "dflash_config")
-        get = Values({**config, **{k: v for k, v in inner.items() if v is not None}}, OWN_KEYS)
+        get = Values(_in_one_layout(config), KEYS)
         kind = kind_of(names)
         has_vocabulary = "d2t" in names or get.size("draft_vocab_size", get.size("vocab_size")) != get.size(
             "vocab_size"
@@ -124,8 +123,7 @@ class DFlashConfig:
         )
         made._check()
         get.skip(*_OF_KINDS)
-        unread = (f"dflash_config.{key}" if key in inner else key for key in get.unread())
-        return replace(made, unread=tuple(sorted(unread)))
+        return replace(made, unread=get.unread())
 
     def _check(self) -> None:
         if not 1 <= self.num_drafts <= MOST_DRAFTS:
@@ -181,15 +179,11 @@ def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = 
     return is_one or "dflash_config" in config or config.get("speculators_model_type") in _SPECULATORS
 
 
-def _in_one_layout(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The speculators library's layout as the authors'. Raises ModelError for what is not supported of it."""
-    layer = mapping(config, "transformer_layer_config")
-    if not layer:
-        return config
-    found = {
-        **layer,
-        **{k: v for k, v in config.items() if k != "transformer_layer_config" and v is not None},
-    }
+def _in_one_layout(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The authors' layout, and the speculators library's as that. Raises ModelError for what is no object."""
+    found = flattened(config, "transformer_layer_config", "", "dflash_config")
+    if not mapping(config, "transformer_layer_config"):
+        return found
     ids = found.pop("aux_hidden_state_layer_ids", None)
     is_list = isinstance(ids, list) and all(type(i) is int for i in ids)
     found["target_layer_ids"] = [i - 1 for i in ids] if isinstance(ids, list) and is_list else ids

@@ -26,7 +26,7 @@ import mlx.nn as nn
 
 from mlxspec.errors import ModelError
 from mlxspec.models.cell_head import CellHead
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, mapping, short
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, flag, flattened, read, short
 from mlxspec.models.drafter_module import check_sizes
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.mlp import GatedMlp
@@ -40,8 +40,17 @@ _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight"
 TITLE = "EAGLE-3 drafter"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
-LAYER_KEYS = Keys(
-    idle=EVERYWHERE | AROUND | {"pretraining_tp", "tie_word_embeddings", "max_window_layers", "layer_types"},
+KEYS = Keys(
+    # who wrote it and how it was trained, and for which model
+    idle=EVERYWHERE
+    | AROUND
+    | frozenset(
+        """
+        draft_num_hidden_layers embed_requires_grad enable_sp_ulysses has_no_defaults_at_init inference_type layer_types max_window_layers
+        num_target_layers pretraining_tp speculators_config speculators_model_type speculators_version step_loss_decay
+        target_model_name_or_path target_model_type tie_word_embeddings ttt_length use_aux_hidden_state
+        """.split()
+    ),
     only={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -50,29 +59,6 @@ LAYER_KEYS = Keys(
         "sliding_window": (),
     },
 )
-OWN_KEYS = Keys(
-    idle=EVERYWHERE
-    | AROUND
-    | {
-        "embed_requires_grad",
-        "has_no_defaults_at_init",
-        "inference_type",
-        "speculators_config",
-        "speculators_model_type",
-        "speculators_version",
-    }
-    | {"target_model_type", "tie_word_embeddings", "enable_sp_ulysses"}
-    # DeepSpec's: how it was trained, and for which model
-    | {
-        "draft_num_hidden_layers",
-        "num_target_layers",
-        "step_loss_decay",
-        "target_model_name_or_path",
-        "ttt_length",
-    },
-)
-
-NESTED_KEYS = Keys(idle=OWN_KEYS.idle | {"use_aux_hidden_state"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +71,10 @@ class Eagle3Config:
     draft_vocab: int
     target_size: int
     layers: tuple[int, ...]
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
+    norm_before_residual: bool = flag()
+    norm_before_fc: bool = flag()
+    fc_norm: bool = flag()
+    norm_output: bool = flag()
     unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,10 +84,7 @@ class Eagle3Config:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
-        has_layer = bool(mapping(config, "transformer_layer_config"))
-        own = Values(config, OWN_KEYS if has_layer else OWN_KEYS | LAYER_KEYS)
-        nested = own.part("eagle_config", NESTED_KEYS)
-        get = own.part("transformer_layer_config", LAYER_KEYS) if has_layer else own
+        get = Values(flattened(config, "transformer_layer_config", "eagle_config", ""), KEYS)
         if get.size("num_hidden_layers", 1) != 1:
             raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
         rope, num_heads = merged(get), get.size("num_attention_heads")
@@ -115,19 +98,15 @@ class Eagle3Config:
             max_context=get.size("max_position_embeddings", 2048),
         )
 
-        def flag(key: str) -> bool:
-            return own.flag(key, nested.flag(key))
-
-        return cls(
-            text=replace(text, rope_dims=int(text.head_dim * rope.number("partial_rotary_factor", 1.0))),
-            draft_vocab=own.size("draft_vocab_size", text.vocab_size),
-            target_size=own.size("target_hidden_size", text.hidden_size),
-            layers=_layers(own, nested),
-            norm_before_residual=flag("norm_before_residual"),
-            norm_before_fc=flag("norm_before_fc"),
-            fc_norm=flag("fc_norm"),
-            norm_output=flag("norm_output"),
-            unread=own.unread(),
+        text = replace(text, rope_dims=int(text.head_dim * rope.number("partial_rotary_factor", 1.0)))
+        return read(
+            cls,
+            get,
+            get,
+            text=text,
+            draft_vocab=get.size("draft_vocab_size", text.vocab_size),
+            target_size=get.size("target_hidden_size", text.hidden_size),
+            layers=_layers(get),
         )
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
@@ -148,13 +127,13 @@ class Eagle3Config:
         self.layers_of(target)
 
 
-def _layers(own: Values, nested: Values) -> tuple[int, ...]:
+def _layers(get: Values) -> tuple[int, ...]:
     """0-based ids. Published lists are of three kinds. In `target_layer_ids` (DeepSpec), and in the other's lists that begin with 1, an id
     names the layer whose output is taken. In all others it counts the layers that have run before: 2 is the output of layer 1. (The first
     layer's output, which is id 1 of this kind, is taken by none of them.)"""
-    own.skip(_LAYERS, "target_layer_ids")
-    name = _LAYERS if "target_layer_ids" not in own.raw else "target_layer_ids"
-    ids = own.value(name, nested.value(name))
+    get.skip(_LAYERS, "target_layer_ids")
+    name = _LAYERS if "target_layer_ids" not in get.raw else "target_layer_ids"
+    ids = get.value(name)
     if ids is None:
         return ()
     if (

@@ -32,7 +32,6 @@ TITLES: dict[Kind, str] = {
     "model": "a model",
 }
 _HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
-DRAFTER_TYPES = (*sorted(ASSISTANT_TYPES), *_HEAD_TYPES)  # values of model_type that name a drafter alone
 
 
 def drafter_in(config: Mapping[str, Any]) -> Kind | None:
