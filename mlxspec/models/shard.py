@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, gcd
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.nn.layers.distributed import shard_inplace
+from mlx.utils import tree_map
 
 from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.models.gemma_config import GemmaConfig
-from mlxspec.models.layers import project, rows_of
+from mlxspec.models.layers import FusedLinear, project, rows_of
 from mlxspec.models.qwen3_5_config import Qwen35Config
 
 Config = Qwen35Config | GemmaConfig
@@ -33,16 +33,16 @@ _ROWS = ("q_proj", "gate_proj", "up_proj", "in_proj_z", "in_proj_b", "in_proj_a"
 _COLUMNS = ("o_proj", "down_proj", "out_proj")
 _MIXED = ("in_proj_qkv", "conv1d")  # queries and keys of key heads, then values
 _JOINED = ("in_proj_qkvz", "in_proj_ba")  # key head by key head, each with its value heads
-# widths are cut at multiples of the first of these that divides them and gives every rank some
-_UNITS = (128, 64, 32, 16, 1)
+_UNIT = 64  # widths are cut at multiples of it, which are whole groups of quantized numbers
 
 
 class _Heads(NamedTuple):
-    """Key heads, the heads that read each, and ranks that keep each."""
+    """Key heads, the heads that read each, and ranks that keep each. A width is heads of `unit` numbers that read one key head."""
 
     num: int
     each: int
     copies: int
+    unit: int = 1
 
     @classmethod
     def of(cls, num: int, all_heads: int, size: int) -> _Heads:
@@ -51,15 +51,20 @@ class _Heads(NamedTuple):
             raise ModelError(f"A model with {num} key heads cannot be divided among {size} ranks.")
         return cls(num, all_heads // num, max(1, size // num))
 
+    @classmethod
+    def of_width(cls, width: int, size: int) -> _Heads:
+        unit = gcd(width, _UNIT)
+        return cls.of(1, width // unit, size)._replace(unit=unit) if width else cls(0, 0, 1)
+
     @property
     def per_copy(self) -> int:
         """Heads that a rank has of one key head's, zeros included."""
         return ceil(self.each / self.copies)
 
     def own(self, size: int) -> tuple[int, int]:
-        """A rank's key heads and the heads that read them."""
+        """A rank's key heads, and the heads, or the width, that read them."""
         keys = max(1, self.num // size)
-        return keys, keys * self.per_copy
+        return keys, keys * self.per_copy * self.unit
 
     def keys_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
         """A rank's part of what key heads have, of `num` equal parts along an axis."""
@@ -68,39 +73,35 @@ class _Heads(NamedTuple):
 
     def part_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
         """A rank's part of what the heads have that read them, of `num * each` equal parts along an axis."""
-        shape, missing = list(value.shape), self.copies * self.per_copy - self.each
-        if missing:
-            value = mx.unflatten(value, axis, (self.num, self.each, -1))
-            value = mx.pad(value, [(0, missing if i == axis + 1 else 0) for i in range(value.ndim)])
-            shape[axis] = shape[axis] // self.each * (self.each + missing)
-        return mx.split(value.reshape(shape), group.size(), axis)[group.rank()]
+        value = mx.unflatten(value, axis, (self.num, self.each, -1))
+        missing = self.copies * self.per_copy - self.each
+        value = mx.pad(value, [(0, missing if i == axis + 1 else 0) for i in range(value.ndim)])
+        return mx.split(mx.flatten(value, axis, axis + 2), group.size(), axis)[group.rank()]
 
 
 def own_config(config: Config, size: int) -> Any:
     """The config of each of `size` ranks. Raises ModelError where the model cannot be divided among so many."""
 
-    def width(value: int) -> int:
-        return _width(value, size).per_copy * _unit(value, size) if value else 0
+    def widths(part: Any, *names: str) -> dict[str, Any]:
+        return {name: _Heads.of_width(getattr(part, name), size).own(size)[1] for name in names}
 
     if isinstance(config, GemmaConfig):
         shared = [_Heads.of(s.num_kv_heads, config.num_heads, size).own(size) for s in config.layers]
         if len({heads for _, heads in shared}) > 1:
             raise ModelError(f"The heads of this model's layers cannot be divided alike among {size} ranks.")
         layers = tuple(
-            replace(s, num_kv_heads=keys, intermediate_size=width(s.intermediate_size))
+            replace(s, num_kv_heads=keys, **widths(s, "intermediate_size"))
             for s, (keys, _) in zip(config.layers, shared, strict=True)
         )
-        sizes: dict[str, Any] = {"expert_size": width(config.expert_size)} if config.num_experts else {}
-        return replace(config, num_heads=shared[0][1], layers=layers, **sizes)
-    keys, heads = _Heads.of(config.num_kv_heads, config.num_heads, size).own(size)
-    sizes = {"num_kv_heads": keys, "num_heads": heads}
+        return replace(config, num_heads=shared[0][1], layers=layers, **widths(config, "expert_size"))
+    sizes = widths(config, "intermediate_size", "expert_size", "shared_expert_size")
+    names = ["num_kv_heads", "num_heads"]
+    sizes |= zip(names, _Heads.of(config.num_kv_heads, config.num_heads, size).own(size), strict=True)
     if any(config.is_linear):
         linear = _Heads.of(config.num_k_heads, config.num_v_heads, size)
         if config.joins_projections and linear.copies > 1:
             raise ModelError(f"This model's projections cannot be divided among {size} ranks.")
-        sizes["num_k_heads"], sizes["num_v_heads"] = linear.own(size)
-    names = ("expert_size", "shared_expert_size") if config.num_experts else ("intermediate_size",)
-    sizes |= {name: width(getattr(config, name)) for name in names}
+        sizes |= zip(["num_k_heads", "num_v_heads"], linear.own(size), strict=True)
     return replace(config, **sizes)
 
 
@@ -138,25 +139,18 @@ def _own(path: list[str], value: mx.array, config: Config, group: mx.distributed
 
 
 def _heads(path: list[str], config: Config, size: int) -> _Heads:
-    """The heads of a layer's module; the units of its width where it is an MLP."""
+    """The heads of a layer's module, or its width where it is an MLP."""
     if "linear_attn" in path and isinstance(config, Qwen35Config):
         return _Heads.of(config.num_k_heads, config.num_v_heads, size)
-    layer: Any = (
-        config.layers[int(path[path.index("layers") + 1])] if isinstance(config, GemmaConfig) else config
-    )
+    number = int(path[path.index("layers") + 1])
+    layer: Any = config.layers[number] if isinstance(config, GemmaConfig) else config
     if "self_attn" in path:
         return _Heads.of(layer.num_kv_heads, config.num_heads, size)
     if "switch_mlp" in path or "switch_glu" in path:
-        return _width(config.expert_size, size)
-    return _width(config.shared_expert_size if "shared_expert" in path else layer.intermediate_size, size)  # type: ignore[union-attr]
-
-
-def _width(width: int, size: int) -> _Heads:
-    return _Heads.of(1, width // _unit(width, size), size)
-
-
-def _unit(width: int, size: int) -> int:
-    return next((unit for unit in _UNITS if width % unit == 0 and width // unit >= size), 1)
+        return _Heads.of_width(config.expert_size, size)
+    return _Heads.of_width(
+        layer.shared_expert_size if "shared_expert" in path else layer.intermediate_size, size
+    )
 
 
 class Summed(nn.Module):
@@ -174,42 +168,31 @@ class Summed(nn.Module):
 class GatheredHead(nn.Module):
     """A language-model head of which every rank has as many rows."""
 
-    def __init__(self, part: nn.Module, group: mx.distributed.Group, *, is_embedding: bool = False) -> None:
-        """is_embedding: the rows are parameters of the embedding already."""
+    def __init__(self, head: nn.Module, group: mx.distributed.Group) -> None:
+        """head: the whole one, linear or an embedding, which stays in memory."""
         super().__init__()
-        self._group = group
-        if is_embedding:
-            self._shared = (part,)
-        else:
-            self.part = part
+        whole = head.parts[0] if isinstance(head, FusedLinear) and "parts" in head else head
+        self.part, self._group = rows_of(whole, (group.size(), -1), group.rank()), group
+        if isinstance(head, FusedLinear):
+            self.part.update(tree_map(mx.contiguous, self.part.parameters()))
 
     def __call__(self, hidden: mx.array) -> mx.array:
         """(N, H) -> (N, V)"""
-        part = self.get("part")
-        columns = project(self._shared[0] if part is None else part, hidden).T
-        return mx.distributed.all_gather(
-            columns, group=self._group
-        ).T  # they are gathered one below the other
+        columns = project(self.part, hidden).T  # those of the ranks are gathered one below the other
+        return mx.distributed.all_gather(columns, group=self._group).T
 
 
 def join(model: Any, group: mx.distributed.Group) -> None:
     """Have a rank's model, loaded and fused, exchange parts with the others from here on. Call once."""
-    inner = model.language_model
-    for layer in inner.model.layers:
+    for layer in model.language_model.model.layers:
         mixer = layer["linear_attn"] if "linear_attn" in layer else layer["self_attn"]
         last = "out" if "out" in mixer else "o_proj"
         mixer[last] = Summed(mixer[last], group)
         layer.mlp = Summed(layer.mlp, group)
         if "experts" in layer:
             layer.experts = Summed(layer.experts, group)
-    if model.vocab_size % group.size():
-        return
-    if "lm_head" in inner:
-        shard_inplace(inner.lm_head, "all-to-sharded", group=group)
-        inner.lm_head = GatheredHead(inner.lm_head, group)
-    else:
-        rows = rows_of(inner.model.embed_tokens, (group.size(), -1), group.rank())
-        inner.lm_head = GatheredHead(rows, group, is_embedding=True)
+    if model.vocab_size % group.size() == 0:
+        model.language_model.lm_head = GatheredHead(model.head_module, group)
 
 
 def is_divided(model: Any) -> bool:

@@ -524,7 +524,7 @@ def adapted(module: nn.Module, max_context: int = 512, *, alone: bool = False) -
     config = AdaptedConfig(model_type="tiny", made_by="mlx-lm", told="", max_context=max_context)
     model = AdaptedModel(module, config)
     if alone:
-        model.seams, model.undo_parts, model.by_rows = None, None, "a test wants it so"
+        model.seams, model.parts, model.by_rows = None, None, "a test wants it so"
     return model
 
 

@@ -79,7 +79,7 @@ def without_sinks(right: Any) -> Any:
 
 def first_caches(right: Any) -> Any:
     """Parts are given the caches of the first row."""
-    return lambda self, rows, own, *more: right(self, rows, [own[0]] * len(own), *more)
+    return lambda self, rows, own, *more, **how: right(self, rows, [own[0]] * len(own), *more, **how)
 
 
 def first_views(right: Any) -> Any:
@@ -101,7 +101,7 @@ def first_views(right: Any) -> Any:
 def test_ragged_rows_share_a_forward(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts behind a window of 16, verifies of which a part is accepted, and a step that one row sits out; the layers run once."""
     model, rng = model_of(name), random.Random(name)
-    assert model.seams is not None or model.undo_parts is not None, model.by_rows
+    assert model.seams is not None or model.parts is not None, model.by_rows
     cache, calls = model.make_cache(3), 0
     inside = model._run
 
@@ -132,7 +132,7 @@ def test_what_cannot_share_a_forward_says_why(name: str) -> None:
     assert model.seams is None
     assert BY_ROWS[name] in model.by_rows
     assert model.num_layers == 0
-    assert (model.undo_parts is None) == (name in WHOLE)
+    assert (model.parts is None) == (name in WHOLE)
     assert 0 < model.share_by_rows < 1
 
 
@@ -170,7 +170,7 @@ def test_positions_that_are_wrong_only_later_are_found_when_a_model_is_loaded() 
     assert notice is not None
     assert "one by one" in notice
     assert model.seams is None
-    assert model.undo_parts is not None
+    assert model.parts is not None
 
 
 def test_a_window_drops_memory() -> None:

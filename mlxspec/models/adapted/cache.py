@@ -11,8 +11,8 @@ that keep them (parts.py) run once more on the accepted tokens' inputs; no other
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -26,17 +26,6 @@ from mlxspec.models.adapted import leaves
 from mlxspec.models.adapted.parts import RowsForward
 from mlxspec.models.adapted.sizes import LeafForm
 from mlxspec.platform.host import numbers
-
-
-class RowRunner(Protocol):
-    """What a cache needs of its model. forms: of the leaves of a row. cuts: whether rejected tokens may be cut off where leaves say they
-    can be."""
-
-    cuts: bool
-
-    @property
-    def forms(self) -> Sequence[LeafForm]: ...
-    def new_caches(self) -> list[Any]: ...
 
 
 class LeafLayerCache(StateLayerCache[list[Any]]):
@@ -111,12 +100,15 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 class AdaptedCache(ModelCache):
     """See the module."""
 
-    def __init__(self, model: RowRunner, num_rows: int) -> None:
-        self._caches = model.new_caches()  # how leaves are nested; they stay empty
-        rows = [leaves.leaves_of(model.new_caches()) for _ in range(num_rows)]
+    def __init__(
+        self, new_caches: Callable[[], list[Any]], forms: Sequence[LeafForm], cuts: bool, num_rows: int
+    ) -> None:
+        """new_caches: of a row. forms: of its leaves. cuts: whether rejected tokens may be cut off where leaves say they can be."""
+        self._nest = new_caches()  # they stay empty
+        rows = [leaves.leaves_of(new_caches()) for _ in range(num_rows)]
         layers: list[Any] = [
-            LeafLayerCache(form, model.cuts and form.is_cuttable, [row[i] for row in rows])
-            for i, form in enumerate(model.forms)
+            LeafLayerCache(form, cuts and form.is_cuttable, [row[i] for row in rows])
+            for i, form in enumerate(forms)
         ]
         super().__init__(layers, num_rows)
         self._newest: RowsForward | None = None
@@ -134,14 +126,14 @@ class AdaptedCache(ModelCache):
         self.flush()
         return super().begin(rows, certain=certain)
 
-    def stand_ins(self) -> list[Any]:
-        """The caches to call the module with in the open forward, over tokens (1, N). Raises CacheError where none is open."""
+    def forward(self) -> RowsForward:
+        """The open forward. Raises CacheError where none is."""
         if self.pending is None:
             raise CacheError("No forward was begun.")
         may_lose = self.pending.max_width > 1 and not self.pending_certain
         twins = list(zip(*(layer.open() for layer in self._leaves), strict=True))
-        self._newest = RowsForward(self.pending, twins, may_lose)
-        return self._newest.stand_ins(self._caches)
+        self._newest = RowsForward(self.pending, twins, self._nest, may_lose=may_lose)
+        return self._newest
 
     def flush(self) -> None:
         """Take rejected tokens out of every row. Raises CacheError, and changes nothing, where a leaf does not do what it says."""

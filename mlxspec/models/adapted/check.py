@@ -42,7 +42,7 @@ def check_model(model: AdaptedModel) -> str | None:
                 f"Rows of this model do not share all of a forward, so it takes one adapter: {model.by_rows}."
             )
     if not _goes_back(model):
-        was_shared = model.undo_parts is not None
+        was_shared = model.parts is not None
         model.stop_sharing("it gives other logits, or none")
         if not was_shared or not _goes_back(model):
             raise ModelError(

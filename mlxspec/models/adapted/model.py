@@ -6,7 +6,7 @@ All rows run in one forward where the module has seams for it (models/seams.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted.cache import AdaptedCache
 from mlxspec.models.adapted.calls import find_calls
-from mlxspec.models.adapted.parts import ByRows, split_parts
+from mlxspec.models.adapted.parts import find_parts
 from mlxspec.models.adapted.sizes import LeafForm, measured
 from mlxspec.models.adapted.split import (
     Product,
@@ -35,7 +35,7 @@ from mlxspec.models.adapted.split import (
     run_trunk,
     tapped,
 )
-from mlxspec.models.adapted.stand_in import standing_in
+from mlxspec.models.adapted.stand_in import Place, standing_in
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gate import AdapterGate
@@ -62,10 +62,10 @@ class AdaptedConfig:
 
 class AdaptedModel:
     """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
-    undo_parts: where there are no seams and only parts of the module run row by row (parts.py), what ends that. cuts: whether rejected
-    tokens may be cut off where caches of single rows say that they can be. hidden_size is the vocabulary's where the module has no
-    trunk: logits then stand for hiddens. notices: whole sentences on how the weights were read. gate: which of several adapters count in a
-    forward.
+    parts: where there are no seams, the places of the parts that run row by row (parts.py); None where all of the module does. cuts:
+    whether rejected tokens may be cut off where caches of single rows say that they can be. hidden_size is the vocabulary's where the
+    module has no trunk: logits then stand for hiddens. notices: whole sentences on how the weights were read. gate: which of several
+    adapters count in a forward.
 
     Making one builds lazy forwards and reads no weights.
     """
@@ -82,7 +82,7 @@ class AdaptedModel:
         hidden = logits if self._trunk is None else self._trunk.hidden
         self.vocab_size, self.hidden_size, self.dtype = logits.shape[-1], hidden.shape[-1], hidden.dtype
         self.seams: Seams | None = None
-        self.undo_parts: Callable[[], None] | None = None
+        self.parts: list[Place] | None = None
         self.by_rows = ""
         self.cut: Segments | None = None
         try:
@@ -90,7 +90,7 @@ class AdaptedModel:
             self._find_cut()
         except SeamError as error:
             self.by_rows = str(error)
-            self._split_parts()
+            self._find_parts()
 
     def _find_cut(self) -> None:
         """Whether layers can be cut at their attention, so that what lies between is compiled."""
@@ -102,9 +102,9 @@ class AdaptedModel:
         self._pieces = [(piece_before(call), piece_behind(call)) for call in self._calls]
         self.cut = Segments(layers, self.gate.held)
 
-    def _split_parts(self) -> None:
+    def _find_parts(self) -> None:
         try:
-            self.undo_parts = split_parts(self.module, self.new_caches, self._run)
+            self.parts = find_parts(self.module, self.new_caches, self._run)
         except SeamError as error:
             self.by_rows = f"{self.by_rows}, and {error}"
 
@@ -112,10 +112,9 @@ class AdaptedModel:
         """Rows share less of a forward from here on: its parts between states, or nothing of it."""
         if self.seams is not None:
             self.seams, self.by_rows = None, why
-            self._split_parts()
-        elif self.undo_parts is not None:
-            self.undo_parts()
-            self.undo_parts, self.by_rows = None, f"{self.by_rows}, and by parts {why}"
+            self._find_parts()
+        elif self.parts is not None:
+            self.parts, self.by_rows = None, f"{self.by_rows}, and by parts {why}"
 
     @cached_property
     def forms(self) -> Sequence[LeafForm]:
@@ -142,11 +141,8 @@ class AdaptedModel:
         """The share of the weights that every row of a forward reads for itself."""
         if self.seams is not None or self._trunk is None:
             return float(self.seams is None)
-        if self.undo_parts is None:
-            inside = bytes_of(self._trunk.owner[self._trunk.name])
-        else:
-            inside = bytes_of(*(part for part in self.module.modules() if isinstance(part, ByRows)))
-        return inside / max(1, bytes_of(self.module))
+        parts = [(self._trunk.owner, self._trunk.name)] if self.parts is None else self.parts
+        return bytes_of(*(owner[name] for owner, name in parts)) / max(1, bytes_of(self.module))
 
     @property
     def num_layers(self) -> int:
@@ -182,7 +178,7 @@ class AdaptedModel:
             return self.seams.make_cache(num_rows, kv_bits=kv_bits)
         if kv_bits != PLAIN:
             raise CacheError("mlx-lm's caches keep keys and values as they are computed.")
-        return AdaptedCache(self, num_rows)
+        return AdaptedCache(self.new_caches, self.forms, self.cuts, num_rows)
 
     def forward(
         self,
@@ -213,8 +209,12 @@ class AdaptedModel:
                 with attending_by_row(), tapped(self._layers, taps) as found:
                     hidden = self._run(tokens[:, None], caches)[:, 0]
         elif isinstance(cache, AdaptedCache):
-            by_rows = ByRows(self._run) if self.undo_parts is None else self._run
-            hidden = by_rows(tokens[None], cache.stand_ins())[0]
+            forward = cache.forward()
+            if self.parts is None:
+                hidden = forward.answer(0, self._run, tokens[None], forward.caches)[0]
+            else:
+                with standing_in(self.parts, forward.answer):
+                    hidden = self._run(tokens[None], forward.caches)[0]
         else:
             raise CacheError("This cache is another model's.")
         logits = (

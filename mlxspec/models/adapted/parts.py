@@ -21,16 +21,35 @@ from mlxspec.models.seams import SeamError
 
 
 class RowsForward:
-    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. calls: of parts, row by row, kept where
-    tokens may be rejected (may_lose)."""
+    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. caches: to call the module with. calls: of
+    parts, row by row, kept where tokens may be rejected."""
 
-    def __init__(self, rows: FlatRows, own: Sequence[Sequence[Any]], may_lose: bool = False) -> None:
-        self.rows, self.own, self.may_lose = rows, own, may_lose
+    def __init__(
+        self,
+        rows: FlatRows,
+        own: Sequence[Sequence[Any]],
+        nest: Sequence[Any],
+        *,
+        may_lose: bool = False,
+    ) -> None:
+        """nest: a row's caches, nested as all are."""
+        self.rows, self.own, self._may_lose = rows, own, may_lose
+        places = range(len(leaves.leaves_of(nest)))
+        self.caches = leaves.replaced(nest, [RowLeaf(place, self) for place in places])
         self.calls: list[PartCall] = []
 
-    def stand_ins(self, caches: Sequence[Any]) -> list[Any]:
-        """The caches to call a module with. caches: of a row, nested as all are."""
-        return leaves.replaced(caches, [RowLeaf(i, self) for i in range(len(leaves.leaves_of(caches)))])
+    def answer(self, _: int, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a part gives for all rows: row by row where it is given a cache."""
+        places = {leaf.place for leaf in _row_leaves((*args, *kwargs.values()))}
+        if not places:
+            return part(*args, **kwargs)
+        outs = []
+        for row in self.rows.active:
+            call = PartCall(part, args, kwargs, self.rows, row, places)
+            outs.append(call.run(self.own[row], self.rows.widths[row]))
+            if self._may_lose:
+                self.calls.append(call)
+        return self.joined(outs)
 
     def joined(self, outs: list[Any]) -> Any:
         """One value in the place of each active row's: tokens behind one another, tuples place by place, others side by side."""
@@ -128,33 +147,6 @@ class PartCall(NamedTuple):
         return self.part(*map(mine, self.args), **{name: mine(value) for name, value in self.kwargs.items()})
 
 
-class ByRows(nn.Module):
-    """In the place of a part that is given a cache."""
-
-    def __init__(self, part: Callable[..., Any]) -> None:
-        super().__init__()
-        self["part"] = part
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        if "part" not in self:  # a copy that is being made
-            raise AttributeError(name)
-        return getattr(self["part"], name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = list(_row_leaves((*args, *kwargs.values())))
-        if not given:
-            return self.part(*args, **kwargs)
-        forward, places, outs = given[0].forward, {leaf.place for leaf in given}, []
-        for row in forward.rows.active:
-            call = PartCall(self.part, args, kwargs, forward.rows, row, places)
-            outs.append(call.run(forward.own[row], forward.rows.widths[row]))
-            if forward.may_lose:
-                forward.calls.append(call)
-        return forward.joined(outs)
-
-
 def _row_leaves(values: Sequence[Any]) -> Iterator[RowLeaf]:
     for value in values:
         if isinstance(value, RowLeaf):
@@ -163,39 +155,29 @@ def _row_leaves(values: Sequence[Any]) -> Iterator[RowLeaf]:
             yield from _row_leaves(value.caches if isinstance(value, CacheList) else value)
 
 
-def split_parts(
+def find_parts(
     module: nn.Module, new_caches: Callable[[], list[Any]], run: Callable[[mx.array, list[Any]], Any]
-) -> Callable[[], None]:
-    """Put `ByRows` in front of the parts, and return what takes it away again. run: the module over tokens (1, n) and caches, lazily.
-    Raises SeamError, and leaves the module as it was, where all rows cannot be run so."""
+) -> list[Place]:
+    """The places of the parts, which `RowsForward.answer` stands in for. run: the module over tokens (1, n) and caches, lazily. Raises
+    SeamError where all rows cannot be run so."""
     caches = new_caches()
     named = {id(x) for cache in caches for x in (cache, *leaves.leaves_of([cache])) if x is not None}
-    for owner, name in _places(module):
-        if isinstance(owner[name], ByRows):  # of a model that was made of this module before
-            owner[name] = owner[name].part
-    places = list(_places(module))
-    found: list[Place] = []
+    places, found = list(_places(module)), list[Place]()
     with _watched(places, named, found):
         run(mx.zeros((1, 2), mx.int32), caches)
     if not found:
         raise SeamError("no part of it is given a cache")
-    own = list({(id(owner), name): (owner, name, owner[name]) for owner, name in found}.values())
-    for owner, name, part in own:
-        owner[name] = ByRows(part)
-
-    def undo() -> None:
-        for owner, name, part in own:
-            owner[name] = part
-
+    parts = list({(id(owner), name): (owner, name) for owner, name in found}.values())
+    own = [leaves.leaves_of(new_caches()) for _ in range(2)]
+    forward = RowsForward(FlatRows((3, 1)), own, caches)
     try:
-        forward = RowsForward(FlatRows((3, 1)), [leaves.leaves_of(new_caches()) for _ in range(2)])
-        run(mx.zeros((1, 4), mx.int32), forward.stand_ins(new_caches()))
+        with standing_in(parts, forward.answer):
+            run(mx.zeros((1, 4), mx.int32), forward.caches)
+    except SeamError:
+        raise
     except Exception as error:  # whatever the module's code does with what is no cache
-        undo()
-        raise (
-            error if isinstance(error, SeamError) else SeamError("its parts do not take rows apart")
-        ) from error
-    return undo
+        raise SeamError("its parts do not take rows apart") from error
+    return parts
 
 
 def _places(module: nn.Module) -> Iterator[Place]:
