@@ -73,10 +73,12 @@ class _Heads(NamedTuple):
 
     def part_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
         """A rank's part of what the heads have that read them, of `num * each` equal parts along an axis."""
-        value = mx.unflatten(value, axis, (self.num, self.each, -1))
         missing = self.copies * self.per_copy - self.each
-        value = mx.pad(value, [(0, missing if i == axis + 1 else 0) for i in range(value.ndim)])
-        return mx.split(mx.flatten(value, axis, axis + 2), group.size(), axis)[group.rank()]
+        if missing:
+            value = mx.unflatten(value, axis, (self.num, self.each, -1))
+            value = mx.pad(value, [(0, missing if i == axis + 1 else 0) for i in range(value.ndim)])
+            value = mx.flatten(value, axis, axis + 2)
+        return mx.split(value, group.size(), axis)[group.rank()]
 
 
 def own_config(config: Config, size: int) -> Any:
