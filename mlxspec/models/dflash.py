@@ -30,7 +30,7 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.drafter_module import DrafterModule, sanitize_drafter
-from mlxspec.models.layers import FusedLinear, Rotary, project, rms_norm, rotate, swapped
+from mlxspec.models.layers import FusedLinear, Parts, Rotary, project, rms_norm, rotate, swapped
 from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_layers import Qwen35Attention
 from mlxspec.models.registry import Trunk
@@ -158,23 +158,6 @@ class CandidateSelector(nn.Module):
         return (wanted[:, None] * self.successor_codebook(candidates)).sum(axis=-1)
 
 
-class MarkovHead(nn.Module):
-    """DSpark's: logits of a token by the one before it, which is one of the target's."""
-
-    def __init__(self, c: DFlashConfig) -> None:
-        super().__init__()
-        self.markov_w1 = nn.Embedding(c.text.vocab_size, c.rank)
-        self.markov_w2 = nn.Linear(c.rank, c.draft_vocab or c.text.vocab_size, bias=False)
-
-
-class ConfidenceHead(nn.Module):
-    """DSpark's: how likely a drafted token is accepted."""
-
-    def __init__(self, c: DFlashConfig) -> None:
-        super().__init__()
-        self.proj = nn.Linear(c.text.hidden_size + c.confidence_sees_markov * c.rank, 1)
-
-
 _KEYS = LayerPiece("keys", lambda layer, cells, *turns: (cells, layer.self_attn.keys(cells, *turns)))
 _ENTER = LayerPiece("enter", lambda layer, x, *given: (x, layer.enter(x, *given)))
 _LEAVE = LayerPiece(
@@ -205,9 +188,14 @@ class DFlash(DrafterModule):
         if config.kind == "DFlash2":
             self.candidate_selector = CandidateSelector(config)
         if config.kind == "DSpark":
-            self.markov_head = MarkovHead(config)
-            if config.has_confidence:
-                self.confidence_head = ConfidenceHead(config)
+            # logits of a token by the one before it, which is one of the target's
+            self.markov_head = Parts(
+                markov_w1=nn.Embedding(c.vocab_size, config.rank),
+                markov_w2=nn.Linear(config.rank, config.draft_vocab or c.vocab_size, bias=False),
+            )
+            if config.has_confidence:  # how likely a drafted token is accepted
+                seen = c.hidden_size + config.confidence_sees_markov * config.rank
+                self.confidence_head = Parts(proj=nn.Linear(seen, 1))
         self._segments = Segments(self.layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:

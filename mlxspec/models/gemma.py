@@ -23,33 +23,22 @@ from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import FusedLinear, rms_norm
 from mlxspec.models.seams import BEFORE, KeysForm, Seams, Sight, attending_by_row
 from mlxspec.models.segments import Segments
-from mlxspec.models.text_model import TextModel
-
-
-class GemmaTextStack(nn.Module):
-    """Embeddings, layers, final norm: parameters only."""
-
-    def __init__(self, c: GemmaConfig) -> None:
-        from mlxspec.models.gemma_layers import decoder_layer  # slow to import
-
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [decoder_layer(c, shape) for shape in c.layers]
-        self.norm = nn.RMSNorm(c.hidden_size)
-        if c.per_layer_size:
-            width = len(c.layers) * c.per_layer_size
-            self.embed_tokens_per_layer = nn.Embedding(c.per_layer_vocab, width)
-            self.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
-            self.per_layer_projection_norm = nn.RMSNorm(c.per_layer_size)
+from mlxspec.models.text_model import TextModel, text_stack
 
 
 class Gemma(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: GemmaConfig) -> None:
-        from mlxspec.models.gemma_layers import call_layer  # slow to import
+        from mlxspec.models.gemma_layers import call_layer, decoder_layer  # slow to import
 
-        super().__init__(GemmaTextStack(config), config)
+        c, stack = config, text_stack(config, [decoder_layer(config, shape) for shape in config.layers])
+        if c.per_layer_size:
+            width = len(c.layers) * c.per_layer_size
+            stack.embed_tokens_per_layer = nn.Embedding(c.per_layer_vocab, width)
+            stack.per_layer_model_projection = nn.Linear(c.hidden_size, width, bias=False)
+            stack.per_layer_projection_norm = nn.RMSNorm(c.per_layer_size)
+        super().__init__(stack, config)
         self.config = config
         self._segments = Segments(self.language_model.model.layers, self.gate.held)
         self._before, self._behind = piece_before(call_layer), piece_behind(call_layer)

@@ -27,10 +27,11 @@ from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, gemma4_config
-from mlxspec.models.layers import FusedLinear, project, rms_norm
+from mlxspec.models.layers import FusedLinear, Parts, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.seams import attending_by_row
 from mlxspec.models.segments import Segments
+from mlxspec.models.text_model import text_stack
 from mlxspec.platform.host import numbers
 
 ASSISTANT_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
@@ -87,42 +88,26 @@ class AssistantConfig:
                 raise ModelError("The assistant is for a model with other windows.")
 
 
-class _Stack(nn.Module):
-    def __init__(self, c: GemmaConfig) -> None:
-        from mlxspec.models.gemma_layers import decoder_layer  # slow to import
-
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [decoder_layer(c, shape) for shape in c.layers]
-        self.norm = nn.RMSNorm(c.hidden_size)
-
-
-class _Centroids(nn.Module):
-    """Clusters of tokens. token_ordering: all tokens, cluster by cluster."""
-
-    def __init__(self, c: AssistantConfig) -> None:
-        super().__init__()
-        self.centroids = nn.Linear(c.text.hidden_size, c.num_centroids, bias=False)
-        self.token_ordering = mx.zeros(c.text.vocab_size, mx.int32)
-
-
 class Gemma4Assistant(nn.Module):
     """Parameter names are those of its own repository. title: for sentences."""
 
     title = "assistant"
 
     def __init__(self, config: AssistantConfig, target: Gemma) -> None:
+        from mlxspec.models.gemma_layers import call_layer, decoder_layer  # slow to import
+
         super().__init__()
         config.check_fits(target.config)
         c = config.text
         self.config, self._target = config, (target,)  # in a tuple: the target's parameters are not ours
         self.pre_projection = nn.Linear(2 * config.target_size, c.hidden_size, bias=False)
         self.post_projection = nn.Linear(c.hidden_size, config.target_size, bias=False)
-        self.model = _Stack(c)
-        if config.num_centroids:
-            self.masked_embedding = _Centroids(config)
-        from mlxspec.models.gemma_layers import call_layer  # slow to import
-
+        self.model = text_stack(c, [decoder_layer(c, shape) for shape in c.layers])
+        if config.num_centroids:  # clusters of tokens; token_ordering: all tokens, cluster by cluster
+            self.masked_embedding = Parts(
+                centroids=nn.Linear(c.hidden_size, config.num_centroids, bias=False),
+                token_ordering=mx.zeros(c.vocab_size, mx.int32),
+            )
         self._segments = Segments(self.model.layers)
         self._before, self._behind = piece_before(call_layer), piece_behind(call_layer)
 

@@ -34,6 +34,15 @@ def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
     return (normed * weight).astype(normed.dtype)
 
 
+class Parts(nn.Module):
+    """Modules and arrays by their names in a checkpoint, which another module calls."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self[name] = part
+
+
 class FusedLinear(nn.Module):
     """Several projections of the same input as one matmul.
 

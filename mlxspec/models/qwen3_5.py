@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.places import Places
@@ -29,7 +28,7 @@ from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config, interleaved_axes
 from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
 from mlxspec.models.segments import LayerPiece, Segments
-from mlxspec.models.text_model import TextModel
+from mlxspec.models.text_model import TextModel, text_stack
 from mlxspec.platform import device
 
 # --- a layer: x (N, H) is the residual stream of the tokens of all rows
@@ -67,21 +66,12 @@ _AFTER = LayerPiece(
 # --- the model
 
 
-class Qwen35TextStack(nn.Module):
-    """Embedding, layers, final norm: parameters only."""
-
-    def __init__(self, c: Qwen35Config) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = [Qwen35DecoderLayer(c, linear=lin) for lin in c.is_linear]
-        self.norm = nn.RMSNorm(c.hidden_size)
-
-
 class Qwen35(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: Qwen35Config) -> None:
-        super().__init__(Qwen35TextStack(config), config)
+        layers = [Qwen35DecoderLayer(config, linear=is_linear) for is_linear in config.is_linear]
+        super().__init__(text_stack(config, layers), config)
         self._config = config
         self._rotary = qwen_rotary(config)
         self._segments = Segments(self.language_model.model.layers, self.gate.held)

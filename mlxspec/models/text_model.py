@@ -5,6 +5,7 @@ Parameter names are those that mlx-lm writes, behind `language_model.`. Knows no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ import mlx.nn as nn
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt
 from mlxspec.models.gate import AdapterGate
-from mlxspec.models.layers import FusedLinear, compute_dtype, project
+from mlxspec.models.layers import FusedLinear, Parts, compute_dtype, project
 
 
 class TextSizes(Protocol):
@@ -29,14 +30,13 @@ class TextSizes(Protocol):
     def tied(self) -> bool: ...
 
 
-class LanguageModel(nn.Module):
-    """A stack of layers and, where the embedding is not the head as well, a head: parameters only."""
-
-    def __init__(self, stack: nn.Module, head: nn.Linear | None) -> None:
-        super().__init__()
-        self.model = stack
-        if head is not None:
-            self.lm_head = head
+def text_stack(sizes: TextSizes, layers: Sequence[nn.Module]) -> Parts:
+    """Embedding, layers and final norm."""
+    return Parts(
+        embed_tokens=nn.Embedding(sizes.vocab_size, sizes.hidden_size),
+        layers=list(layers),
+        norm=nn.RMSNorm(sizes.hidden_size),
+    )
 
 
 class TextModel(nn.Module):
@@ -48,8 +48,9 @@ class TextModel(nn.Module):
     def __init__(self, stack: nn.Module, sizes: TextSizes) -> None:
         super().__init__()
         self.gate = AdapterGate()
-        head = None if sizes.tied else nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
-        self.language_model = LanguageModel(stack, head)
+        self.language_model = Parts(model=stack)
+        if not sizes.tied:
+            self.language_model.lm_head = nn.Linear(sizes.hidden_size, sizes.vocab_size, bias=False)
         self.vocab_size, self.hidden_size, self.max_context = (
             sizes.vocab_size,
             sizes.hidden_size,

@@ -17,8 +17,8 @@ import numpy as np
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values, flag, number, read, size
+from mlxspec.models.layers import Parts
 from mlxspec.models.vision.parts import (
-    Parts,
     attend,
     axial,
     axial_frequencies,

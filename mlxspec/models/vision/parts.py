@@ -61,15 +61,6 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     return out[0].transpose(1, 0, 2)[..., :dim].reshape(num, heads * dim)
 
 
-class Parts(nn.Module):
-    """Modules by their names in a checkpoint, which another one calls."""
-
-    def __init__(self, **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            self[name] = part
-
-
 def layer_bytes(num: int, sizes: Any, itemsize: int) -> int:
     """What one layer over `num` patches takes while it runs, at most; a gate and a product may be alive as well. sizes: the tower's config.
     itemsize: bytes of the tower's numbers; queries and keys are turned in float32."""

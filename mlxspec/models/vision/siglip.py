@@ -16,7 +16,8 @@ import mlx.nn as nn
 from mlxspec.errors import ModelError
 from mlxspec.images.prepared import PreparedImage
 from mlxspec.models.config_values import Keys, Values, number, read, size
-from mlxspec.models.vision.parts import Parts, attend, gelu_tanh, layer_bytes, layer_norm
+from mlxspec.models.layers import Parts
+from mlxspec.models.vision.parts import attend, gelu_tanh, layer_bytes, layer_norm
 
 _KEYS = Keys(
     only={
