@@ -5,6 +5,7 @@ Every child gets a cache, home and temporary folder of its own, so that no run h
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -41,7 +42,7 @@ COMPILE = """
 from mlxspec.platform import device
 import os, tempfile
 import mlx.core as mx
-device.compile_kernels()
+is_first = device.compile_kernels()
 before = dict(os.environ), tempfile.gettempdir()
 with device.private_kernels():
     print(mx.compile(lambda x: mx.sin(x) * x - 2.5)(mx.ones(3)).tolist()[0])
@@ -290,6 +291,17 @@ class TestBundledCopy:
             bundled_blas.prepare()
         assert list((tmp_path / "cache" / "blas").iterdir()) == []
 
+    def test_a_full_disk_is_told_with_its_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        said = rf"prepared in {tmp_path}/cache/blas \(No space left on device\); make room for 30 MB there"
+        with pytest.raises(bundled_blas.UnavailableError, match=said):
+            bundled_blas.prepare()
+
 
 class TestKernelFolder:
     @needs_compiler
@@ -308,18 +320,20 @@ class TestKernelFolder:
     @needs_compiler
     def test_nothing_is_compiled_unasked_until_it_was_asked_for(self, run: Run, tmp_path: Path) -> None:
         """The first answer on a fresh machine must not wait for g++; what it lacks is said."""
-        unasked = COMPILE.replace("device.compile_kernels()", "") + "print(*device.report().notices)"
+        unasked = COMPILE.replace("device.compile_kernels()", "0") + "print(*device.report().notices)"
         store = tmp_path / "home" / ".cache" / "mlxspec" / "kernels"
         first = run(unasked).stdout
         assert first.splitlines()[1] == "None False"
-        assert "`mlxspec demo --all` has it done" in first
+        assert "`mlxspec demo --all` has them compiled" in first
         assert not list(store.rglob("*.so"))
         run(COMPILE + "import os; os._exit(7)", check=False)  # did not come to its end
         assert run(unasked).stdout == first
-        run(COMPILE)
+        waits = COMPILE + "print('waits', is_first)"
+        assert "waits True" in run(waits).stdout
+        assert "waits False" in run(waits).stdout
         again = run(unasked).stdout
         assert again.splitlines()[1].endswith(" True")
-        assert "step by step" not in again
+        assert "by itself" not in again
 
     @needs_compiler
     def test_killed_process_hands_on_what_it_used_and_is_swept(self, run: Run, tmp_path: Path) -> None:

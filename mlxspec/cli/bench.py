@@ -70,9 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
         plots.check(Path(args.plot))
     args.policy = args.policy or "auto"  # what there is to prove
-    from mlxspec.platform import device
-
-    device.compile_kernels()  # what is measured is worth waiting for
+    options.compile_kernels()
     engine = options.load_engine(args, options.spec_config(args))
     if not engine.spec.drafters:
         raise ConfigError(

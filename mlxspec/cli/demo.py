@@ -126,8 +126,6 @@ def run(args: argparse.Namespace) -> int:
 
 def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
-    from mlxspec.platform import device
-
     if args.vision:
         if args.no_images:
             raise ConfigError("--vision asks about pictures, and --no-images leaves out what reads them.")
@@ -135,7 +133,7 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
     if not args.all:
         engine = options.load_engine(args, SpecConfig(), draft="auto")
         return engine, [engine.spec.drafters]
-    device.compile_kernels()
+    options.compile_kernels()
     wanted: Sequence[str] = args.draft or DEMO_CHOICES.get(args.model, ("auto",))
     if "off" in wanted:
         raise ConfigError(

@@ -352,6 +352,15 @@ def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
     return [f"The chat template of {engine.name} does not read {', '.join(unread)}."] if unread else []
 
 
+def compile_kernels() -> None:
+    """Have MLX's kernels compiled, as what is measured is worth waiting for, and say so where it takes long."""
+    from mlxspec.cli.terminal import note
+    from mlxspec.platform import device
+
+    if device.compile_kernels():
+        note("Once, in a minute or two, g++ compiles MLX's kernels for this CPU.")
+
+
 def load_engine(
     args: argparse.Namespace,
     spec: SpecConfig,

@@ -39,7 +39,10 @@ def prepare(*, anew: bool = False) -> tuple[Path, str | None]:
                 return path, notice
         return _make(source, folder, name), notice
     except OSError as error:
-        raise UnavailableError(f"the bundled OpenBLAS could not be prepared ({error}).") from error
+        raise UnavailableError(
+            f"the bundled OpenBLAS could not be prepared in {folder} ({error.strerror or error}); make room for 30 MB there, or name "
+            "another folder in MLXSPEC_CACHE."
+        ) from error
 
 
 def _source() -> Path:

@@ -105,7 +105,7 @@ def _tf32_notices() -> list[str]:
 def _kernel_notices(reason: str) -> list[str]:
     if reason == _NOT_YET:
         return [
-            f"MLX computes step by step, as {reason}; `mlxspec demo --all` has it done once, in a minute or two."
+            f"MLX runs each operation by itself, as {reason}; `mlxspec demo --all` has them compiled once, in a minute or two."
         ]
     return [_kernels.notice] if _kernels.notice else []
 
@@ -326,16 +326,19 @@ def compile_enabled() -> bool:
     return _compile_state()[0]
 
 
-def compile_kernels() -> None:
-    """Let g++ compile what is not compiled yet, as commands that measure do. Call it before a model is loaded.
+def compile_kernels() -> bool:
+    """Let g++ compile what is not compiled yet, as commands that measure do. Call it before a model is loaded. Returns whether nothing has
+    been compiled before, so that answers wait for it.
 
     Otherwise a CPU on which no such process has run to its end computes step by step: the first token of a short answer would wait
     half a minute for g++. No-op on GPUs and where MLX_DISABLE_COMPILE is set.
     """
+    is_first = _compile_state()[1] == _NOT_YET
     _kernels.ask()
     if "MLX_DISABLE_COMPILE" not in os.environ and "mlx.core" in sys.modules:
         sys.modules["mlx.core"].enable_compile()
     _compile_state.cache_clear()
+    return is_first
 
 
 @functools.cache
