@@ -13,7 +13,7 @@ from mlxspec.models.registry import architecture
 from mlxspec.models.runnable import Runnable
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
-from mlxspec.models.vision.blueprint import Blueprint, blueprint
+from mlxspec.models.vision.blueprint import blueprint
 from mlxspec.platform import device
 from mlxspec.platform.memory import floats_fit, machine_memory
 
@@ -110,15 +110,15 @@ def expected(
     )
 
 
-def reading_bytes(vision: Blueprint | Vision) -> int:
+def reading_bytes(vision: Vision) -> int:
     """What a vision tower takes while it reads an image of 1024 x 1024 pixels."""
     tower: Any = vision.tower
     return int(tower.scratch_bytes(vision.preprocessor.tokens_of(1024, 1024)))
 
 
-def _vision_plan(config: dict[str, Any], hidden_size: int) -> Blueprint | None:
+def _vision_plan(config: dict[str, Any], hidden_size: int) -> Vision | None:
     """None where config.json describes no vision tower that can be used."""
     try:
-        return blueprint(config, {}, hidden_size)
+        return blueprint(config, {}, hidden_size)[0]
     except ModelError:
         return None

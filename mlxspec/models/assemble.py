@@ -6,6 +6,7 @@ Knows how loading and models fit together; knows no tokenizer and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import Config, Head, Trunk, architecture
 from mlxspec.models.runnable import Engine, judge
 from mlxspec.models.shard import join, own_config, own_weights
+from mlxspec.models.sizes import bytes_of
 from mlxspec.models.stored_head import head_as_stored
 from mlxspec.models.vision.base import Vision
 from mlxspec.models.vision.blueprint import blueprint, may_see
@@ -220,18 +222,11 @@ def _vision(
     if not any(map(is_of_vision, weights)):
         dropped = ", which conversions by mlx-lm drop" if may_see(config) else ""
         raise ModelError(f"This model reads no images: its folder holds no vision tower{dropped}.")
-    plan = blueprint(config, settings(), model.hidden_size)
-    tower: Any = plan.tower
+    vision, sanitize = blueprint(config, settings(), model.hidden_size)
+    tower: Any = vision.tower
     num = sum(v.size for _, v in tree_flatten(tower.parameters()))
-    fill(tower, plan.sanitize(weights), model.dtype, "The vision tower", foreign_format(config), whole=True)
-    return Vision(
-        tower=tower,
-        preprocessor=plan.preprocessor,
-        prompt=plan.prompt,
-        bidirectional=plan.bidirectional,
-        parameters=num,
-        nbytes=sum(v.nbytes for _, v in tree_flatten(tower.parameters())),
-    )
+    fill(tower, sanitize(weights), model.dtype, "The vision tower", foreign_format(config), whole=True)
+    return replace(vision, parameters=num, nbytes=bytes_of(tower))
 
 
 def _passed_over(weights: Weights, vision: Vision | None, no_images: str | None) -> list[str]:

@@ -140,7 +140,7 @@ def test_every_parameter_of_published_towers(name: str) -> None:
     hidden = 3840
     if config["model_type"] == "qwen3_5":
         config = config | {"vision_config": config["vision_config"] | {"out_hidden_size": hidden}}
-    tower = blueprint(config, {}, hidden).tower
+    tower = blueprint(config, {}, hidden)[0].tower
     assert count(tower) == own + to_hidden * hidden
 
 

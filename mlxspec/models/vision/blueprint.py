@@ -6,17 +6,14 @@ A lookup by model_type, as in the registry of text models.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-import mlx.nn as nn
+from typing import Any
 
 from mlxspec.errors import ModelError
-from mlxspec.images.prepared import Preprocessor
 from mlxspec.images.prompt import ImagePrompt
 from mlxspec.loading import vision_weights
 from mlxspec.loading.weights import Weights
 from mlxspec.models.config_values import Values, mapping
-from mlxspec.models.vision.base import Bidirectional
+from mlxspec.models.vision.base import Bidirectional, Vision
 from mlxspec.models.vision.gemma4 import (
     Gemma4VisionConfig,
     Gemma4VisionTower,
@@ -27,20 +24,14 @@ from mlxspec.models.vision.qwen import QwenVisionConfig, QwenVisionTower
 from mlxspec.models.vision.settings import gemma3_images, gemma4_images, qwen_images
 from mlxspec.models.vision.siglip import SiglipConfig, SiglipTower
 
-
-class Blueprint(NamedTuple):
-    """tower: modules without weights. sanitize: all tensors of a folder to the tower's, under our names. The rest is as in `Vision`."""
-
-    tower: nn.Module
-    sanitize: Callable[[Weights], Weights]
-    preprocessor: Preprocessor
-    prompt: ImagePrompt
-    bidirectional: Bidirectional = "none"
+Sanitize = Callable[[Weights], Weights]  # all tensors of a folder to the tower's, under our names
 
 
-def blueprint(config: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int) -> Blueprint:
-    """config: config.json. settings: of `image_settings`. hidden_size: of the text model. Raises ModelError where the model reads no
-    images, or not in a way that is supported."""
+def blueprint(
+    config: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
+) -> tuple[Vision, Sanitize]:
+    """The tower has no weights. config: config.json. settings: of `image_settings`. hidden_size: of the text model. Raises ModelError where
+    the model reads no images, or not in a way that is supported."""
     make = _FAMILIES.get(str(config.get("model_type")))
     vision = mapping(config, "vision_config")
     if make is None or not vision:
@@ -55,7 +46,7 @@ def may_see(config: Mapping[str, Any]) -> bool:
 
 def _qwen(
     config: Mapping[str, Any], vision: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
-) -> Blueprint:
+) -> tuple[Vision, Sanitize]:
     c = QwenVisionConfig.from_dict(vision)
     if c.out_size != hidden_size:
         raise ModelError(
@@ -63,23 +54,22 @@ def _qwen(
         )
     image = _id(config, "image_token_id")
     kernel = (3, c.frames, c.patch_size, c.patch_size)
-    return Blueprint(
+    made = Vision(
         tower=QwenVisionTower(c),
-        sanitize=lambda weights: vision_weights.qwen_tower(weights, kernel),
         preprocessor=qwen_images(settings, c.patch_size, c.merge),
         prompt=ImagePrompt(placeholder=image, image=image, lookup=image),
     )
+    return made, lambda weights: vision_weights.qwen_tower(weights, kernel)
 
 
 def _gemma3(
     config: Mapping[str, Any], vision: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
-) -> Blueprint:
+) -> tuple[Vision, Sanitize]:
     c = SiglipConfig.from_dict(vision, Values(config).size("mm_tokens_per_image", 256), hidden_size)
     start = _id(config, "boi_token_index", "boi_token_id")
     kernel = (3, c.patch_size, c.patch_size)
-    return Blueprint(
+    made = Vision(
         tower=SiglipTower(c),
-        sanitize=lambda weights: vision_weights.siglip_tower(weights, kernel),
         preprocessor=gemma3_images(settings, c.image_size, c.patch_size, c.tokens),
         prompt=ImagePrompt(
             placeholder=start,
@@ -91,33 +81,34 @@ def _gemma3(
         ),
         bidirectional="all",
     )
+    return made, lambda weights: vision_weights.siglip_tower(weights, kernel)
 
 
 def _gemma4(
     config: Mapping[str, Any], vision: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
-) -> Blueprint:
+) -> tuple[Vision, Sanitize]:
     c = Gemma4VisionConfig.from_dict(vision, hidden_size)
-    return Blueprint(
+    made = Vision(
         tower=Gemma4VisionTower(c),
-        sanitize=lambda weights: vision_weights.gemma4_tower(weights, clips=c.clips),
         preprocessor=gemma4_images(settings, c.patch_size, c.pool, c.places, joins_blocks=False),
         prompt=_gemma4_prompt(config),
         bidirectional=_gemma4_masks(config),
     )
+    return made, lambda weights: vision_weights.gemma4_tower(weights, clips=c.clips)
 
 
 def _gemma4_unified(
     config: Mapping[str, Any], vision: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
-) -> Blueprint:
+) -> tuple[Vision, Sanitize]:
     c, get = JoinedBlocksConfig.from_dict(vision, hidden_size), Values(vision)
     patch, pool = get.size("patch_size", 16), get.size("pooling_kernel_size", 3)
-    return Blueprint(
+    made = Vision(
         tower=JoinedBlocks(c),
-        sanitize=vision_weights.joined_blocks,
         preprocessor=gemma4_images(settings, patch, pool, c.places, joins_blocks=True),
         prompt=_gemma4_prompt(config),
         bidirectional=_gemma4_masks(config),
     )
+    return made, vision_weights.joined_blocks
 
 
 def _gemma4_prompt(config: Mapping[str, Any]) -> ImagePrompt:
@@ -148,7 +139,7 @@ def _id(config: Mapping[str, Any], *names: str) -> int:
     raise ModelError(f"config.json names no {names[0]}, without which images have no place in a prompt.")
 
 
-_FAMILIES: dict[str, Callable[..., Blueprint]] = {
+_FAMILIES: dict[str, Callable[..., tuple[Vision, Sanitize]]] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _qwen),
     "gemma3": _gemma3,
     "gemma4": _gemma4,
