@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from adapted_zoo import BY_ROWS, Noisy, adapted, module_of, theirs, write
+from adapted_zoo import BY_ROWS, adapted, module_of, theirs, write
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -142,48 +142,14 @@ class Lying(KVCache):
         return num
 
 
-class Hopeless(Lying):
-    """Keeps what it has seen where nobody can put it back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = _Seen()
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self.seen.keys = keys if self.seen.keys is None else mx.concatenate([self.seen.keys, keys], axis=2)
-        self.seen.values = (
-            values if self.seen.values is None else mx.concatenate([self.seen.values, values], axis=2)
-        )
-        self.offset += keys.shape[2]
-        return self.seen.keys, self.seen.values
-
-
-class _Seen:
-    keys: mx.array | None = None
-    values: mx.array | None = None
-
-
 def with_caches(module: nn.Module, kind: type[KVCache], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(type(module), "make_cache", lambda self: [kind() for _ in self.layers], raising=False)
 
 
 @catches("a lie is believed", "mlxspec.models.adapted.check:_near", lambda _: lambda *given: True)
-def test_a_cache_that_lies_about_trimming_costs_time_and_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_lies_about_trimming_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("starcoder2")
     with_caches(module, Lying, monkeypatch)
-    model = adapted(module)
-    notice = check_model(model)
-    assert notice is not None
-    assert "takes longer" in notice
-    prompt = [5, 9, 20, 7, 9, 20, 7]
-    wanted = theirs(module, prompt, 40)
-    engine = Engine(model, None, drafters=[Noisy([prompt + wanted])], config=EngineConfig(prefix_budget=0))
-    assert list(engine.generate(prompt, GREEDY).tokens) == wanted
-
-
-def test_a_cache_that_cannot_go_back_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of("starcoder2")
-    with_caches(module, Hopeless, monkeypatch)
     with pytest.raises(ModelError, match="do not go back to accepted tokens"):
         check_model(adapted(module))
 
@@ -192,7 +158,6 @@ def test_a_cache_that_cannot_go_back_at_all_is_refused(monkeypatch: pytest.Monke
 def test_honest_caches_pass_the_check(name: str) -> None:
     notice = check_model(adapted(module_of(name)))
     assert (notice is None) == (name not in BY_ROWS)
-    assert notice is None or "takes longer" not in notice
 
 
 def test_a_quantized_model_takes_the_bytes_that_mlx_lms_takes(folders: Path, tmp_path: Path) -> None:

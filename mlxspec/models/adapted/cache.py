@@ -29,15 +29,14 @@ from mlxspec.platform.host import numbers
 
 
 class LeafLayerCache(StateLayerCache[list[Any]]):
-    """One leaf of every row. cuts: whether its newest tokens can be cut off. before: by row, what it was before the last forward, until
-    that is flushed."""
+    """One leaf of every row. before: by row, what it was before the last forward, until that is flushed."""
 
     is_foreign = True
 
-    def __init__(self, form: LeafForm, cuts: bool, current: list[Any]) -> None:
+    def __init__(self, form: LeafForm, current: list[Any]) -> None:
         super().__init__(current)
-        self.form, self.cuts = form, cuts
-        self.is_per_token, self.is_recurrent = form.is_per_token, not cuts
+        self.form = form
+        self.is_per_token, self.is_recurrent = form.is_per_token, not form.is_cuttable
         self.before: list[Any] = []
 
     def open(self) -> list[Any]:
@@ -47,7 +46,7 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 
     def twin(self, leaf: Any) -> Any:
         """Advances without changing `leaf`."""
-        return copy.copy(leaf) if self.cuts else leaves.twin(leaf)
+        return copy.copy(leaf) if self.form.is_cuttable else leaves.twin(leaf)
 
     def commit(self) -> None:
         if self.staged is not None:
@@ -67,7 +66,7 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 
     def bytes_for(self, length: int, width: int) -> int:
         """Twice where a forward has arrays of its own."""
-        return (1 if self.cuts else 2) * self.form.bytes_for(length, width)
+        return (1 if self.form.is_cuttable else 2) * self.form.bytes_for(length, width)
 
     @property
     def snapshot_bytes(self) -> int:
@@ -100,16 +99,11 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 class AdaptedCache(ModelCache):
     """See the module."""
 
-    def __init__(
-        self, new_caches: Callable[[], list[Any]], forms: Sequence[LeafForm], cuts: bool, num_rows: int
-    ) -> None:
-        """new_caches: of a row. forms: of its leaves. cuts: whether rejected tokens may be cut off where leaves say they can be."""
+    def __init__(self, new_caches: Callable[[], list[Any]], forms: Sequence[LeafForm], num_rows: int) -> None:
+        """new_caches: of a row. forms: of its leaves."""
         self._nest = new_caches()  # they stay empty
         rows = [leaves.leaves_of(new_caches()) for _ in range(num_rows)]
-        layers: list[Any] = [
-            LeafLayerCache(form, cuts and form.is_cuttable, [row[i] for row in rows])
-            for i, form in enumerate(forms)
-        ]
+        layers: list[Any] = [LeafLayerCache(form, [row[i] for row in rows]) for i, form in enumerate(forms)]
         super().__init__(layers, num_rows)
         self._newest: RowsForward | None = None
 
@@ -158,7 +152,7 @@ class AdaptedCache(ModelCache):
         before = [layer.before[row] for layer in layers]
         if not kept:
             return before
-        cuts = [layer.cuts for layer in layers]
+        cuts = [layer.form.is_cuttable for layer in layers]
         calls = [c for c in forward.calls if c.row == row and not all(cuts[place] for place in c.places)]
         back = {place for c in calls for place in c.places}
         found = [layer.twin(before[i] if i in back else layer.current[row]) for i, layer in enumerate(layers)]

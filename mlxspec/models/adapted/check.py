@@ -21,15 +21,10 @@ _WINDOW_AT_MOST = 512  # tokens: behind such a window it is tried as well
 _LIMIT, _LIMIT_OF_16_BITS = 2e-3, 0.06  # of the largest logit
 _SHARE = 0.25  # of what leaving rejected tokens in does
 _FAR = 32  # tokens before the end of the context, where positions are tried too
-_LIES = (
-    "mlx-lm's caches of this model say that tokens can be taken away, and they cannot: what a verify rejects is undone by going back to "
-    "the state before it, which takes longer."
-)
 
 
 def check_model(model: AdaptedModel) -> str | None:
-    """A notice where not all of a forward is shared by rows, or where caches of single rows cannot be trimmed although they say so. Raises
-    ModelError where rejected tokens cannot be taken back at all."""
+    """A notice where not all of a forward is shared by rows. Raises ModelError where rejected tokens cannot be taken back."""
     if model.seams is not None:
         if _all_agree(model):
             return None
@@ -41,25 +36,14 @@ def check_model(model: AdaptedModel) -> str | None:
             raise ModelError(
                 f"Rows of this model do not share all of a forward, so it takes one adapter: {model.by_rows}."
             )
-    if not _goes_back(model):
-        was_shared = model.parts is not None
+    if model.parts is not None and not _holds(model, _rows_agree):
         model.stop_sharing("it gives other logits, or none")
-        if not was_shared or not _goes_back(model):
-            raise ModelError(
-                "mlx-lm's caches of this model do not go back to accepted tokens, so it cannot be run here."
-            )
+    if model.parts is None and not _holds(model, _rows_agree):
+        raise ModelError(
+            "mlx-lm's caches of this model do not go back to accepted tokens, so it cannot be run here."
+        )
     share = 1 - model.share_by_rows
-    notice = f"Rows of this model share {share:.0%} of its weights in a forward, and read the others one by one: {model.by_rows}."
-    return notice if model.cuts else f"{notice} {_LIES}"
-
-
-def _goes_back(model: AdaptedModel) -> bool:
-    """Whether rows agree as they go back now, by what caches say of themselves or else from copies of all of them; that way stays."""
-    for cuts in (True, False):
-        model.cuts = cuts
-        if _holds(model, _rows_agree):
-            return True
-    return False
+    return f"Rows of this model share {share:.0%} of its weights in a forward, and read the others one by one: {model.by_rows}."
 
 
 def _holds(model: AdaptedModel, tried: Callable[[AdaptedModel, int], bool]) -> bool:

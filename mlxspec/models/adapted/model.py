@@ -62,16 +62,15 @@ class AdaptedConfig:
 
 class AdaptedModel:
     """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
-    parts: where there are no seams, the places of the parts that run row by row (parts.py); None where all of the module does. cuts:
-    whether rejected tokens may be cut off where caches of single rows say that they can be. hidden_size is the vocabulary's where the
-    module has no trunk: logits then stand for hiddens. notices: whole sentences on how the weights were read. gate: which of several
-    adapters count in a forward.
+    parts: where there are no seams, the places of the parts that run row by row (parts.py); None where all of the module does.
+    hidden_size is the vocabulary's where the module has no trunk: logits then stand for hiddens. notices: whole sentences on how the
+    weights were read. gate: which of several adapters count in a forward.
 
     Making one builds lazy forwards and reads no weights.
     """
 
     def __init__(self, module: nn.Module, config: AdaptedConfig) -> None:
-        self.module, self.config, self.cuts = module, config, True
+        self.module, self.config = module, config
         self.notices: tuple[str, ...] = ()
         self.gate = AdapterGate()
         self.max_context = config.max_context
@@ -178,7 +177,7 @@ class AdaptedModel:
             return self.seams.make_cache(num_rows, kv_bits=kv_bits)
         if kv_bits != PLAIN:
             raise CacheError("mlx-lm's caches keep keys and values as they are computed.")
-        return AdaptedCache(self.new_caches, self.forms, self.cuts, num_rows)
+        return AdaptedCache(self.new_caches, self.forms, num_rows)
 
     def forward(
         self,
