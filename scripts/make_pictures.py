@@ -188,7 +188,7 @@ def check(folder: Path, engine: mlxspec.Engine) -> list[str]:
     """What pictures of a folder say that the program does not say now, in sentences. engine: the built-in model as `load` gives it."""
     talk = Conversation(engine=engine, params=mlxspec.SamplingParams(), spec=engine.spec)
     wanted = {
-        "chat.svg": header.lines(talk),
+        "chat.svg": [f"{name} {text}" for name, text in header.rows(talk).items()],
         "two-columns.svg": [two_columns.title(engine)],
     }
     return [

@@ -20,6 +20,12 @@ DEMO = "demo"
 
 def tell(talk: Conversation) -> None:
     """Write the header to stderr."""
+    for name, text in rows(talk).items():
+        terminal.note_row(name, text, 9)
+
+
+def rows(talk: Conversation) -> dict[str, str]:
+    """The rows of the header by name."""
     engine, spec = talk.engine, talk.spec
     drafters = ", ".join(spec.drafters)
     policy = "where it pays" if spec.policy == "auto" else "always"
@@ -27,7 +33,7 @@ def tell(talk: Conversation) -> None:
     if talk.recommended == USUAL:
         chosen = ", as the model's files recommend nothing"
     more = f", top-p {params.top_p:g}" * (params.top_p < 1) + f", top-k {params.top_k}" * (params.top_k > 0)
-    rows = {
+    return {
         "model": f"{engine.name} · {weights(engine)}",
         "drafting": f"{drafters} ({policy})" if drafters else "off",
         "sampling": f"temperature {params.temperature:g}{more}{chosen}"
@@ -35,8 +41,6 @@ def tell(talk: Conversation) -> None:
         else "always the most likely token",
         "context": f"{engine.max_context:,} tokens{stats_line.kept_bits(engine)}",
     }
-    for name, text in rows.items():
-        terminal.note_row(name, text, 9)
 
 
 def weights(engine: Engine) -> str:
