@@ -336,28 +336,34 @@ def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -
     return told if found is None else f"{told}; adapted: {found.card.told()}"
 
 
+# what --draft-model must be for them, and what others need
+_NEEDS = {
+    "eagle3": "an EAGLE-3 drafter made for this model",
+    "dflash": "a block drafter that was trained for this model",
+    "draft-model": "a smaller model of the same vocabulary",
+}
+_FREE = {"forced": "what a grammar forces", "predicted": "what a request predicts"}
+
+
 def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -> tuple[Usable, ...]:
     """adapted: what to add on the drafter beside."""
-    found, by_rows = [], bool(getattr(made.model, "by_rows", ""))
+    found, hides_layers = [], bool(getattr(made.model, "by_rows", ""))
+    drafts_as = None if beside is None else DRAFTS_AS[beside.kind]
     for name in DRAFTER_NAMES:
-        usable, why, drafting = True, "needs no weights", None
+        usable, why, drafting = True, _FREE.get(name, "needs no weights"), None
         if name == "mtp":
             usable, why = _mtp(head, beside)
-            is_named = beside is not None and DRAFTS_AS[beside.kind] == "mtp"
-            drafting = beside.module if beside is not None and is_named else made.mtp
-        elif name == "eagle3":
-            usable, why = _eagle3(beside, by_rows)
-        elif name == "dflash":
-            usable, why = _dflash(beside, by_rows)
-            drafting = beside.module if beside is not None and usable else None
-        elif name == "draft-model":
-            usable, why = _draft_model(beside)
-            drafting = beside.module if beside is not None and usable else None
-        elif name == "forced":
-            why = "what a grammar forces"
-        elif name == "predicted":
-            why = "what a request predicts"
-        why += adapted if usable and beside is not None and name == DRAFTS_AS[beside.kind] else ""
+            drafting = beside.module if beside is not None and drafts_as == name else made.mtp
+        elif name in ("eagle3", "dflash") and hides_layers:
+            usable = False
+            why = "reads layers, which a model does not show whose rows do not share all of a forward"
+        elif beside is not None and drafts_as == name:
+            why, drafting = _told(beside), beside.module if name != "eagle3" else None
+        elif name in _NEEDS:
+            usable, why = False, f"needs --draft-model, {_NEEDS[name]}"
+            if name == "draft-model" and beside is not None:
+                why = f"{beside.name} is no model of its own; it drafts as {drafts_as}"
+        why += adapted if usable and name == drafts_as else ""
         read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)
         found.append(Usable(name=name, usable=usable, why=why, proposing=read))
     return tuple(found)
@@ -375,35 +381,12 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
     return False, head.advice
 
 
-_HIDDEN = "reads layers, which a model does not show whose rows do not share all of a forward"
-
-
-def _dflash(beside: _Beside | None, by_rows: bool) -> tuple[bool, str]:
-    """by_rows: rows do not share all of a forward."""
-    if by_rows:
-        return False, _HIDDEN
-    if beside is None or beside.kind != "dflash":
-        return False, "needs --draft-model, a block drafter that was trained for this model"
-    c = beside.module.config
-    return True, f"{beside.name}, {beside.how}: a {c.kind} drafter of up to {c.num_drafts} tokens at once"
-
-
-def _draft_model(beside: _Beside | None) -> tuple[bool, str]:
-    if beside is None:
-        return False, "needs --draft-model, a smaller model of the same vocabulary"
-    if beside.kind != "model":
-        return False, f"{beside.name} is no model of its own; it drafts as {DRAFTS_AS[beside.kind]}"
-    return True, "--draft-model was named"
-
-
-def _eagle3(beside: _Beside | None, by_rows: bool) -> tuple[bool, str]:
-    if by_rows:
-        return False, _HIDDEN
-    if beside is None or beside.kind != "eagle3":
-        return False, "needs --draft-model, an EAGLE-3 drafter made for this model"
-    layers = ", ".join(map(str, beside.module.layers_read))
-    num = beside.module.num_proposed
-    return (
-        True,
-        f"{beside.name}, {beside.how}; reads layers {layers} and proposes over {num} tokens",
-    )
+def _told(beside: _Beside) -> str:
+    """What the drafter beside is."""
+    told, module = f"{beside.name}, {beside.how}", beside.module
+    if beside.kind == "dflash":
+        return f"{told}: a {module.title} of up to {module.config.num_drafts} tokens at once"
+    if beside.kind == "eagle3":
+        layers = ", ".join(map(str, module.layers_read))
+        return f"{told}; reads layers {layers} and proposes over {module.num_proposed} tokens"
+    return "--draft-model was named"
