@@ -31,8 +31,7 @@ from mlxspec.models.base import Output
 from mlxspec.models.dflash_config import DFlashConfig
 from mlxspec.models.drafter_module import DrafterModule, sanitize_drafter
 from mlxspec.models.layers import FusedLinear, Parts, Rotary, project, rms_norm, rotate, swapped
-from mlxspec.models.mlp import GatedMlp
-from mlxspec.models.qwen3_5_layers import Qwen35Attention
+from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
 from mlxspec.models.registry import Trunk
 from mlxspec.models.segments import LayerPiece, Segments
 
@@ -99,30 +98,20 @@ class BlockConv(nn.Module):
         return out.reshape(x.shape)
 
 
-class DFlashLayer(nn.Module):
+class DFlashLayer(Qwen35DecoderLayer):
     """Attention over context and block, and an MLP; DFlash2's with convolutions around each."""
 
     def __init__(self, c: DFlashConfig) -> None:
-        super().__init__()
-        text = c.text
-        self._eps = text.rms_eps
-        self.self_attn = DFlashAttention(text)
-        self.mlp = GatedMlp(text.hidden_size, text.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(text.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(text.hidden_size)
+        super().__init__(c.text, DFlashAttention(c.text))
         if c.conv_kernel:
-            self.attention_conv = BlockConv(text.hidden_size, c.conv_kernel, c.conv_group)
-            self.mlp_conv = BlockConv(text.hidden_size, c.conv_kernel, c.conv_group)
-
-    def fuse(self) -> None:
-        self.self_attn.fuse()
-        self.mlp.fuse()
+            self.attention_conv = BlockConv(c.text.hidden_size, c.conv_kernel, c.conv_group)
+            self.mlp_conv = BlockConv(c.text.hidden_size, c.conv_kernel, c.conv_group)
 
     def enter(
         self, x: mx.array, cos: mx.array, sin: mx.array, places: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
         """x (N, H) -> queries, keys and values of the block; and the taps for what comes behind attention."""
-        seen, taps = rms_norm(x, self.input_layernorm.weight, self._eps), None
+        seen, taps = self.normed(x), None
         if "attention_conv" in self:
             taps = self.attention_conv.taps(seen)
             seen = self.attention_conv.apply(0, seen, taps, places)
@@ -135,9 +124,9 @@ class DFlashLayer(nn.Module):
         if taps is not None:
             mixed = self.attention_conv.apply(1, mixed, taps, places)
         x = x + mixed
-        seen = rms_norm(x, self.post_attention_layernorm.weight, self._eps)
         if "mlp_conv" not in self:
-            return x + self.mlp(seen)
+            return self.with_mlp(x)
+        seen = self.normed_again(x)
         taps = self.mlp_conv.taps(seen)
         out = self.mlp(self.mlp_conv.apply(0, seen, taps, places))
         return x + self.mlp_conv.apply(1, out, taps, places)

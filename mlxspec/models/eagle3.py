@@ -29,9 +29,8 @@ from mlxspec.models.cell_head import CellHead
 from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, flag, flattened, read, short
 from mlxspec.models.drafter_module import check_sizes
 from mlxspec.models.layers import Rotary, rms_norm
-from mlxspec.models.mlp import GatedMlp
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import Qwen35Attention
+from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
 from mlxspec.models.text_model import TextModel
@@ -161,30 +160,18 @@ def is_eagle3(names: Collection[str], config: Mapping[str, Any] | None = None) -
     )
 
 
-class _Layer(nn.Module):
+class _Layer(Qwen35DecoderLayer):
     def __init__(self, c: Eagle3Config, norms_heads: bool) -> None:
-        super().__init__()
-        self._c, size = c, c.text.hidden_size
-        self.self_attn = Qwen35Attention(c.text, num_inputs=2 * size, norms_heads=norms_heads)
-        self.mlp = GatedMlp(size, c.text.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(size)
+        size = c.text.hidden_size
+        super().__init__(c.text, Qwen35Attention(c.text, num_inputs=2 * size, norms_heads=norms_heads))
+        self._adds_normed = c.norm_before_residual
         self.hidden_norm = nn.RMSNorm(size)
-        self.post_attention_layernorm = nn.RMSNorm(size)
-
-    def fuse(self) -> None:
-        self.self_attn.fuse()
-        self.mlp.fuse()
 
     def enter(self, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
         """(N, H) twice -> what attention sees (N, 2H), and what its output is added to."""
-        eps = self._c.text.rms_eps
-        normed = rms_norm(hidden, self.hidden_norm.weight, eps)
-        both = mx.concatenate([rms_norm(embedded, self.input_layernorm.weight, eps), normed], axis=-1)
-        return both, normed if self._c.norm_before_residual else hidden
-
-    def leave(self, residual: mx.array, attended: mx.array) -> mx.array:
-        x = residual + self.self_attn.finish(attended, None)
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight, self._c.text.rms_eps))
+        normed = rms_norm(hidden, self.hidden_norm.weight, self._eps)
+        both = mx.concatenate([self.normed(embedded), normed], axis=-1)
+        return both, normed if self._adds_normed else hidden
 
 
 class Eagle3Head(CellHead):
@@ -256,5 +243,5 @@ class Eagle3Head(CellHead):
         return residual, layer.self_attn.project(both, cos, sin)
 
     def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
-        x = self.layers[0].leave(x, attended)
+        x = self.layers[0].after_attention(x, attended, gate)
         return self._normed(x) if self.config.norm_output else x

@@ -26,40 +26,23 @@ from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.image_rows import ImageInput
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config, interleaved_axes
-from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer, RoundLayout
+from mlxspec.models.qwen3_5_layers import (
+    GatedDeltaNet,
+    Qwen35Attention,
+    Qwen35DecoderLayer,
+    RoundLayout,
+)
 from mlxspec.models.segments import LayerPiece, Segments
 from mlxspec.models.text_model import TextModel, text_stack
 from mlxspec.platform import device
-
-# --- a layer: x (N, H) is the residual stream of the tokens of all rows
-
-
-def before_attention(
-    layer: Qwen35DecoderLayer, x: mx.array, cos: mx.array, sin: mx.array
-) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-    """Queries, keys, values and output gate of an attention layer, see `Qwen35Attention.project`."""
-    return layer.self_attn.project(layer.normed(x), cos, sin)  # type: ignore[no-any-return]
-
-
-def after_attention(
-    layer: Qwen35DecoderLayer, x: mx.array, attended: mx.array, gate: mx.array | None
-) -> mx.array:
-    """The residual stream behind an attention layer. attended, gate: (N, Hq * D)."""
-    return with_mlp(layer, x + layer.self_attn.finish(attended, gate))
-
-
-def with_mlp(layer: Qwen35DecoderLayer, x: mx.array) -> mx.array:
-    """The second half of every layer."""
-    return x + layer.mlp(layer.normed_again(x))
-
 
 _OF_A_LAYER, _OF_A_CORE = (
     14,
     4,
 )  # kernels that Metal launches, of a layer but for the core of attention and of that
-_BEFORE = LayerPiece("before", lambda layer, x, *turns: (x, before_attention(layer, x, *turns)))
+_BEFORE = LayerPiece("before", lambda layer, x, *turns: (x, layer.before_attention(x, *turns)))
 _AFTER = LayerPiece(
-    "after", lambda layer, x, *given: (after_attention(layer, x, *given), None), num_launches=_OF_A_LAYER
+    "after", lambda layer, x, *given: (layer.after_attention(x, *given), None), num_launches=_OF_A_LAYER
 )
 
 
@@ -70,7 +53,8 @@ class Qwen35(TextModel):
     """The model; see models.base.Model for the contract of `forward`."""
 
     def __init__(self, config: Qwen35Config) -> None:
-        layers = [Qwen35DecoderLayer(config, linear=is_linear) for is_linear in config.is_linear]
+        mixers = [GatedDeltaNet(config) if lin else Qwen35Attention(config) for lin in config.is_linear]
+        layers = [Qwen35DecoderLayer(config, mixer) for mixer in mixers]
         super().__init__(text_stack(config, layers), config)
         self._config = config
         self._rotary = qwen_rotary(config)
@@ -167,7 +151,7 @@ class Qwen35(TextModel):
                 committed = Committed(RowLayout(then[0], then[1], width), then[2])
                 layout = layout._replace(committed=committed)
             mixed, state = layer.linear_attn(layer.normed(x), past, layout)
-            return with_mlp(layer, x + mixed), state
+            return layer.with_mlp(x + mixed), state
 
         return LayerPiece(("linear", certain), run, shape, deferred, _OF_A_LAYER), (here, then)
 

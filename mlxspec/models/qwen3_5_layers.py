@@ -270,13 +270,13 @@ class SparseMlp(nn.Module):
 class Qwen35DecoderLayer(nn.Module):
     """Token mixer and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, c: Qwen35Config, *, linear: bool) -> None:
+    def __init__(self, c: Qwen35Config, mixer: GatedDeltaNet | Qwen35Attention) -> None:
         super().__init__()
         self._eps = c.rms_eps
-        if linear:
-            self.linear_attn = GatedDeltaNet(c)
+        if isinstance(mixer, GatedDeltaNet):
+            self.linear_attn = mixer
         else:
-            self.self_attn = Qwen35Attention(c)
+            self.self_attn = mixer
         self.input_layernorm = nn.RMSNorm(c.hidden_size)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size)
         self.mlp = SparseMlp(c) if c.num_experts else GatedMlp(c.hidden_size, c.intermediate_size)
@@ -293,3 +293,17 @@ class Qwen35DecoderLayer(nn.Module):
     def normed_again(self, x: mx.array) -> mx.array:
         """(N, H) as the MLP sees it."""
         return rms_norm(x, self.post_attention_layernorm.weight, self._eps)
+
+    def before_attention(
+        self, x: mx.array, cos: mx.array, sin: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+        """Queries, keys, values and output gate of an attention layer, see `Qwen35Attention.project`."""
+        return self.self_attn.project(self.normed(x), cos, sin)
+
+    def after_attention(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
+        """The residual stream (N, H) behind an attention layer. attended, gate: (N, Hq * D)."""
+        return self.with_mlp(x + self.self_attn.finish(attended, gate))
+
+    def with_mlp(self, x: mx.array) -> mx.array:
+        """The second half of every layer."""
+        return x + self.mlp(self.normed_again(x))

@@ -18,9 +18,9 @@ import mlx.nn as nn
 
 from mlxspec.models.cell_head import CellHead
 from mlxspec.models.layers import rms_norm, swapped
-from mlxspec.models.qwen3_5 import Qwen35, after_attention, before_attention, qwen_rotary
+from mlxspec.models.qwen3_5 import Qwen35, qwen_rotary
 from mlxspec.models.qwen3_5_config import Qwen35Config
-from mlxspec.models.qwen3_5_layers import Qwen35DecoderLayer
+from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
 
 NORMS = (
     "before fc",
@@ -39,7 +39,7 @@ class Qwen35Mtp(CellHead):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.pre_fc_norm_embedding = nn.RMSNorm(config.hidden_size)
         self.pre_fc_norm_hidden = nn.RMSNorm(config.hidden_size)
-        self.layers = [Qwen35DecoderLayer(config, linear=False)]
+        self.layers = [Qwen35DecoderLayer(config, Qwen35Attention(config))]
         self.norm = nn.RMSNorm(config.hidden_size)
 
     @property
@@ -87,8 +87,8 @@ class Qwen35Mtp(CellHead):
         e = rms_norm(embedded, self.pre_fc_norm_embedding.weight, eps)
         h = rms_norm(hidden, self.pre_fc_norm_hidden.weight, eps)
         x = self.fc(mx.concatenate([e, h], axis=-1))
-        return x, before_attention(self.layers[0], x, cos, sin)
+        return x, self.layers[0].before_attention(x, cos, sin)
 
     def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
-        x = after_attention(self.layers[0], x, attended, gate)
+        x = self.layers[0].after_attention(x, attended, gate)
         return rms_norm(x, self.norm.weight, self.config.rms_eps)

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import KVCache
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import RowLayout
 from mlxspec.models.gemma import Gemma
-from mlxspec.models.qwen3_5 import Qwen35, with_mlp
+from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_layers import RoundLayout
 from mlxspec.platform.host import numbers
 
@@ -42,7 +42,7 @@ def _qwen(model: Qwen35, tokens: mx.array) -> list[mx.array]:
         else:
             q, k, v, gate = layer.self_attn.project(entered, cos, sin)
             mixed = layer.self_attn.finish(layer.self_attn.core(q, k, v, places, cache.attention(i)), gate)
-        x = with_mlp(layer, x + mixed)
+        x = layer.with_mlp(x + mixed)
         found.append(x)
     return found
 
