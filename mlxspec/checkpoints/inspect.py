@@ -382,7 +382,7 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
 
 
 def _told(beside: _Beside) -> str:
-    """What the drafter beside is."""
+    """A sentence's end on the drafter beside."""
     told, module = f"{beside.name}, {beside.how}", beside.module
     if beside.kind == "dflash":
         return f"{told}: a {module.title} of up to {module.config.num_drafts} tokens at once"

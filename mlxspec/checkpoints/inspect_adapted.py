@@ -1,4 +1,4 @@
-"""What `inspect` says of the parts of a model that runs by mlx-lm's code, from mlx-lm's modules and caches. Reads no weights."""
+"""The facts that `inspect` gives of the parts of a model that runs by mlx-lm's code, from mlx-lm's modules and caches. Reads no weights."""
 
 from __future__ import annotations
 

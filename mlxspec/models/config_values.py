@@ -42,7 +42,7 @@ AROUND = frozenset({"quantization", "quantization_config", "vision_config", "aud
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """What is known of an object's keys beside those that are read. idle: they change nothing about text. only: the values that are
+    """The keys of an object that are known beside those that are read. idle: they change nothing about text. only: the values that are
     supported, beside null and absence; what others would change is not implemented."""
 
     idle: frozenset[str] = frozenset()
@@ -181,12 +181,12 @@ def size(key: str | None = None, default: int | None = None) -> Any:
 
 
 def number(key: str, default: float | None = None) -> Any:
-    """As `size`, by `Values.number`."""
+    """A field like that of `size`, by `Values.number`."""
     return _field("number", key, default)
 
 
 def flag(key: str | None = None, default: bool = False) -> Any:
-    """As `size`, by `Values.flag`."""
+    """A field like that of `size`, by `Values.flag`."""
     return _field("flag", key, default)
 
 

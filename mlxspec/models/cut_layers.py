@@ -98,10 +98,10 @@ def behind(
 
 
 def piece_before(call: Call) -> LayerPiece:
-    """What a layer asks of attention, of x and offset."""
+    """The piece up to a layer's attention, of x and offset: gives what attention is asked."""
     return LayerPiece(("before", call), lambda layer, x, offset: (x, before(call, layer, x, offset)))
 
 
 def piece_behind(call: Call) -> LayerPiece:
-    """The rest of a layer, of x, attention's result, offset and arrays of the layer's own."""
+    """The piece that is the rest of a layer, of x, attention's result, offset and arrays of the layer's own."""
     return LayerPiece(("behind", call), lambda layer, x, *given: (behind(call, layer, x, *given), None))

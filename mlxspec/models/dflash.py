@@ -326,6 +326,6 @@ def _seen(
 
 
 def sanitize_dflash(weights: Weights) -> Weights:
-    """As `sanitize_drafter`, never float16, see `DFlash`."""
+    """The tensors as `sanitize_drafter` gives them, never float16, see `DFlash`."""
     halves = {name: value for name, value in weights.items() if value.dtype == mx.float16}
     return sanitize_drafter(weights | {name: value.astype(mx.bfloat16) for name, value in halves.items()})

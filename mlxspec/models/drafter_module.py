@@ -1,4 +1,4 @@
-"""What the modules of MTP heads, EAGLE-3 and block drafters share: their target, their ends, a vocabulary of their own.
+"""The base of the modules of MTP heads, EAGLE-3 and block drafters: their target, their ends, a vocabulary of their own.
 
 A drafter's own vocabulary is told by `d2t`: row i of its language-model head stands for token i + d2t[i] of the target.
 """

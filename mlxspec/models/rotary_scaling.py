@@ -110,9 +110,9 @@ def kind_of(rope: Values) -> Any:
 def merged(
     get: Values, kind: str | None = None, theta: str = "rope_theta", default: Mapping[str, Any] | None = None
 ) -> Values:
-    """What `rope_parameters`, `rope_scaling` (its older name) and the top level say together. kind: of layers, where each kind has a
-    description of its own; the older name is the full layers' then. theta: its name at the top level. default: where `rope_parameters` is
-    empty. Raises ModelError where they differ."""
+    """The rotary description that `rope_parameters`, `rope_scaling` (its older name) and the top level give together. kind: of layers,
+    where each kind has a description of its own; the older name is the full layers' then. theta: its name at the top level. default: where
+    `rope_parameters` is empty. Raises ModelError where they differ."""
     found: dict[str, Any] = {}
     newer = get.object("rope_parameters")
     if kind is not None and newer.keys() - set(LAYER_KINDS):
