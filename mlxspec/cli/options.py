@@ -348,7 +348,7 @@ def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
     if template is None:
         return []
     template.defaults = variables
-    unread = [name for name in variables if name not in template.source]
+    unread = template.unread(variables)
     return [f"The chat template of {engine.name} does not read {', '.join(unread)}."] if unread else []
 
 

@@ -5,6 +5,7 @@ Knows requests, results and the chat format; knows no rounds, no caches and no d
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -262,7 +263,8 @@ class EngineApi(ABC):
         messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
         are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
         {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
-        one each. template: variables of the model's chat template, as {"enable_thinking": False}. fields: as in `generate`. Raises
+        one each. template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not
+        read. fields: as in `generate`. Raises
         ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
         """
         asked, single = conversations(messages)
@@ -293,6 +295,11 @@ class EngineApi(ABC):
         if self.tokenizer is None or self.tokenizer.template is None:
             raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
         of_kind("template", template, Mapping)
+        unread = self.tokenizer.template.unread(map(str, template or ()))
+        if unread:
+            warnings.warn(
+                f"The chat template of {self.name} does not read {', '.join(unread)}.", stacklevel=5
+            )
         messages, sources = split_images(checked_messages(messages))
         if sources and self.vision is None:
             raise ImageError(self.no_images)

@@ -6,7 +6,7 @@ A template is an untrusted program, so it runs in a sandbox (sandbox.py) in a he
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class ChatTemplate:
         self._special = dict(special)
         self.defaults: Mapping[str, Any] = {}
         self.spellings = Spellings(())
+
+    def unread(self, variables: Iterable[str]) -> list[str]:
+        """Those of the variables of `render` that it does not name."""
+        own = "continue_final_message"  # which is no variable of a template
+        return [name for name in variables if name not in self.source and name != own]
 
     def prepare(self) -> None:
         """Have a helper process start, without waiting for it."""

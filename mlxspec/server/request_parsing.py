@@ -188,14 +188,16 @@ def _render(
     if request.goes_on is not None:
         options["continue_final_message"] = True
     check_wanted()
+    form, source = format_of(engine), engine.tokenizer.template.source
+    unknown = _without_effect(request, form, source)
     most, bad = engine.max_context, dict[str, str]()
     while True:
         found = placed(
             request.messages, limits, why="" if engine.vision is not None else engine.no_images, bad=bad
         )
         text, notices = render_conversation(engine.tokenizer.template, found.messages, options)
-        text, off = _without_thinking(text, request, format_of(engine), engine.tokenizer.template.source)
-        notices = (*found.notices, *notices, *off)
+        text, off = _without_thinking(text, request, form, source)
+        notices = (*found.notices, *notices, *off, *unknown)
         if not found.sources or engine.vision is None:
             tokens = engine.tokenizer.encode(text, special=False, most=most)
             return request, _Prompt(text=unmarked(text), tokens=tokens, notices=notices)
@@ -211,6 +213,17 @@ def _render(
             if where in bad or where not in (s.where for s in found.sources):
                 raise
             bad[where] = str(error)
+
+
+def _without_effect(request: ChatRequest, form: ChatFormat, template: str) -> tuple[str, ...]:
+    """Notices on what a request tells the chat template that it does not know. A model that always thinks honours that it should."""
+    asked = [name for name, value in request.template.items() if value not in (False, None, "none")]
+    unknown = [name for name in asked if name not in template]
+    return tuple(
+        f"{name} has no effect: the chat template does not know it"
+        for name in unknown
+        if name != "enable_thinking" or form.thinking is None
+    )
 
 
 def _without_thinking(

@@ -96,6 +96,14 @@ def test_params_and_templates_of_another_kind(engine: Engine) -> None:
         refused(lambda: demo.chat([{"role": "user", "content": 5}]), "messages[0].content must be")
 
 
+def test_a_variable_that_the_template_does_not_read_is_named() -> None:
+    with (
+        mlxspec.load("demo", draft="off") as demo,
+        pytest.warns(UserWarning, match="The chat template of demo does not read enable_thinkin"),
+    ):
+        demo.chat("x", template={"enable_thinkin": False, "add_generation_prompt": True}, max_tokens=1)
+
+
 def test_prove_without_parameters(engine: Engine) -> None:
     answer = engine.generate([1, 2])
     assert engine.prove([1, 2], answer).is_equal

@@ -256,6 +256,13 @@ def test_models(client: Any, demo: Served) -> None:
 def test_unknown_fields_are_named(client: Any) -> None:
     answer = ask(client, max_tokens=1, user="me", extra_body={"tea": 2, "stream_options": None})
     assert answer.mlxspec["notices"] == ["tea is no field of this request and was ignored"]
+    answer = ask(client, max_tokens=1, reasoning_effort="high", extra_body={"enable_thinking": True})
+    assert sorted(answer.mlxspec["notices"]) == [
+        f"{name} has no effect: the chat template does not know it"
+        for name in ("enable_thinking", "reasoning_effort")
+    ]
+    asked = {"reasoning_effort": "none", "extra_body": {"enable_thinking": False}}
+    assert ask(client, max_tokens=1, **asked).mlxspec["notices"] == []
     answer = ask(client, max_tokens=1, extra_body={"n_mx": 2})
     assert answer.mlxspec["notices"] == [
         "n_mx is no field of this request and was ignored; did you mean n_max?"
