@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 
@@ -183,7 +183,7 @@ class ModelCache:
                 layer.abort()
         self.pending = None
 
-    def fork(self, *, tails: bool = False) -> ModelCache:
+    def fork(self, *, tails: bool = False) -> Self:
         """A cache that runs ahead from here without changing this one. It ends when this cache begins a forward or forks again. tails:
         forwards on it write no long keys and values in place, see AttentionLayerCache.fork; such a fork cannot be forked."""
         if self.pending is not None:

@@ -40,7 +40,7 @@ class FlatRows:
         """All rows equally wide: padding is a reshape."""
         return self.num_tokens == self.num_rows * self.max_width
 
-    @property
+    @cached_property
     def active(self) -> list[int]:
         """Rows with at least one token."""
         return [r for r, width in enumerate(self.widths) if width]

@@ -6,6 +6,7 @@ All of it is float32, where verifying several tokens gives what single steps giv
 from __future__ import annotations
 
 import copy
+import gc
 import random
 from typing import Any
 
@@ -200,6 +201,22 @@ def test_only_parts_with_states_run_again_and_only_behind_rejected_tokens(
         cache.flush()
     num_states = sum(not form.is_cuttable for form in model.forms)
     assert again == [("ShortConv", 2)] * num_states
+
+
+def test_steps_and_verifies_leave_no_garbage() -> None:
+    """What refers to itself would hold arrays until Python looks for it."""
+    model = model_of("lfm2")
+    cache = model.make_cache(2)
+    gc.collect()
+    gc.disable()
+    try:
+        for pieces, kept in (([[1, 2, 3], [4]], None), ([[5, 6, 7], [8]], [2, 1]), ([[1], [2]], None)):
+            run(model, cache, pieces, certain=kept is None)
+            cache.commit(kept)
+            cache.flush()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_forward_that_fails_leaves_the_cache_as_it_was() -> None:

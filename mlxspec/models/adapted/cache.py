@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -101,7 +101,7 @@ class AdaptedCache(ModelCache):
 
     def __init__(self, new_caches: Callable[[], list[Any]], forms: Sequence[LeafForm], num_rows: int) -> None:
         """new_caches: of a row. forms: of its leaves."""
-        self._nest = new_caches()  # they stay empty
+        self.nest = new_caches()  # how a row's caches are nested; they stay empty
         rows = [leaves.leaves_of(new_caches()) for _ in range(num_rows)]
         layers: list[Any] = [LeafLayerCache(form, [row[i] for row in rows]) for i, form in enumerate(forms)]
         super().__init__(layers, num_rows)
@@ -126,8 +126,12 @@ class AdaptedCache(ModelCache):
             raise CacheError("No forward was begun.")
         may_lose = self.pending.max_width > 1 and not self.pending_certain
         twins = list(zip(*(layer.open() for layer in self._leaves), strict=True))
-        self._newest = RowsForward(self.pending, twins, self._nest, may_lose=may_lose)
+        self._newest = RowsForward(self.pending, twins, may_lose=may_lose)
         return self._newest
+
+    def fork(self, *, tails: bool = False) -> Self:
+        self.flush()
+        return super().fork(tails=tails)
 
     def flush(self) -> None:
         """Take rejected tokens out of every row. Raises CacheError, and changes nothing, where a leaf does not do what it says."""
@@ -140,6 +144,8 @@ class AdaptedCache(ModelCache):
             ]
             for i, layer in enumerate(self._leaves):
                 layer.current = [row[i] for row in rows]
+        if self._newest is not None:
+            self._newest.calls.clear()
         self.deferred = self._newest = None
         for layer in self._leaves:
             layer.before = []

@@ -31,14 +31,14 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
 
 def replaced(caches: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """The same nest with others in the place of its leaves, in the order of `leaves_of`."""
-    by_leaf = dict(zip(map(id, leaves_of(caches)), others, strict=True))
+    return _replaced(caches, dict(zip(map(id, leaves_of(caches)), others, strict=True)))
 
-    def of(cache: Any) -> Any:
-        if isinstance(cache, CacheList):
-            return CacheList(*map(of, cache.caches))
-        return None if cache is None else by_leaf[id(cache)]
 
-    return list(map(of, caches))
+def _replaced(caches: Sequence[Any], others: dict[int, Any]) -> list[Any]:
+    return [
+        CacheList(*_replaced(cache.caches, others)) if isinstance(cache, CacheList) else others.get(id(cache))
+        for cache in caches
+    ]
 
 
 def is_cuttable(leaf: Any) -> bool:

@@ -209,11 +209,12 @@ class AdaptedModel:
                     hidden = self._run(tokens[:, None], caches)[:, 0]
         elif isinstance(cache, AdaptedCache):
             forward = cache.forward()
+            caches = forward.stand_ins(cache.nest)
             if self.parts is None:
-                hidden = forward.answer(0, self._run, tokens[None], forward.caches)[0]
+                hidden = forward.answer(0, self._run, tokens[None], caches)[0]
             else:
                 with standing_in(self.parts, forward.answer):
-                    hidden = self._run(tokens[None], forward.caches)[0]
+                    hidden = self._run(tokens[None], caches)[0]
         else:
             raise CacheError("This cache is another model's.")
         logits = (

@@ -21,22 +21,19 @@ from mlxspec.models.seams import SeamError
 
 
 class RowsForward:
-    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. caches: to call the module with. calls: of
-    parts, row by row, kept where tokens may be rejected."""
+    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. calls: of parts, row by row, kept where
+    tokens may be rejected; whoever keeps the forward clears them, since they refer to it."""
 
-    def __init__(
-        self,
-        rows: FlatRows,
-        own: Sequence[Sequence[Any]],
-        nest: Sequence[Any],
-        *,
-        may_lose: bool = False,
-    ) -> None:
-        """nest: a row's caches, nested as all are."""
+    def __init__(self, rows: FlatRows, own: Sequence[Sequence[Any]], *, may_lose: bool = False) -> None:
         self.rows, self.own, self._may_lose = rows, own, may_lose
-        places = range(len(leaves.leaves_of(nest)))
-        self.caches = leaves.replaced(nest, [RowLeaf(place, self) for place in places])
         self.calls: list[PartCall] = []
+
+    def stand_ins(self, nest: Sequence[Any]) -> list[Any]:
+        """The caches to call the module with: a row's own where it is alone and keeps all of its tokens. nest: how they are nested."""
+        active = self.rows.active
+        if len(active) == 1 and not self._may_lose:
+            return leaves.replaced(nest, self.own[active[0]])
+        return leaves.replaced(nest, [RowLeaf(place, self) for place in range(len(self.own[0]))])
 
     def answer(self, _: int, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a part gives for all rows: row by row where it is given a cache."""
@@ -127,24 +124,28 @@ class PartCall(NamedTuple):
     def run(self, own: Sequence[Any], num: int, before: Sequence[Any] = ()) -> Any:
         """What the part gives for the row's first `num` tokens, over these leaves. before: what they were when the forward began, to make
         masks of that many tokens."""
-        start, total = self.rows.starts[self.row], (1, self.rows.num_tokens)
+        given = own, num, before
+        named = {name: self._mine(value, *given) for name, value in self.kwargs.items()}
+        return self.part(*(self._mine(value, *given) for value in self.args), **named)
 
-        def mine(value: Any) -> Any:
-            if isinstance(value, RowLeaf):
-                return own[value.place]
-            if isinstance(value, CacheList):
-                return CacheList(*map(mine, value.caches))
-            if isinstance(value, Masks) and before:
-                return before[value.place].make_mask(num, **value.how)
-            if isinstance(value, Each):
-                return value.values[self.row]
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(mine, value))
-            if isinstance(value, mx.array) and value.ndim > 1 and value.shape[:2] == total:
-                return value[:, start : start + num]
-            return value
-
-        return self.part(*map(mine, self.args), **{name: mine(value) for name, value in self.kwargs.items()})
+    def _mine(self, value: Any, own: Sequence[Any], num: int, before: Sequence[Any]) -> Any:
+        """The row's part of an argument."""
+        if isinstance(value, mx.array):
+            if value.ndim < 2 or value.shape[:2] != (1, self.rows.num_tokens):
+                return value
+            start = self.rows.starts[self.row]
+            return value[:, start : start + num]
+        if isinstance(value, RowLeaf):
+            return own[value.place]
+        if isinstance(value, Masks) and before:
+            return before[value.place].make_mask(num, **value.how)
+        if isinstance(value, Each):
+            return value.values[self.row]
+        if isinstance(value, CacheList):
+            return CacheList(*(self._mine(x, own, num, before) for x in value.caches))
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._mine(x, own, num, before) for x in value)
+        return value
 
 
 def _row_leaves(values: Sequence[Any]) -> Iterator[RowLeaf]:
@@ -169,10 +170,10 @@ def find_parts(
         raise SeamError("no part of it is given a cache")
     parts = list({(id(owner), name): (owner, name) for owner, name in found}.values())
     own = [leaves.leaves_of(new_caches()) for _ in range(2)]
-    forward = RowsForward(FlatRows((3, 1)), own, caches)
+    forward = RowsForward(FlatRows((3, 1)), own)
     try:
         with standing_in(parts, forward.answer):
-            run(mx.zeros((1, 4), mx.int32), forward.caches)
+            run(mx.zeros((1, 4), mx.int32), forward.stand_ins(caches))
     except SeamError:
         raise
     except Exception as error:  # whatever the module's code does with what is no cache
