@@ -34,7 +34,7 @@ from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.rehearsal import IDLE_SECONDS, rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
-from mlxspec.errors import EngineStoppedError, MlxspecError, RankError
+from mlxspec.errors import ConfigError, EngineStoppedError, MlxspecError, RankError
 from mlxspec.events import FinishEvent, FinishReason
 from mlxspec.sampling.constraints import Compiled
 
@@ -79,7 +79,12 @@ class Worker:
     """
 
     def __init__(self, make: Callable[[], Engine], *, thread: JobThread | None = None) -> None:
-        """thread: where it runs, behind what runs there now; None: in a thread of its own, which ends with it."""
+        """thread: where it runs, behind what runs there now; None: in a thread of its own, which ends with it. Raises ConfigError where
+        make cannot be called."""
+        if not callable(make):
+            raise ConfigError(
+                "Worker takes a function that makes an engine, as in Worker(lambda: mlxspec.load('demo'))."
+            )
         self._make = make
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()

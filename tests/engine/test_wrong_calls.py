@@ -17,6 +17,7 @@ import pytest
 import mlxspec
 from mlxspec.compat import mlx_lm as compat
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError, MlxspecError
 from tests import tiny_models
 
@@ -146,6 +147,7 @@ def test_load_and_engines() -> None:
     refused(lambda: Engine(), "Engine needs model")  # type: ignore[call-arg]
     refused(lambda: Engine(5), "mlxspec.load")  # type: ignore[arg-type]
     refused(lambda: mlxspec.AsyncEngine("demo", 5), "by position")
+    refused(lambda: Worker("demo"), "Worker(lambda: mlxspec.load('demo'))")  # type: ignore[arg-type]
 
 
 def test_the_asynchronous_engine_says_the_same() -> None:
@@ -169,6 +171,7 @@ def test_mlx_lms_calls(name: str) -> None:
     if name != "load":
         model, tokenizer = compat.load("demo")
         refused(lambda: call(model, tokenizer, [1, 2], qqqq=1), "has no argument 'qqqq'")
+        refused(lambda: call(model, tokenizer, [1, 2], temp=0.5), "sampler=make_sampler(temp=...)")
         refused(lambda: call(model, tokenizer, 5), "must be")
         refused(lambda: call(5, tokenizer, [1, 2]), "compat.mlx_lm.load")
     else:

@@ -28,6 +28,8 @@ _ONE_VALUE = {
     "kv_group_size": 64,
     "quantized_kv_start": 0,
 }  # what goes with kv_bits, and the value that we have
+# arguments of mlx_lm.sample_utils.make_sampler, which generate once had itself
+_OF_SAMPLERS = {"temp": "temp", "temperature": "temp", "top_p": "top_p", "min_p": "min_p", "top_k": "top_k"}
 _BATCH_ROWS = 32  # mlx-lm's default of completion_batch_size
 _DRAFT_TOKENS = 2  # mlx-lm's default
 
@@ -293,6 +295,8 @@ def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: 
             raise ConfigError(f"{name} must be {_ONE_VALUE[name]} with mlxspec, not {value!r}.")
         if name not in _HONOURED and name not in _ONE_VALUE and name not in _REFUSED:
             meant = near(name, (*_HONOURED, *_ONE_VALUE, "max_tokens", "verbose"))
+            if name in _OF_SAMPLERS:
+                meant = f"sampler=make_sampler({_OF_SAMPLERS[name]}=...) gives it."
             raise ConfigError(f"{called} has no argument {name!r}" + (f"; {meant}" if meant else "."))
 
 
