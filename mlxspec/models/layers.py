@@ -76,14 +76,6 @@ class FusedLinear(nn.Module):
             return x @ self.weight.T
         return mx.concatenate([part(x) for part in self.parts], axis=-1)
 
-    def rows(self, ids: mx.array) -> nn.Module:
-        """A linear module of the outputs `ids` (R,) alone, in the form in which this one keeps its weight. Only of a module made from one
-        part."""
-        if "weight" in self:
-            return _linear(self.weight[ids])
-        (part,) = self.parts
-        return head_rows(part, ids)
-
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
         """(N, in) -> one (N, out) for each size, or shaped (N, *shape); a shape with -1 in it stands for N as well."""
         shapes = shapes or tuple((size,) for size in self._sizes)
@@ -129,14 +121,7 @@ class AdaptedLinear(nn.Module):
     def base(self) -> nn.Module:
         if "scales" not in self:
             return _linear(self.weight)
-        return quantized_linear(
-            self.weight,
-            self.scales,
-            self.get("biases"),
-            group_size=self.group_size,
-            bits=self.bits,
-            mode=self.mode,
-        )
+        return quantized_linear(self.weight, self.scales, self.get("biases"), **_form(self))
 
     def __call__(self, x: mx.array) -> mx.array:
         """(N, ..., in) -> (N, ..., out) in x's dtype"""
@@ -198,14 +183,7 @@ def weight_values(module: nn.Module) -> mx.array:
     """The weight (out, in) of a linear module or an embedding as floats, dequantized where it is quantized."""
     if "scales" not in module:
         return module.weight
-    return mx.dequantize(
-        module.weight,
-        module.scales,
-        module.get("biases"),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    )
+    return mx.dequantize(module.weight, module.scales, module.get("biases"), **_form(module))
 
 
 def multiplied_weights(module: nn.Module) -> Iterator[QuantizedWeight]:
@@ -237,14 +215,19 @@ def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
 
 
 def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """A linear module of the rows `ids` (R,) of a language-model head, lazily. head: linear, fused, or an embedding that is used as one.
-    Quantized rows stay as they are packed, with their scales."""
-    if isinstance(head, FusedLinear):
-        return head.rows(ids)
+    """A linear module of the rows `ids` (R,) of a language-model head, lazily. head: linear, fused of one part, or an embedding that is
+    used as one. Quantized rows stay as they are packed, with their scales."""
+    if "parts" in head:
+        (head,) = head.parts
     if "scales" not in head:
         return _linear(head.weight[ids])
-    parts = head.weight[ids], head.scales[ids], None if head.get("biases") is None else head.biases[ids]
-    return quantized_linear(*parts, group_size=head.group_size, bits=head.bits, mode=head.mode)
+    biases = None if head.get("biases") is None else head.biases[ids]
+    return quantized_linear(head.weight[ids], head.scales[ids], biases, **_form(head))
+
+
+def _form(module: nn.Module) -> dict[str, Any]:
+    """How a quantized module is packed, as MLX's operations take it."""
+    return {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
 
 
 def quantized_linear(

@@ -36,17 +36,12 @@ from mlxspec.models.segments import LayerPiece, Segments
 from mlxspec.models.text_model import TextModel, text_stack
 from mlxspec.platform import device
 
-_OF_A_LAYER, _OF_A_CORE = (
-    14,
-    4,
-)  # kernels that Metal launches, of a layer but for the core of attention and of that
+# kernels that Metal launches, of a layer but for the core of attention and of that
+_OF_A_LAYER, _OF_A_CORE = 14, 4
 _BEFORE = LayerPiece("before", lambda layer, x, *turns: (x, layer.before_attention(x, *turns)))
 _AFTER = LayerPiece(
     "after", lambda layer, x, *given: (layer.after_attention(x, *given), None), num_launches=_OF_A_LAYER
 )
-
-
-# --- the model
 
 
 class Qwen35(TextModel):
