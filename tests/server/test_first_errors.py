@@ -52,6 +52,10 @@ def test_what_is_not_there_says_where_to_look(demo: Served) -> None:
         assert words in json.dumps(found), found
 
 
+def test_an_empty_body_is_called_empty(demo: Served) -> None:
+    assert b"The body is no valid JSON: it is empty." in demo.ask("POST", "/v1/chat/completions", raw=b"")[2]
+
+
 def test_suffix_is_in_the_lists_of_drafters(demo: Served) -> None:
     status, found = demo.post("/v1/chat/completions", {**ASKED, "draft": "mpt"})
     assert status == 400

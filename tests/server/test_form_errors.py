@@ -41,6 +41,7 @@ WRONG: list[tuple[type[Fields], dict[str, Any], str]] = [
     (ChatCompletionRequest, {"logit_bias": {"1": 200}}, "logit_bias.1 must be between -100 and 100."),
     (ChatCompletionRequest, {"tool_choice": "some"}, "tool_choice must be one of none, auto, required."),
     (ChatCompletionRequest, {"tool_choice": 5}, "tool_choice must be text or an object."),
+    (ChatCompletionRequest, {"modalities": ["text", "audio"]}, 'modalities[1] must be "text".'),
     (ChatCompletionRequest, {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs must not have 'a'."),
     (ChatCompletionRequest, {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": 5}]}]},
      "messages[1].content[0].text must be text."),

@@ -360,7 +360,7 @@ def _bad_field(error: ValidationError, body: Mapping[str, Any], form: type[Field
         what="members" if known.get("field_type") == "Dictionary" else "items",
         choices=", ".join(chosen),
     )
-    return BadField(path, f"{path} {rule}")
+    return BadField(path, f'{path} must be "{chosen[0]}".' if len(chosen) == 1 else f"{path} {rule}")
 
 
 def _is_wrong_type(error: ErrorDetails) -> bool:

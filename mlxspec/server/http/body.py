@@ -85,7 +85,8 @@ def parse(raw: bytes, limits: ServerLimits, *, is_list: bool = False) -> dict[st
     except RecursionError as error:
         raise ApiError("The body is nested too deeply.", code="too_deep") from error
     except ValueError as error:  # also what is no UTF-8
-        raise ApiError(f"The body is no valid JSON: {_what(error)}.", code="invalid_json") from error
+        what = _what(error) if raw.strip() else "it is empty"
+        raise ApiError(f"The body is no valid JSON: {what}.", code="invalid_json") from error
     if is_list:
         value = {"body": value} if isinstance(value, list) else None
     if not isinstance(value, dict):
