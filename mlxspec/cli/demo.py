@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     prompts = _prompts(args)
-    args.all = args.all or bool(args.draft) or args.vision
+    args.all = args.all or bool(args.draft)
     started = time.perf_counter()
     engine, choices = load(args)
     from mlxspec.bench.demo_runs import asked, run_prompt
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         ways = ", then ".join(" + ".join(c) for c in choices)
         on = f"always on: {ways}" if args.all else "auto, the default"
         num = stats_line.counted(len(prompts), "prompt")
-        terminal.say(f"{num} for {engine.name}, in turns with drafting off and {on}.{_why(engine)}\n")
+        terminal.say(f"{num} for {engine.name}, in turns with drafting off and {on}.\n")
     outcomes = []
     for i, prompt in enumerate(prompts):
         longest = args.max_tokens or (len(asked(engine, prompt)) + _MORE_THAN_FILE if args.file else _LONGEST)
@@ -132,7 +132,7 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
         args.model = options.DEMO_VISION if args.model == options.DEMO else args.model
     if not args.all:
         engine = options.load_engine(args, SpecConfig(), draft="auto")
-        return engine, [engine.spec.drafters]
+        return _seeing(engine, args), [engine.spec.drafters]
     options.compile_kernels()
     wanted: Sequence[str] = args.draft or DEMO_CHOICES.get(args.model, ("auto",))
     if "off" in wanted:
@@ -173,16 +173,6 @@ def _prompts(args: argparse.Namespace) -> Sequence[DemoPrompt]:
             name=Path(args.file).name, what=request, text=demo_prompts.edit(request, text)
         )
     ]
-
-
-def _why(engine: Engine) -> str:
-    """What the first line says of a model for which drafting does not pay."""
-    if engine.name != options.DEMO_VISION:
-        return ""
-    return (
-        " Drafting is forced here to compare texts: answers of a number or a short line are over before drafts pay, so --policy auto "
-        "would leave them alone."
-    )
 
 
 def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:

@@ -36,9 +36,9 @@ def test_pictures_are_asked_about(run: Run, quick: None) -> None:
     ran = run("demo", "--vision", *SHORT)
     assert ran.code == 0, ran.err
     assert ran.out.startswith(
-        "2 prompts for demo-vision, in turns with drafting off and always on: mtp. Drafting is forced"
+        "2 prompts for demo-vision, in turns with drafting off and auto, the default.\n"
     )
-    assert ran.out.count(" identical ") == 2
+    assert ran.out.count("    same text · off ") == 2
     assert "number-1: Read the number. It says 526599" in ran.out
     assert "0 of 2 pictures were read without a fault." in ran.out
     assert '--image FILE "Read the number."' in ran.out
@@ -47,7 +47,7 @@ def test_pictures_are_asked_about(run: Run, quick: None) -> None:
 
 @pytest.mark.slow
 def test_everything_as_json(run: Run, quick: None) -> None:
-    data = json.loads(run("demo", "--vision", "--json", *SHORT).out)
+    data = json.loads(run("demo", "--vision", "--all", "--json", *SHORT).out)
     assert data["identical"] is True
     assert [p["says"] for p in data["prompts"]] == ["526599", "02.08.1916"]
     assert all(p["comparisons"][0]["stats"]["drafters"]["mtp"]["num_drafted"] for p in data["prompts"])
@@ -55,6 +55,7 @@ def test_everything_as_json(run: Run, quick: None) -> None:
 
 def test_models_that_read_no_images(run: Run, model: Path) -> None:
     refused(run("demo", "--vision", "--model", model, "--draft", "mtp"), "reads no images")
+    refused(run("demo", "--vision", "--model", model), "reads no images")
     refused(run("demo", "--vision", "--no-images"), "--no-images")
 
 
