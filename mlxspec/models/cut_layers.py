@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from mlxspec.models.seams import Held, SeamError
+from mlxspec.models.seams import Held, SeamError, StandInCache
 from mlxspec.models.segments import LayerPiece
 
 
@@ -34,17 +34,14 @@ class _Reached(Exception):
         self.queries, self.scale, self.sinks = queries, scale, sinks
 
 
-class Cut:
-    """What mlx-lm's code is given in place of a layer's cache. offset (N,) int32: positions. attended (N, Hq, 1, Dv): attention's result;
+class Cut(StandInCache):
+    """Ends a layer's call at its attention, or answers that. attended (N, Hq, 1, Dv): attention's result;
     None: the call ends where attention is called. held: stands for keys and for values, those of another layer too."""
 
     def __init__(self, offset: mx.array, attended: mx.array | None, dtype: mx.Dtype) -> None:
         self.offset, self.held = offset, Held(self._attend, dtype)
         self.kept: tuple[mx.array, mx.array] | None = None
         self._attended, self._has_answered = attended, False
-
-    def __getattr__(self, name: str) -> Any:
-        raise SeamError(f"it asks its caches for {name}")
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
         self.kept = keys, values

@@ -89,8 +89,20 @@ class Sight(NamedTuple):
 BEFORE = Sight()
 
 
-class FlatLayer:
-    """A layer's cache as mlx-lm's modules see it in a forward over the flat axis. offset (N,) int32: each token's position."""
+class StandInCache:
+    """In the place of a layer's cache in a call of mlx-lm's modules over the flat axis. offset (N,) int32: each token's position."""
+
+    offset: mx.array
+
+    def __getattr__(self, name: str) -> Any:
+        raise SeamError(f"it asks its caches for {name}")
+
+    def make_mask(self, _: int, *, window_size: int | None = None, **__: Any) -> Seen:
+        return Seen(window_size)
+
+
+class FlatLayer(StandInCache):
+    """Writes into a layer's cache of ours."""
 
     def __init__(
         self,
@@ -102,12 +114,6 @@ class FlatLayer:
     ) -> None:
         self._cache, self._form, self._places, self._sight = cache, form, places, sight
         self.offset = offset
-
-    def __getattr__(self, name: str) -> Any:
-        raise SeamError(f"it asks its caches for {name}")
-
-    def make_mask(self, _: int, *, window_size: int | None = None, **__: Any) -> Seen:
-        return Seen(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
         """keys, values (N, Hkv, 1, ·) are written behind each row's committed tokens."""
@@ -152,22 +158,14 @@ def attended(
     return out.reshape(*queries.shape[:3], -1)
 
 
-class _Probe:
-    """A cache that records. most: of tokens that it keeps, None for all."""
+class _Probe(StandInCache):
+    """Records what it is asked. most: of tokens that it keeps, None for all."""
 
     def __init__(self, most: int | None) -> None:
         self.offset = mx.arange(_TRIED)
         self._most = most
         self._keys: tuple[mx.array, mx.array] | None = None
         self._asked: set[tuple[int, int | None]] = set()  # heads of queries, and windows
-
-    def __getattr__(self, name: str) -> Any:
-        raise SeamError(f"it asks its caches for {name}")
-
-    def make_mask(
-        self, _: int, *, window_size: int | None = None, return_array: bool = False, **__: Any
-    ) -> Seen:
-        return Seen(window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
         if self._keys is not None:
