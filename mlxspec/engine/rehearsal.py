@@ -105,7 +105,7 @@ def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[tu
             and name in engine.spec.drafters
             and costs.is_guess(name, GREEDY)
         ):
-            steps += [(name, 1), (name, _DEPTH)] * turns
+            steps += [(name, 1), (name, _DEPTH)] * 2 * turns
     return [*_plain(turns), *steps, *_plain(turns)] if steps else []
 
 
@@ -162,7 +162,6 @@ def _rounds(engine: Engine, steps: Sequence[tuple[str | None, int]]) -> Iterator
         while not engine.is_idle:
             engine.step()
         engine.prefix.is_on = was_on
-        engine.drafting.costs.cold = script.control.costs.cold
         vars(engine.stats).update(stats)
 
 

@@ -21,8 +21,8 @@ away. So what was lost, less what was gained, is at most start + GROWTH t - b, a
 The bank holds what all answers have gained, at most FULL, less what they have lost. An answer begins with what the bank holds. So once
 answers have lost FULL more than they gained, each further one begins with LEAST alone, until drafts gain again or time has passed.
 
-The theorem is about estimated seconds. Where a round takes longer than its worst case by the cost model, the difference comes on top; so
-does the time in which a shape of a round compiles, which each process pays once.
+The theorem is about estimated seconds. Where a round takes longer than its worst case by the cost model, the difference comes on top: what
+else holds it up is not a loss by its drafts. So does the time in which a shape of a round compiles, which each process pays once.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Auto(Policy):
         """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly. A round that
         is plain so that it can be timed is followed by another choice."""
         rests = all(c is PLAIN for c in choices)
-        self._still = REST - 1 if rests and self.control.curve(rows).is_timed else 0
+        self._still = REST - 1 if rests and self.control.is_sure(self.control.curve(rows)) else 0
         return rests
 
     def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
@@ -368,7 +368,7 @@ class Auto(Policy):
                 self._learn_rested()
             self._rested, self._resting = self._rested + 1, states
             self._rested_seconds += seconds
-            if self._rested >= REST:
+            if self.control.costs.is_in_doubt or self._rested >= REST:
                 self._learn_rested()
             return
         self._learn_rested()

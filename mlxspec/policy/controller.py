@@ -116,6 +116,10 @@ class Controller:
         """The curve of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
         return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows), dearest(rows))
 
+    def is_sure(self, curve: Curve) -> bool:
+        """Whether costs are known so well that drafts can be weighed; else the next round is plain, and timed."""
+        return curve.is_timed and not self.costs.is_in_doubt
+
     # --- chances
 
     def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
@@ -155,7 +159,7 @@ class Controller:
         """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
         how many known ones it has to catch up on, at most."""
         curve, num_rows = self.curve(rows), len(rows)
-        if not curve.is_timed:
+        if not self.is_sure(curve):
             return [PLAIN] * num_rows
         left = self._available(rows, curve)
         choices, reaches, is_probing = list[Choice](), list[Sequence[float]](), False
@@ -452,20 +456,20 @@ class Controller:
         how many tokens each got. is_ahead: it was launched before the one in front was read; is_warm: nothing was compiled in it.
         num_rounds: so many plain ones together.
 
-        A plain round behind drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that took longer than its
-        worst case was held up by something else than its drafts."""
+        A plain round behind drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that something else held up
+        counts as expected (`CostModel.took`)."""
         rows = [row for row, _ in parts]
         curve, worst, gained = self.curve(rows, num_rows), decision.worst, 0.0
         usual = self.costs.seconds(curve, width, decision.calls)
         self.costs.compiled(num_rows, width, None if is_warm else seconds - usual)
         if not is_warm:
             seconds = min(seconds, usual)
-        elif decision.calls:
-            self.costs.drafted(curve, width, decision.calls, seconds)
-        elif width > num_rows or (worst is None and (is_ahead or not rows[0].is_behind_drafts)):
-            curve.refine(width, seconds / num_rounds)
-        elif worst is None:
-            gained = -self._paused(curve, seconds - usual)
+        elif worst is None and width == num_rows and rows[0].is_behind_drafts and not is_ahead:
+            longer = max(0.0, min(seconds - usual, curve.plain))
+            curve.pause += 2.0 * FADE * (longer - curve.pause)
+            gained, seconds = -curve.pause / curve.plain, usual + curve.pause
+        elif decision.calls or width > num_rows or worst is None:
+            seconds = num_rounds * self.costs.took(curve, width, decision.calls, seconds / num_rounds)
         rounds, share = seconds / curve.plain, seconds / num_rows
         if worst is not None:
             gained = max(-worst, sum(num for _, num in parts) / len(parts) - rounds)
@@ -483,13 +487,6 @@ class Controller:
             self.costs.pace[key] = pace + _PACE * min(rounds, _ROUNDS) * (num_tokens / rounds - pace)
             row.tokens += num_tokens - fade * row.tokens
             row.seconds += share - fade * row.seconds
-
-    @staticmethod
-    def _paused(curve: Curve, seconds: float) -> float:
-        """The plain round behind drafts took so much longer than one that runs ahead. Returns plain rounds."""
-        longer = max(0.0, min(seconds, curve.plain))
-        curve.pause += 2.0 * FADE * (longer - curve.pause)
-        return longer / curve.plain
 
     def ended(self, row: PolicyRow, num_tokens: int) -> None:
         """An answer of so many tokens has ended."""

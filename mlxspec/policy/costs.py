@@ -25,6 +25,7 @@ FADE = 0.05  # share of what is known of a cost that one round replaces
 GREEDY = "greedy"  # the kind of sampling that costs least. These cost a GPU dozens of launches more, in this order:
 DEARER = ("sampled", "constrained")
 _CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
+_FAR = 3.0  # times what rounds are off by in the mean, and _CLIP at least: so far off is a round that something else held up
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs
 _STEEP = 4.0  # a guess that is off by one width is off by as much, up to this factor, at the widths beyond
@@ -75,19 +76,29 @@ class Curve:
         before, last = self._ratios[-2:]
         return self.plain * (last + (last - before) * (num_tokens - MAX_TOKENS))
 
-    def refine(self, num_tokens: int, seconds: float) -> None:
-        """One round took `seconds`. A single one moves what is known by _CLIP at most, however late it was; the first rounds of a guessed
-        width replace the guess. A machine that has become slower is so for all widths."""
+    def most(self, num_tokens: int) -> float:
+        """The most seconds that one round over so many tokens is believed to take: a width that no round has had may take what was guessed
+        first, whatever its neighbours took."""
+        known = num_tokens in self._known or num_tokens > MAX_TOKENS
+        return (
+            self.seconds(num_tokens)
+            if known
+            else self.plain * max(self._ratios[num_tokens], self._guess[num_tokens])
+        )
+
+    def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
+        """One round took `seconds`. A single one moves what is known by _CLIP at most, however late it was, unless `is_sure`; the first
+        rounds of a guessed width replace the guess. A machine that has become slower is so for all widths."""
         if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
         off = log(seconds / self.seconds(num_tokens))
         if num_tokens == self.num_rows:
             count, self._plain_count, self.is_timed = self._plain_count, self._plain_count + 1.0, True
-            self.plain *= exp(learned(off, count) if count else off)
+            self.plain *= exp(learned(off, count, is_sure=is_sure or not count))
             return
         ratio, count = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0))
         self.plain *= exp(FADE * max(-_CLIP, min(_CLIP, off)))
-        self._known[num_tokens] = max(_LEAST, ratio * exp(learned(off, count))), count + 1.0
+        self._known[num_tokens] = max(_LEAST, ratio * exp(learned(off, count, is_sure=is_sure))), count + 1.0
         self._ratios = self._drawn()
 
     def _drawn(self) -> list[float]:
@@ -124,9 +135,11 @@ class Curve:
         return {width: seconds for width, seconds in self.known.items() if width <= widest}
 
 
-def learned(off: float, count: float) -> float:
+def learned(off: float, count: float, *, is_sure: bool) -> float:
     """How far a round or a draft moves a cost that `count` of them have taught, where it was off by so much; all as logarithms. Among the
     first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
+    if is_sure:
+        return off
     if count >= TRUST:
         return max(-_CLIP, min(_CLIP, off)) * max(FADE, 1.0 / (count + 1.0))
     return max(-_GUESSED, off) if off < 0 else min(_GUESSED, off) / (count + 2.0)
@@ -212,7 +225,8 @@ class CostModel:
     request and drafter. pace: by kind and number of rows, tokens in the time of a plain round. lengths: by kind, tokens of an answer. bank:
     plain rounds that answers have gained. judged: by drafter, how many drafts were compared with the text and how many began right. pause:
     share of a plain round of several rows that any drafts are taken to cost beyond their tokens until rounds have told. ran: rows and
-    widths of rounds that this process has run; cold: seconds that the first round of a shape is taken to take more.
+    widths of rounds that this process has run; cold: seconds that the first round of a shape is taken to take more. is_in_doubt: whether
+    the next rounds should be plain, because the machine may have another speed.
     """
 
     def __init__(
@@ -233,7 +247,13 @@ class CostModel:
         self.judged: dict[str, tuple[int, int]] = {}
         self.bank: float | None = None
         self.ran: set[tuple[int, int]] = set()
-        self.cold = 0.0
+        self.is_in_doubt = False
+        self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
+        self._usual_off = _CLIP / _FAR  # logarithm of what rounds are off by in the mean
+        self._last_off = 0.0  # of the last round, if it was far off
+        # likewise of each sort's last round, and how many usual rounds had come before it
+        self._far: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._num_usual = 0
 
     def apart(self) -> CostModel:
         """The same costs, and acceptance of its own: for rounds whose texts are nobody's."""
@@ -245,8 +265,12 @@ class CostModel:
         """A round of this shape has run; seconds: how much longer than usual it took where it compiled, None where nothing did."""
         self.ran.add((num_rows, width))
         if seconds is not None:
-            more = max(0.0, seconds)
-            self.cold = (self.cold + more) / 2.0 if self.cold else more
+            self._compiling[:] = [*self._compiling[1:], max(0.0, seconds)]
+
+    @property
+    def cold(self) -> float:
+        """Seconds that the first round of a shape is taken to take more: the median of three, because one may have been held up."""
+        return sorted(self._compiling)[1]
 
     def know(self, curve: Mapping[int, float], drafts: Mapping[str, DraftCost], *, num_rows: int = 1) -> None:
         """Seconds of greedy rows' rounds by width and of drafts, which somebody has measured."""
@@ -309,28 +333,76 @@ class CostModel:
         """What a round of so many tokens is expected to take, and these drafts for it."""
         return curve.seconds(width) + sum(self._drafting(call, curve.plain) for call in calls)
 
-    def drafted(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> None:
+    def took(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> float:
+        """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count.
+
+        Something else may hold up a round, or slow the machine for a while. So a reading that is far off counts as expected unless the last
+        one of its sort was as far off and a usual round has come between, or it is the third. Rounds with drafts that were faster count at
+        once: nothing holds a machine down. Two of those in a row that are far off leave costs in doubt, until plain rounds tell whether
+        the machine has another speed: if two of these are as far off, all costs are so many times as dear."""
+        if not curve.is_timed:
+            curve.refine(width, seconds)
+            return seconds
+        expected, sort = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
+        is_plain, off = sort == (width, width), log(max(_LEAST, seconds) / expected)
+        far = max(_CLIP, _FAR * self._usual_off)
+        self._usual_off += FADE * (min(abs(off), far) - self._usual_off)
+        last, when = self._far.pop(sort, (0.0, 0))
+        both, before = (sorted((0.0, off, o))[1] for o in (last, self._last_off))  # what two have in common
+        beyond = curve.most(width) - curve.seconds(width) if off > 0 else 0.0
+        is_sure, is_far = False, abs(log(max(_LEAST, seconds) / (expected + beyond))) > far
+        self._last_off = off if is_far else 0.0
+        self._num_usual += not is_far
+        if is_far:
+            is_sure = abs(both) > far and (is_plain or when < self._num_usual)
+            if off < 0 and (not is_plain or curve.num_rounds < TRUST):
+                both, is_sure = off, is_sure or is_plain
+            self.is_in_doubt |= abs(before) > far and not is_sure and not is_plain
+            if not is_sure and (off > 0 or is_plain):
+                self._far[sort] = off, -1 if abs(both) > far else self._num_usual
+                return expected
+            seconds = expected * exp(both)
+        if calls:
+            self.drafted(curve, width, calls, seconds, is_sure=is_sure)
+        elif is_plain and is_sure:
+            self._scale(exp(both))
+        else:
+            curve.refine(width, seconds, is_sure=is_sure)
+        self.is_in_doubt &= not is_plain
+        return seconds
+
+    def _scale(self, factor: float) -> None:
+        """The machine has become so many times as slow."""
+        for curve in self._curves.values():
+            curve.plain, curve.pause = factor * curve.plain, factor * curve.pause
+        for key, cost in self.drafts.items():
+            self.drafts[key] = cost.times(factor)
+        self._far, self._last_off = {}, 0.0
+
+    def drafted(
+        self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float, *, is_sure: bool = False
+    ) -> None:
         """A round for which models drafted took `seconds`, drafting and every wait included. What it took more or less than expected is
         shared by the drafts and the width, in proportion; where no draft was verified, it is the drafts'."""
         verifying, drafting = curve.seconds(width), sum(self._drafting(c, curve.plain) for c in calls)
         if width > curve.num_rows:
             ratio = seconds / (verifying + drafting)
-            curve.refine(width, ratio * verifying)
+            curve.refine(width, ratio * verifying, is_sure=is_sure)
         else:
             ratio = max(_LEAST, seconds - verifying) / drafting if drafting > 0 else 1.0
         for call in calls:
-            self._refine(call, ratio, curve.plain)
+            self._refine(call, ratio, curve.plain, is_sure=is_sure)
 
     def _drafting(self, call: DraftCall, plain: float) -> float:
         return self.draft(call.name, call.kind, plain).seconds(call.depth, call.queued, call.num_rows)
 
-    def _refine(self, call: DraftCall, ratio: float, plain: float) -> None:
+    def _refine(self, call: DraftCall, ratio: float, plain: float, *, is_sure: bool) -> None:
         """A draft took so many times what it was expected to: everything this drafter costs rows of this kind moves towards that."""
         key = call.name, call.kind if call.kind in DEARER else GREEDY
         count = self._num_drafts.get(key, 0.0)
         self._num_drafts[key] = count + 1.0
         known = self.draft(call.name, call.kind, plain)
-        self.drafts[key] = known.times(exp(learned(log(ratio), min(count, 9.0))))
+        self.drafts[key] = known.times(exp(learned(log(ratio), min(count, 9.0), is_sure=is_sure)))
 
     @property
     def num_learned(self) -> float:
@@ -382,7 +454,7 @@ class CostModel:
             raise ConfigError("These costs cannot be read.") from error
         found._num_drafts = dict.fromkeys(found.drafts, TRUST)
         found._curves = self._curves | found._curves
-        own = {"guesses": self.guesses, "ran": self.ran, "cold": self.cold}
+        own = {"guesses": self.guesses, "ran": self.ran, "_compiling": self._compiling}
         vars(self).update(vars(found) | own)
 
 

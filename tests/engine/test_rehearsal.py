@@ -57,7 +57,7 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     engine.drafting.follow(Controller(known_costs({1: 0.01, 2: 0.01})))  # drafting and verifying are free
     for each in (engine.drafting.auto, engine.drafting.auto.control.costs.curve(0)):  # type: ignore[union-attr]
         if hasattr(each, "refine"):
-            monkeypatch.setattr(each, "refine", lambda *_: None)
+            monkeypatch.setattr(each, "refine", lambda *_, **__: None)
     engine.generate([PROMPT], SamplingParams(max_tokens=1))  # prompts compile by their own length
     if is_rehearsed:
         for _ in rehearse(engine):

@@ -478,7 +478,8 @@ def test_a_width_that_has_never_run_is_charged_for_compiling() -> None:
     taught(control, row, offer, 16)
     for width in (1, 4):
         control.costs.compiled(1, width, None)
-    control.costs.compiled(1, 1, 40.0)
+    for _ in range(2):
+        control.costs.compiled(1, 1, 40.0)
     assert control.choose([row], [[offer]], [{}])[0].depth == 3
     row.room, control.costs.lengths[""] = 10_000, 10_000.0  # enough rounds to share it
     assert control.choose([row], [[offer]], [{}])[0].depth > 3

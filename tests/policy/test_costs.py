@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -331,10 +332,95 @@ def test_costs_apart_share_what_rounds_take_and_nothing_of_texts() -> None:
 
 
 def test_the_first_run_of_a_shape_is_expected_to_take_what_others_did() -> None:
-    costs = CostModel()
-    assert costs.cold == 0.0
-    costs.compiled(1, 1, 4.0)
-    costs.compiled(1, 2, 2.0)
-    costs.compiled(1, 4, None)
-    assert costs.cold == 3.0
-    assert costs.ran == {(1, 1), (1, 2), (1, 4)}
+    """One of three may have been held up, whichever it was."""
+    for seconds in ((90.0, 4.0, 3.0), (4.0, 90.0, 3.0), (4.0, 3.0, 90.0)):
+        costs = CostModel()
+        assert costs.cold == 0.0
+        for width, each in enumerate(seconds, 1):
+            costs.compiled(1, width, each)
+        costs.compiled(1, 4, None)
+        assert costs.cold == 4.0
+        assert costs.ran == {(1, 1), (1, 2), (1, 3), (1, 4)}
+
+
+# ---- what else a machine does
+
+MTP = DraftCall("mtp", "greedy", 3, 1, 1)
+# seconds on a machine of which nothing is known: plain, verifies of 4 and 16 tokens, and a draft of three
+TRUE = {1: 0.01, 4: 0.012, 16: 0.03}
+DRAFT = 0.006
+
+
+def answering(held_up: Callable[[int], float], num: int) -> CostModel:
+    """What a process has learned from `num` rounds: some plain ones, then those of drafts, and plain ones where costs are in doubt.
+    held_up: round -> how many times as long it takes."""
+    costs = CostModel(guesses={"mtp": DraftCost(call=0.1, step=0.3)})
+    curve = costs.curve(0)
+    for i in range(num):
+        width, calls = (1, []) if i < 2 or costs.is_in_doubt else (16, []) if i % 5 == 0 else (4, [MTP])
+        costs.took(curve, width, calls, held_up(i) * (TRUE[width] + DRAFT * len(calls)))
+    return costs
+
+
+def wrong(costs: CostModel, width: int, calls: Sequence[DraftCall]) -> float:
+    """What a round is believed to take beside a plain one, over what it does."""
+    believed = costs.seconds(costs.curve(0), width, calls) / costs.curve(0).plain
+    return believed * TRUE[1] / (TRUE[width] + DRAFT * len(calls))
+
+
+ROUNDS = 60
+
+
+@catches(
+    "every round counts",
+    "mlxspec.policy.costs:_CLIP",
+    lambda right: 1e9,
+    case="2-20.0",
+)
+@pytest.mark.parametrize("times", [20.0, 3.0])
+@pytest.mark.parametrize("place", range(12))
+def test_one_round_that_was_held_up_teaches_nothing_wrong(place: int, times: float) -> None:
+    """Neither that its width is dear nor its drafts: such a round would not be run again and would never be put right."""
+
+    def held_up(i: int) -> float:
+        return times if i == place else 1.0
+
+    before, behind, later = (
+        answering(held_up, place),
+        answering(held_up, place + 1),
+        answering(held_up, ROUNDS),
+    )
+    for width, calls in ((4, [MTP]), (16, [])):
+        assert wrong(behind, width, calls) <= max(1.1, 1.02 * wrong(before, width, calls))
+        assert 0.8 < wrong(later, width, calls) < 1.25
+
+
+@catches(
+    "rounds that are far off count alone",
+    "mlxspec.policy.costs:_CLIP",
+    lambda right: 1e9,
+    case="1000-6",
+)
+@pytest.mark.parametrize("first", [*range(0, 30, 3)])
+@pytest.mark.parametrize("length", [4, 15, 1000])
+def test_a_machine_that_is_slower_for_a_while_is_so_for_all_rounds(first: int, length: int) -> None:
+    """Plain rounds are asked for, and what drafts cost beside them stays."""
+    costs = answering(lambda i: 2.0 if first <= i < first + length else 1.0, ROUNDS)
+    assert 0.7 < wrong(costs, 4, [MTP]) < 1.3
+    assert 0.7 < wrong(costs, 16, []) < 1.3
+    assert costs.curve(0).plain == pytest.approx(0.02 if first + length > ROUNDS else 0.01, rel=0.3)
+
+
+def test_rounds_that_have_become_dear_are_believed() -> None:
+    """Where plain ones have not, after a few rounds."""
+    costs = answering(lambda i: 1.0, ROUNDS)
+    curve, counted, plain = costs.curve(0), list[float](), 0
+    for _ in range(8):
+        if costs.is_in_doubt:
+            costs.took(curve, 1, [], TRUE[1])
+            plain += 1
+        counted.append(costs.took(curve, 4, [MTP], 0.036))
+    assert counted[0] == pytest.approx(TRUE[4] + DRAFT, rel=0.1)
+    assert counted[-1] == pytest.approx(0.036, rel=0.05)
+    assert costs.seconds(curve, 4, [MTP]) == pytest.approx(0.036, rel=0.05)
+    assert 1 <= plain <= 2
