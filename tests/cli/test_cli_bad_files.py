@@ -91,10 +91,10 @@ FOREIGN = [
     # serving
     ("serve --port {port}", "Address already in use; --port names another"),
     ("serve --draft 16", "--draft-max 16"),
-    ("serve --memory-budget 1K", "--memory-budget is 1.0 KiB"),
+    ("serve --port 0 --memory-budget 1K", "--memory-budget is 1.0 KiB"),
     ("serve --allowed-origins example.com", "looks like https://example.com"),
     ("serve --api-key abc", "at least 4 characters"),
-    ("serve -m empty", "no config.json in empty"),
+    ("serve --port 0 -m empty", "no config.json in empty"),
     # files
     ("chat --load missing.json", "missing.json cannot be read"),
     ("chat --load conv.json", "no conversation saved by mlxspec"),
