@@ -138,7 +138,7 @@ class Qwen35(TextModel):
         if last is not None and any(self._config.is_linear):
             then = last.rows.starts, None if by_kernels else last.rows.index, last.num_committed
             inputs = cache.recurrent(self._config.is_linear.index(True)).current.inputs
-            deferred = 1 if inputs is None else inputs.shape[0]
+            deferred = 1 if inputs is None else inputs.shape[0]  # tokens whose inputs come along
 
         def run(layer: Any, x: mx.array, past: RecurrentState, here: Any, then: Any) -> Any:
             layout = RoundLayout(rows, certain, RowLayout(here[0], here[1], width), room=room)
@@ -148,7 +148,8 @@ class Qwen35(TextModel):
             mixed, state = layer.linear_attn(layer.normed(x), past, layout)
             return layer.with_mlp(x + mixed), state
 
-        return LayerPiece(("linear", certain), run, shape, deferred, _OF_A_LAYER), (here, then)
+        key = "linear", certain, deferred
+        return LayerPiece(key, run, shape, deferred > 0, _OF_A_LAYER), (here, then)
 
     def _final_norm(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.language_model.model.norm.weight, self._config.rms_eps)

@@ -58,17 +58,15 @@ class Runners:
         run: Callable[..., Any],
         rows: FlatRows,
         *,
-        deferred: int = 0,
         shape: Hashable = None,
     ) -> Callable[..., Any]:
         """`run`, or what was compiled of an equal one.
 
-        key, `shape` and `deferred` tell everything that run's graph depends on. shape: None for the rows' own. deferred: how many tokens'
-        inputs of the last forward come along, 0 for none.
+        key and `shape` tell everything that run's graph depends on. shape: None for the rows' own.
         """
         if not self._compiles(rows):
             return run
-        return self._kept((key, rows.shape if shape is None else shape, deferred), run)
+        return self._kept((key, rows.shape if shape is None else shape), run)
 
     def of_layer(
         self,
@@ -77,13 +75,12 @@ class Runners:
         run: Callable[..., Any],
         rows: FlatRows,
         *,
-        deferred: int = 0,
         shape: Hashable = None,
     ) -> Callable[..., Any]:
         """run(layer i, ...) as a function of its other arguments, or what was compiled of it for a layer of that form. As `get` else."""
         if not self._compiles(rows):
             return partial(run, self._layers[i])
-        whole = key, self._forms.form(i), rows.shape if shape is None else shape, deferred
+        whole = key, self._forms.form(i), rows.shape if shape is None else shape
         found = self._kept(whole, self._forms.on(i, run))
         return partial(found, self._forms.weights(i))
 

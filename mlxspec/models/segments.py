@@ -23,13 +23,14 @@ _Call = Callable[..., tuple[mx.array, Any]]
 
 class LayerPiece(NamedTuple):
     """A part of a layer without an attention core in it. run: (layer, x, *arrays) -> x and what else there is; arrays may lie in tuples,
-    beside constants. key, shape, deferred: as `Runners` has them; shape None: the number of tokens. num_launches: about so many kernels
-    that Metal launches, for `device.start`; 0: the device is not told."""
+    beside constants. key, shape: as `Runners` has them; shape None: the number of tokens. is_alone: it comes in many shapes in plain steps
+    too, so it is not compiled with others. num_launches: about so many kernels that Metal launches, for `device.start`; 0: the device is
+    not told."""
 
     key: Hashable
     run: _Call
     shape: Hashable = None
-    deferred: int = 0
+    is_alone: bool = False
     num_launches: int = 0
 
 
@@ -75,7 +76,7 @@ class SegmentRun:
         """Run what has been added: x behind it, and what the last piece gives beside x."""
         added, self._added = self._added, []
         wanted = [one.layer in self._wanted for one in added]
-        if self._rows.max_width == 1 and not any(one.piece.deferred for one in added):
+        if self._rows.max_width == 1 and not any(one.piece.is_alone for one in added):
             key = tuple((one.layer, one.piece.key) for one in added), tuple(wanted)
             calls: list[_Call] = [partial(one.piece.run, self._layers[one.layer]) for one in added]
             whole = self._runners.get(key, partial(_one_by_one, calls, wanted), self._rows)
@@ -96,9 +97,7 @@ class SegmentRun:
         call: _Call = partial(piece.run, self._layers[layer])
         if self._repeats:
             shape = self._rows.num_tokens if piece.shape is None else piece.shape
-            call = self._runners.of_layer(
-                piece.key, layer, piece.run, self._rows, deferred=piece.deferred, shape=shape
-            )
+            call = self._runners.of_layer(piece.key, layer, piece.run, self._rows, shape=shape)
 
         def told(x: mx.array, *arrays: Any) -> tuple[mx.array, Any]:
             x, out = call(x, *arrays)
