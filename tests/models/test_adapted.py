@@ -203,6 +203,22 @@ def test_only_parts_with_states_run_again_and_only_behind_rejected_tokens(
     assert again == [("ShortConv", 2)] * num_states
 
 
+def test_what_runs_again_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time belongs to the round that was rejected: the next one may be plain, and teaches what plain rounds cost."""
+    model, computed = model_of("lfm2"), list[int]()
+    cache = model.make_cache(1)
+    run(model, cache, [[1, 2, 3]], certain=True)
+    cache.commit()
+    for kept in (2, 3, 0):
+        run(model, cache, [[1, 2, 3]])
+        cache.commit([kept])
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "eval", lambda arrays: computed.append(len(arrays)))
+            cache.flush()
+    num_states = sum(not form.is_cuttable for form in model.forms)
+    assert computed == [1, num_states, 1, 1]  # each time also the numbers of accepted tokens
+
+
 def test_steps_and_verifies_leave_no_garbage() -> None:
     """What refers to itself would hold arrays until Python looks for it."""
     model = model_of("lfm2")

@@ -167,4 +167,6 @@ class AdaptedCache(ModelCache):
                 leaves.cut(leaf, lost)
         for call in calls:
             call.run(found, kept, before)
+        if calls:  # now, so that the round which was rejected counts the time, and not the next one
+            mx.eval([x for place in back for x in leaves.arrays_of(found[place])])
         return found
