@@ -20,7 +20,7 @@ _MODEL = "demo, demo-gemma, demo-vision, a folder, or a Hugging Face id"
 _HEAD_BITS = "bits of {} head: 4 (the default), 8, or 16 to leave it as it is"
 _DEBUG = ("--debug", bool, "", "show the traceback when something goes wrong")
 _JSON = ("--json", bool, "", "everything as one JSON object")
-_REPO = ("repo", str, "MODEL", "a Hugging Face id like owner/name")
+_REPO = ("repo", str, "MODEL", "a Hugging Face id like owner/name, or a short name like qwen3.5:4b")
 _REVISION = ("--revision", str, "R", "branch, tag or commit (default: the newest)")
 _CONTEXT = (
     "--context",
@@ -67,7 +67,7 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
         _REVISION, _CONTEXT,
         ("--rows", int, "B", "texts at once that the memory is computed for (default 1)", 1),
         ("--draft-model", str, "M", "include this draft model"),
-        ("--kv-bits", int, "B", "keys and values that the memory is reckoned for in 8 or 4 bits (default 16)", 16),
+        ("--kv-bits", int, "B", "compute the memory for keys and values of 8 or 4 bits (default 16)", 16),
         ("--draft-kv-bits", int, "B", "the same for drafters' own keys and values (default 16)", 16),
         _JSON,
     ),

@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", metavar="AGENT", type=choice("AGENT", tuple(AGENTS)), help=", ".join(AGENTS))
     options.add_model(
         parser,
-        about="demo-agent (the default: one call of a tool, without a download), a folder, or a Hugging Face id like owner/name",
+        about=f"demo-agent (the default: one call of a tool, without a download), {options.NAMES}",
     )
     options.add_drafting(parser)
     declare(

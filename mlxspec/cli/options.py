@@ -199,7 +199,8 @@ def _refuse_moved(words: str) -> None:
         raise ConfigError(_MOVED[words])
 
 
-MODEL = "demo (the default), demo-gemma, demo-vision, a folder, or a Hugging Face id like owner/name"
+NAMES = "a folder, a Hugging Face id like owner/name, or a short name like qwen3.5:4b"
+MODEL = f"demo (the default), demo-gemma, demo-vision, {NAMES}"
 
 
 def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: str = MODEL) -> None:
@@ -214,7 +215,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: 
         ("--engine", ENGINES, "NAME", "whose code runs the model: auto, or mlx-lm for any that mlx-lm has", "auto"),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),
-        ("--thinking", ("on", "off"), "on|off", "what the chat template is told of thinking (default: nothing)"),
+        ("--thinking", ("on", "off"), "on|off", "whether the model thinks before it answers (default: as its chat template says)"),
         ("--preserve-thinking", bool, "", "keep the thinking of earlier turns in the prompt"),
         ("--chat-template-args", list, "JSON", "an object of variables of the chat template; may be given again"),
         ("--no-images", bool, "", "do not load the vision tower of a model that reads images"),
@@ -235,7 +236,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     declare(
         group,
-        ("--draft", str, "LIST", f"off, auto (the default), or in order: {', '.join(DRAFTER_NAMES)}", "auto"),
+        ("--draft", str, "LIST", f"off, auto (the default), or drafters, asked in this order: {', '.join(DRAFTER_NAMES)}", "auto"),
         DRAFT_MODEL,
         ("--head", HEADS, None, "adapted drafters (the default; by `scripts/adapt`) where there are any, or base, those in the folders"),
     )  # fmt: skip

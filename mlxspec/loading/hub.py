@@ -49,7 +49,9 @@ def resolve(
     Raises ConfigError for a name that can be none, ModelError when nothing is there.
     """
     if not isinstance(model, str) or not model.strip():
-        raise ConfigError("No model was named; try `demo`, a folder, or a Hugging Face id like owner/name.")
+        raise ConfigError(
+            "No model was named; try `demo`, a folder, a Hugging Face id like owner/name, or a short name like qwen3.5:4b."
+        )
     folder = _local(model)
     if folder is not None:
         if revision is not None:
