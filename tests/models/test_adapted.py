@@ -219,6 +219,19 @@ def test_what_runs_again_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) ->
     assert computed == [1, num_states, 1, 1]  # each time also the numbers of accepted tokens
 
 
+def test_forwards_of_certain_tokens_hold_nothing_of_what_was_before() -> None:
+    """A window that something else still refers to would be copied whole at each token."""
+    model = model_of("lfm2")
+    cache = model.make_cache(1)
+    for piece in ([1, 2, 3], [4], [5]):
+        run(model, cache, [piece], certain=True)
+        cache.commit()
+        assert not any(layer.before for layer in cache.layers)
+    run(model, cache, [[6, 7]])
+    cache.commit([1])
+    assert all(layer.before for layer in cache.layers)  # until what was rejected is taken out
+
+
 def test_steps_and_verifies_leave_no_garbage() -> None:
     """What refers to itself would hold arrays until Python looks for it."""
     model = model_of("lfm2")

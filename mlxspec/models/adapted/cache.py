@@ -133,6 +133,11 @@ class AdaptedCache(ModelCache):
         self.flush()
         return super().fork(tails=tails)
 
+    def commit(self, num_committed: Sequence[int] | mx.array | None = None) -> None:
+        super().commit(num_committed)
+        if self.deferred is None:
+            self.flush()  # nothing goes back, and a window that nothing else refers to is written in place
+
     def flush(self) -> None:
         """Take rejected tokens out of every row. Raises CacheError, and changes nothing, where a leaf does not do what it says."""
         self._require_idle("flush")
