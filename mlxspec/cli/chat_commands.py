@@ -57,8 +57,7 @@ def obey(session: Session, line: str) -> bool:
     command = COMMANDS.get({"quit": "exit", "bye": "exit", "?": "help"}.get(name, name))
     if command is None:
         tip = near(name, COMMANDS).replace("mean ", "mean /") or "/help lists them."
-        terminal.note(f"There is no command /{name}; {tip}")
-        return False
+        raise ConfigError(f"There is no command /{name}; {tip}")
     session.stopped = False
     command.do(session, rest.strip())
     return session.stopped
