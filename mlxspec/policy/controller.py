@@ -460,14 +460,14 @@ class Controller:
         counts as expected (`CostModel.took`)."""
         rows = [row for row, _ in parts]
         curve, worst, gained = self.curve(rows, num_rows), decision.worst, 0.0
-        usual = self.costs.seconds(curve, width, decision.calls)
+        usual = 0.0 if is_warm else self.costs.seconds(curve, width, decision.calls)
         self.costs.compiled(num_rows, width, None if is_warm else seconds - usual)
         if not is_warm:
             seconds = min(seconds, usual)
         elif worst is None and width == num_rows and rows[0].is_behind_drafts and not is_ahead:
-            longer = max(0.0, min(seconds - usual, curve.plain))
+            longer = max(0.0, min(seconds - curve.plain, curve.plain))
             curve.pause += 2.0 * FADE * (longer - curve.pause)
-            gained, seconds = -curve.pause / curve.plain, usual + curve.pause
+            gained, seconds = -curve.pause / curve.plain, curve.plain + curve.pause
         elif decision.calls or width > num_rows or worst is None:
             seconds = num_rounds * self.costs.took(curve, width, decision.calls, seconds / num_rounds)
         rounds, share = seconds / curve.plain, seconds / num_rows
