@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -273,23 +272,10 @@ def test_events_tell_which_text_was_drafted() -> None:
     assert all(e.num_drafted_chars == e.num_drafted for e in events)  # a character a token
 
 
-def _late(right: Any) -> Any:
-    """What rested rounds took is learned once the round behind them has been read."""
-
-    def propose(self: auto.Auto, plan: Any) -> Any:
-        learn, self._learn_rested = self._learn_rested, lambda: None  # type: ignore[method-assign]
-        try:
-            return right(self, plan)
-        finally:
-            self._learn_rested = learn  # type: ignore[method-assign]
-
-    return propose
-
-
 @catches(
     "rounds at rest are learned together with the drafted round behind them",
-    "mlxspec.policy.auto:Auto.propose",
-    lambda right: _late(right),
+    "mlxspec.policy.auto:Auto._learn_rested",
+    lambda right: lambda self: right(self) if self._rested >= auto.REST else None,
     case="flat",
 )
 @pytest.mark.parametrize("widths", [FLAT, LINEAR], ids=["flat", "linear"])
