@@ -258,11 +258,12 @@ class Auto(Policy):
         return rests
 
     def _rest_or_wake(self, rows: Sequence[AutoRow], choices: Sequence[Choice]) -> bool:
-        """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly. A round that
-        is plain so that it can be timed is followed by another choice."""
+        """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly. Behind the
+        first plain round, which tells what the others take, rows choose again; in doubt plain rounds run ahead, as others do."""
         rests = all(c is PLAIN for c in choices)
-        self._still = REST - 1 if rests and self.control.is_sure(self.control.curve(rows)) else 0
-        return rests
+        curve = self.control.curve(rows)
+        self._still = REST - 1 if rests and self.control.is_sure(curve) else 0
+        return rests and curve.is_timed
 
     def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
         """What lookups offer each of these rows; judged when the text has come, taken or not."""

@@ -19,7 +19,7 @@ from mlxspec.events import TokensEvent
 from mlxspec.platform.host import numbers
 from mlxspec.policy import auto, costs
 from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import DraftCost
+from mlxspec.policy.costs import CostModel, DraftCost
 from tests import tiny_models
 from tests.known_costs import known_costs
 from tests.tiny_models import VOCAB
@@ -261,6 +261,21 @@ def test_statistics_tell_calls_times_and_what_plain_decoding_would_do() -> None:
         PROMPTS[0], PARAMS["greedy"], spec=SpecConfig(drafters=("ngram-simple",), policy="fixed")
     ).stats
     assert fixed.drafters["ngram-simple"].num_calls >= fixed.drafters["ngram-simple"].num_rounds
+
+
+def test_a_process_that_knows_no_costs_chooses_behind_its_first_plain_round() -> None:
+    """That round tells how long the others take; a second one would be launched before it is read."""
+    made, widths = engine(FLAT), list[int]()
+    made.follow(CostModel(FLAT, {name: DraftCost(step=0.01) for name in ("mtp", "draft-model")}))
+    took = made.drafting.took
+
+    def seen(rows, num_tokens, seconds, *, ahead, is_warm):  # type: ignore[no-untyped-def]
+        widths.append(num_tokens)
+        took(rows, num_tokens, 1.0, ahead=ahead, is_warm=True)
+
+    made.drafting.took = seen  # type: ignore[method-assign]
+    made.generate(PROMPTS[0], PARAMS["greedy"])
+    assert widths[0] == 1 < widths[1]
 
 
 def test_events_tell_which_text_was_drafted() -> None:
