@@ -38,7 +38,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def chat(
         *arguments: str, columns: int = 90, rows: int = 40, is_slow: bool = False, **variables: str
     ) -> recorder.Recorder:
-        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLORTERM", "TERM")}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("NO_COLOR", "COLORTERM", "TERM", "COLUMNS", "LINES")
+        }
         settings = {
             **kept,
             "PYTHONPATH": str(ROOT),
