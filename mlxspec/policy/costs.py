@@ -350,7 +350,7 @@ class CostModel:
         last, when = self._far.pop(sort, (0.0, 0))
         both, before = (sorted((0.0, off, o))[1] for o in (last, self._last_off))  # what two have in common
         beyond = curve.most(width) - curve.seconds(width) if off > 0 else 0.0
-        is_sure, is_far = False, abs(log(max(_LEAST, seconds) / (expected + beyond))) > far
+        is_sure, is_far = False, max(-off, log(max(_LEAST, seconds) / (expected + beyond))) > far
         self._last_off = off if is_far else 0.0
         self._num_usual += not is_far
         if is_far:

@@ -411,6 +411,21 @@ def test_a_machine_that_is_slower_for_a_while_is_so_for_all_rounds(first: int, l
     assert costs.curve(0).plain == pytest.approx(0.02 if first + length > ROUNDS else 0.01, rel=0.3)
 
 
+def test_a_round_between_what_is_expected_and_what_was_guessed_first_teaches() -> None:
+    """A narrower width was faster than guessed, so more is expected of a wider one than its guess said: no round is far off between."""
+    costs = CostModel(guesses={})
+    curve = costs.curve(0)
+    for _ in range(2):
+        costs.took(curve, 1, [], TRUE[1])
+    for _ in range(8):
+        costs.took(curve, 4, [], TRUE[1])
+    expected = curve.seconds(12)
+    assert curve.most(12) > 1.3 * expected
+    for _ in range(3):
+        costs.took(curve, 12, [], 1.02 * expected)
+    assert 12 in curve.known
+
+
 def test_rounds_that_have_become_dear_are_believed() -> None:
     """Where plain ones have not, after a few rounds."""
     costs = answering(lambda i: 1.0, ROUNDS)
