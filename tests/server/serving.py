@@ -75,11 +75,12 @@ class Served:
             self.lines.append("<end>")
             self._said.notify_all()
 
-    def wait_for(self, pattern: str, *, seconds: float = LONG) -> re.Match[str]:
-        """The first line that holds the pattern, said or to be said."""
+    def wait_for(self, pattern: str, *, seconds: float = LONG, after: int = 0) -> re.Match[str]:
+        """The first line that holds the pattern, said or to be said. after: so many lines are passed over."""
 
         def found() -> re.Match[str] | None:
-            return next((m for line in self.lines if (m := re.search(pattern, line))), None)
+            lines = list(self.lines)[after:]
+            return next((m for line in lines if (m := re.search(pattern, line))), None)
 
         with self._said:
             self._said.wait_for(lambda: found() or "<end>" in self.lines, seconds)

@@ -52,7 +52,7 @@ def test_no_grammar_is_compiled_in_the_engines_thread(telling: Served, path: str
     before = len(telling.lines)
     status, answer = telling.post(path.partition("#")[0], BODIES[path])
     assert status == 200, answer
-    telling.wait_for("compiled in")
+    telling.wait_for("compiled in", after=before)
     lines = list(telling.lines)[before:]
     threads = [found[1] for line in lines if (found := re.search(r"compiled in (\S+)", line))]
     assert len(threads) == 1  # once for all answers of a request

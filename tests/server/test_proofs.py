@@ -30,7 +30,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": QUESTION, "max_output_tokens": 24},
     "/api/chat": {**_CHAT, "stream": False},
 }
-DRAFTED = {"policy": "fixed", "draft": "mtp", "n_max": 3, "temperature": 0.8}
+DRAFTED = {"policy": "fixed", "draft": "mtp", "n_max": 3, "temperature": 0.8, "seed": 7}
 
 
 def _receipts(said: dict[str, Any]) -> list[dict[str, Any]]:
