@@ -14,39 +14,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mlxspec.errors import ModelError
-from mlxspec.models.config_values import (
-    AROUND,
-    EVERYWHERE,
-    Keys,
-    Values,
-    flattened,
-    layer_kinds,
-    mapping,
-    short,
-)
-from mlxspec.models.drafter_module import check_sizes
+from mlxspec.models.config_values import Keys, Values, flattened, layer_kinds, mapping, short
+from mlxspec.models.drafter_module import KEYS_OF_ALL, check_sizes
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_config import plain_layers
 from mlxspec.models.rotary_scaling import merged
 from mlxspec.models.text_model import TextModel
 
 BlockKind = Literal["DFlash", "DFlash2", "DSpark"]
-KEYS = Keys(
+KEYS = KEYS_OF_ALL | Keys(
     # how long other engines' drafts are, and which heads there are: the tensors tell
-    idle=EVERYWHERE
-    | AROUND
-    | frozenset(
+    idle=frozenset(
         """
-        block_size_policy dflash_initial_block_size draft_window_size enable_confidence_head max_anchors max_window_layers num_anchors
-        prefer_requested_block_size projector_type runtime_block_size speculators_config speculators_version swa_window_size
-        tie_word_embeddings use_sliding_window
+        block_size_policy dflash_initial_block_size draft_window_size enable_confidence_head max_anchors num_anchors
+        prefer_requested_block_size projector_type runtime_block_size swa_window_size use_sliding_window
         """.split()
     ),
     only={
-        "attention_bias": (False,),
         "attention_sink_bias": (False,),
         "dspark_bonus_anchor": (False,),
-        "hidden_act": ("silu",),
         "input_embedding_scale": (1, 1.0),
         "is_encoder_decoder": (False,),
         "markov_head_type": ("vanilla",),

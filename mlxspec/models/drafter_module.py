@@ -15,8 +15,17 @@ import numpy as np
 from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys
 from mlxspec.models.layers import FusedLinear, compute_dtype
 from mlxspec.platform.host import numbers
+
+# what every drafter's config.json may hold beside what is read
+KEYS_OF_ALL = Keys(
+    idle=EVERYWHERE
+    | AROUND
+    | {"max_window_layers", "speculators_config", "speculators_version", "tie_word_embeddings"},
+    only={"attention_bias": (False,), "hidden_act": ("silu",)},
+)
 
 
 class DrafterModule(nn.Module):

@@ -26,8 +26,8 @@ import mlx.nn as nn
 
 from mlxspec.errors import ModelError
 from mlxspec.models.cell_head import CellHead
-from mlxspec.models.config_values import AROUND, EVERYWHERE, Keys, Values, flag, flattened, read, short
-from mlxspec.models.drafter_module import check_sizes
+from mlxspec.models.config_values import Keys, Values, flag, flattened, read, short
+from mlxspec.models.drafter_module import KEYS_OF_ALL, check_sizes
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
@@ -39,20 +39,15 @@ _TELLING = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.hidden_norm\.weight"
 TITLE = "EAGLE-3 drafter"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 
-KEYS = Keys(
+KEYS = KEYS_OF_ALL | Keys(
     # who wrote it and how it was trained, and for which model
-    idle=EVERYWHERE
-    | AROUND
-    | frozenset(
+    idle=frozenset(
         """
-        draft_num_hidden_layers embed_requires_grad enable_sp_ulysses has_no_defaults_at_init inference_type layer_types max_window_layers
-        num_target_layers pretraining_tp speculators_config speculators_model_type speculators_version step_loss_decay
-        target_model_name_or_path target_model_type tie_word_embeddings ttt_length use_aux_hidden_state
+        draft_num_hidden_layers embed_requires_grad enable_sp_ulysses has_no_defaults_at_init inference_type layer_types num_target_layers
+        pretraining_tp speculators_model_type step_loss_decay target_model_name_or_path target_model_type ttt_length use_aux_hidden_state
         """.split()
     ),
     only={
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
         "mlp_bias": (False,),
         "use_sliding_window": (False,),
         "sliding_window": (),
