@@ -23,7 +23,7 @@ State = TypeVar("State")
 
 
 class StateLayerCache(Generic[State]):
-    """A layer of which a forward gives a state beside that before it. current: the committed one. staged: of the open forward."""
+    """A layer whose forwards return a new state and leave the old one alone. current: the committed state; staged: the open forward's."""
 
     is_recurrent = True
     is_per_token = False

@@ -251,7 +251,7 @@ class CostModel:
         self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
         self._usual_off = _CLIP / _FAR  # logarithm of what rounds are off by in the mean
         self._last_off = 0.0  # of the last round, if it was far off
-        # likewise of each sort's last round, and how many usual rounds had come before it
+        # likewise of each kind's last round, and how many usual rounds had come before it
         self._far: dict[tuple[object, ...], tuple[float, int]] = {}
         self._num_usual = 0
 
@@ -336,18 +336,19 @@ class CostModel:
     def took(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> float:
         """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count.
 
-        Something else may hold up a round, or slow the machine for a while. So a reading that is far off counts as expected unless the last
-        one of its sort was as far off and a usual round has come between, or it is the third. Rounds with drafts that were faster count at
-        once: nothing holds a machine down. Two of those in a row that are far off leave costs in doubt, until plain rounds tell whether
-        the machine has another speed: if two of these are as far off, all costs are so many times as dear."""
+        Something else may hold up a round, or slow the machine for a while. So a round that is far off what was expected counts as expected
+        until another of its kind (rows, width, drafters) is as far off: the second, where a usual round came between, else the third. A
+        faster round with drafts counts at once, since nothing makes a round faster by accident. Two rounds in a row that are far off put
+        costs in doubt, and plain rounds are asked for. Where two of these are as far off, the machine has another speed, and all costs are
+        multiplied by as much."""
         if not curve.is_timed:
             curve.refine(width, seconds)
             return seconds
-        expected, sort = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
-        is_plain, off = sort == (width, width), log(max(_LEAST, seconds) / expected)
+        expected, kind = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
+        is_plain, off = width == curve.num_rows and not calls, log(max(_LEAST, seconds) / expected)
         far = max(_CLIP, _FAR * self._usual_off)
         self._usual_off += FADE * (min(abs(off), far) - self._usual_off)
-        last, when = self._far.pop(sort, (0.0, 0))
+        last, when = self._far.pop(kind, (0.0, 0))
         both, before = (sorted((0.0, off, o))[1] for o in (last, self._last_off))  # what two have in common
         beyond = curve.most(width) - curve.seconds(width) if off > 0 else 0.0
         is_sure, is_far = False, max(-off, log(max(_LEAST, seconds) / (expected + beyond))) > far
@@ -359,7 +360,7 @@ class CostModel:
                 both, is_sure = off, is_sure or is_plain
             self.is_in_doubt |= abs(before) > far and not is_sure and not is_plain
             if not is_sure and (off > 0 or is_plain):
-                self._far[sort] = off, -1 if abs(both) > far else self._num_usual
+                self._far[kind] = off, -1 if abs(both) > far else self._num_usual
                 return expected
             seconds = expected * exp(both)
         if calls:

@@ -40,12 +40,12 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         self.before: list[Any] = []
 
     def open(self) -> list[Any]:
-        """The twins, by row, that the forward which begins advances."""
+        """Twins, by row, for the forward that begins."""
         self.append([self.twin(leaf) for leaf in self.current])
         return self.staged or []
 
     def twin(self, leaf: Any) -> Any:
-        """Advances without changing `leaf`."""
+        """A copy that a forward may advance while `leaf` stays as it is."""
         return copy.copy(leaf) if self.form.is_cuttable else leaves.twin(leaf)
 
     def commit(self) -> None:

@@ -64,7 +64,7 @@ class RowsForward:
 
 
 class RowLeaf:
-    """In the place of a leaf, by its number among a row's."""
+    """Stands for the leaf with this number in every row."""
 
     def __init__(self, place: int, forward: RowsForward) -> None:
         self.place, self.forward = place, forward
