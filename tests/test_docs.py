@@ -264,6 +264,22 @@ def test_pages_keep_their_length() -> None:
     assert len(words) <= WORDS_OF_NEVER_SLOWER
 
 
+def test_slowest_answers_are_given_with_the_number_of_answers() -> None:
+    """In its column's head or beside each figure: a minimum of few is not a minimum of many."""
+    num = 0
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+            head, _, *rows = (
+                [cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()
+            )
+            for column, name in enumerate(head):
+                if re.match("slowest|worst", name) and not re.search(r" of \d", name):
+                    num += 1
+                    for cell in (row[column] for row in rows if re.search(r"\d", row[column])):
+                        assert re.search(r" of \d", cell), f"{page.name}, {name}: {cell}"
+    assert num  # some are given beside the figure
+
+
 def test_scripts_that_pages_name_are_there() -> None:
     for page in [*PAGES, ROOT / "scripts" / "README.md"]:
         for name in re.findall(r"scripts/[\w./]*\w", page.read_text(encoding="utf-8")):

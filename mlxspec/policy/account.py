@@ -27,8 +27,8 @@ else holds it up is not a loss by its drafts. So does the time in which a shape 
 
 from __future__ import annotations
 
-MOST = 2.9  # plain rounds at the beginning of an answer: pays for a draft of three by a costly head that fails. 32 tokens are then decoded
-# at 0.90 of plain decoding's speed at worst, 96 at 0.95, 1,000 at 0.98
+MOST = 2.9  # plain rounds at the beginning of an answer: pays for a draft of three by a costly head that fails. By exact
+# estimates 32 tokens are then decoded at 0.90 of plain decoding's speed at worst, 96 at 0.945, 1,000 at 0.98
 LEAST = 1.0  # plain rounds, where the bank is empty or several rows decode together
 GROWTH = 0.016  # of a row's time
 CAP = 16.0  # plain rounds: most that an account holds, which is what a good stretch can lose again

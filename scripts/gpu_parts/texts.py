@@ -63,12 +63,19 @@ class Compared:
     def tell(self, here: Here, name: str, dtype: str) -> None:
         """Into the report and its tables. Raises RuntimeError where a float32 text differs."""
         here.tables.setdefault(
-            "texts", [["model", "dtype", "drafts", "equal texts", "speed over plain, median", "worst"]]
+            "texts", [["model", "dtype", "drafts", "equal texts", "speed over plain, median", "worst prompt"]]
         )
         for way, (same, num) in self.equal.items():
             over = self.over.get(way, [1.0])
             here.tables["texts"].append(
-                [name, dtype, way, f"{same} of {num}", f"{median(over):.2f}", f"{min(over):.2f}"]
+                [
+                    name,
+                    dtype,
+                    way,
+                    f"{same} of {num}",
+                    f"{median(over):.2f}",
+                    f"{min(over):.2f} of {len(over)}",
+                ]
             )
         told = ", ".join(f"{way} {median(over):.2f}" for way, over in self.over.items())
         same, num = (sum(counts[i] for counts in self.equal.values()) for i in (0, 1))

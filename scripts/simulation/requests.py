@@ -96,6 +96,7 @@ def make_requests(
         tilt = 1.0 + (
             drift * rng.random() * np.linspace(0, 1, length) if rng.random() < 0.5 else np.zeros(length)
         )
+        noise = np.round(noise, 9)  # an exponential's last bit is another one on another CPU
         out.append(Request(said=said, noise=noise, tilt=tilt, workload=workload, kind=kind))
     return out
 

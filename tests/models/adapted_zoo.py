@@ -1,4 +1,5 @@
-"""Random tiny modules of mlx-lm's architectures, one or more for each kind of cache, and what mlx-lm itself gives for a prompt.
+"""Random tiny modules of mlx-lm's architectures and of our own, one or more for each kind of cache, and what mlx-lm itself gives for a
+prompt.
 
 Windows and chunks have 16 tokens, so that texts of the tests leave them behind.
 """
@@ -6,7 +7,6 @@ Windows and chunks have 16 tokens, so that texts of the tests leave them behind.
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import random
 import shutil
@@ -21,6 +21,7 @@ from mlx_lm.generate import generate_step
 
 from mlxspec.demo import TARGET
 from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.models.adapted.classes import classes_of
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -506,9 +507,9 @@ def config_of(name: str, vocab: int = VOCAB) -> dict[str, Any]:
 def module_of(name: str, vocab: int = VOCAB) -> nn.Module:
     """float32, with weights that decide clearly."""
     config = config_of(name, vocab)
-    code = importlib.import_module(f"mlx_lm.models.{module_type(name)}")
+    model, arguments = classes_of(config)
     mx.random.seed(7)
-    module = code.Model(code.ModelArgs.from_dict(config))
+    module = model(arguments.from_dict(config))
 
     def drawn(p: mx.array) -> mx.array:
         return mx.random.normal(p.shape) * 0.2 if p.ndim > 1 else p + 0.1 * mx.random.normal(p.shape)

@@ -12,7 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, model_of, theirs
+from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, model_of, module_of, theirs
+from mlx_lm.models import llama
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -22,6 +23,7 @@ from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted import parts
 from mlxspec.models.adapted.cache import AdaptedCache
+from mlxspec.models.adapted.classes import OWN
 from mlxspec.models.adapted.model import AdaptedModel
 
 ALONE = ("llama alone", "gpt_oss alone")  # by caches that can be cut, and windows, of mlx-lm
@@ -277,3 +279,10 @@ def test_caches_refuse_what_they_cannot() -> None:
     cache.commit([3])
     with pytest.raises(CacheError, match="as they are computed"):
         model.make_cache(1, kv_bits=8)
+
+
+def test_a_line_of_the_zoo_may_name_a_module_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OWN, "creek", lambda: (llama.Model, llama.ModelArgs))
+    monkeypatch.setitem(ARCHITECTURES, "creek", ARCHITECTURES["llama"])
+    assert isinstance(module_of("creek"), llama.Model)
+    assert model_of("creek").seams is not None

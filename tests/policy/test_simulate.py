@@ -75,6 +75,13 @@ def test_fixed_depths_take_what_their_rounds_take() -> None:
     assert rounds.seconds(requests, EVEN, lookups=False)[0] == pytest.approx(expected, rel=0.02)
 
 
+def test_noise_has_no_bits_of_one_machine() -> None:
+    """The last bit of NumPy's exponential depends on the CPU, and a decision may hang on one bit."""
+    noise = make_requests([{"mtp": said([0] * 50)}], 1000, 1, np.random.default_rng(5))[0].noise
+    assert noise.std() > 0.04
+    assert np.array_equal(noise, np.round(noise, 9))
+
+
 def test_rounds_add_up_one_by_one() -> None:
     rng = np.random.default_rng(4)
     answer = {
