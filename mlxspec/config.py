@@ -73,7 +73,8 @@ class SamplingParams:
     the last tokens.
 
     min_tokens: before so many tokens nothing ends the answer. stop_token_ids: tokens that end it and are no part of it. keeps_stop: the
-    stop string that ends it is a part. dry_*: see sampling/history.py; the others: sampling/filters.py.
+    stop string that ends it is a part. stop_outside: texts in which no stop string is looked for, each by what opens it, what follows that,
+    white space aside, and what closes it. dry_*: see sampling/history.py; the others: sampling/filters.py.
 
     `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting.
 
@@ -150,6 +151,7 @@ class SamplingParams:
     # fmt: on
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    stop_outside: Sequence[tuple[str, str, str]] = ()
     lark_at: str = ""
     lark_once: bool = False
     adapters: Mapping[str, float] = field(default_factory=dict)
@@ -171,6 +173,7 @@ class SamplingParams:
                 "thinking_tags must be two different strings: what opens and what closes thinking."
             )
         object.__setattr__(self, "thinking_tags", tags)
+        object.__setattr__(self, "stop_outside", _spans(self.stop_outside))
         if not isinstance(self.adapters, Mapping) or not all(isinstance(name, str) for name in self.adapters):
             raise ConfigError("adapters must map names to numbers.")
         for name, scale in self.adapters.items():
@@ -246,6 +249,17 @@ class SamplingParams:
     def has_filters(self) -> bool:
         """Whether all of a position's scores are needed behind top-k, top-p and min-p."""
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
+
+
+def _spans(given: Iterable[Iterable[str]]) -> tuple[tuple[str, str, str], ...]:
+    """Checks stop_outside. Raises ConfigError."""
+    spans = [tuple(span) if isinstance(span, (list, tuple)) else () for span in given]
+    for span in spans:
+        if len(span) != 3 or not all(isinstance(text, str) for text in span) or not (span[0] and span[2]):
+            raise ConfigError(
+                "stop_outside must hold triples of texts: what opens, what follows it or an empty text, what closes."
+            )
+    return tuple((str(a), str(b), str(c)) for a, b, c in spans)
 
 
 @fields_by_name(acceptance=ONE_ACCEPTANCE, draft_sampling=ONE_ACCEPTANCE)

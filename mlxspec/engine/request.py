@@ -106,7 +106,10 @@ class Request:
         self._closes: int | None = None  # the period of the loop for which thinking will be closed
         self.stats = RequestStats(num_prompt=len(self.prompt), seed=self.sampler.seed)
         self.answer = AnswerText(
-            tokenizer.stream() if tokenizer else None, params.stop, keeps_stop=params.keeps_stop
+            tokenizer.stream() if tokenizer else None,
+            params.stop,
+            keeps_stop=params.keeps_stop,
+            outside=params.stop_outside,
         )
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None

@@ -1,9 +1,11 @@
 """Decodes the text of one answer and finds its stop strings: gives out whole characters, and holds back what may still become a stop
-string."""
+string, or a text in which none is looked for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cache
 
 from mlxspec.loading.tokenizer import TextStream
 
@@ -11,10 +13,19 @@ from mlxspec.loading.tokenizer import TextStream
 class AnswerText:
     """Takes tokens one by one. Gives out text and says when a stop string is complete."""
 
-    def __init__(self, stream: TextStream | None, stop: Sequence[str], *, keeps_stop: bool = False) -> None:
-        """keeps_stop: the stop string is part of the text."""
+    def __init__(
+        self,
+        stream: TextStream | None,
+        stop: Sequence[str],
+        *,
+        keeps_stop: bool = False,
+        outside: Sequence[tuple[str, str, str]] = (),
+    ) -> None:
+        """keeps_stop: the stop string is part of the text. outside: see SamplingParams.stop_outside."""
         self._stream, self._keeps_stop = stream, keeps_stop
         self._stop = tuple(stop)
+        self._outside = tuple(outside) if stop else ()
+        self._close: str | None = None  # what ends the text in which no stop string is looked for
         self._held = ""
         self._stopped = False
         self.stop_string: str | None = None  # the one that ended the answer
@@ -46,18 +57,59 @@ class AnswerText:
 
     def _give(self, piece: str, stop: Sequence[str]) -> tuple[str, bool]:
         self._held += piece
-        found = [(i, s) for s in stop if (i := self._held.find(s)) >= 0]
+        skipped = self._skip(stop)
+        found = [] if self._close else [(i, s) for s in stop if (i := self._held.find(s)) >= 0]
         if found:
             place, self.stop_string = min(found, key=lambda one: one[0])
             place += len(self.stop_string) if self._keeps_stop else 0
             certain, self._held, self._stopped = self._held[:place], "", True
-            self._said.append(certain)
-            return certain, True
-        keep = max((_overlap(self._held, s) for s in stop), default=0)
+            self._said.append(skipped + certain)
+            return skipped + certain, True
+        watched = (self._close,) if self._close else stop
+        keep = max((_overlap(self._held, s) for s in watched), default=0)
+        if not self._close:
+            keep = max(keep, *(_begun(self._held, *pair[:2]) for pair in self._outside), 0)
         certain, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        certain = skipped + certain
         if certain:
             self._said.append(certain)
         return certain, False
+
+    def _skip(self, stop: Sequence[str]) -> str:
+        """Text up to the last place where it is settled whether a stop string is looked for, taken out."""
+        skipped: list[str] = []
+        while self._outside:
+            if self._close:
+                place = self._held.find(self._close)
+                if place < 0:
+                    break
+                end, self._close = place + len(self._close), None
+            else:
+                stops = min((i for s in stop if (i := self._held.find(s)) >= 0), default=len(self._held))
+                opened = [
+                    (m.end(), close)
+                    for a, b, close in self._outside
+                    if (m := _opens(a, b).search(self._held)) and m.start() < stops
+                ]
+                if not opened:
+                    break
+                end, self._close = min(opened)
+            skipped.append(self._held[:end])
+            self._held = self._held[end:]
+        return "".join(skipped)
+
+
+@cache
+def _opens(opener: str, head: str) -> re.Pattern[str]:
+    return re.compile(rf"{re.escape(opener)}\s*{re.escape(head)}")
+
+
+def _begun(text: str, opener: str, head: str) -> int:
+    """Length of the longest end of `text` that begins `opener`, white space and `head` without completing them."""
+    place = text.rfind(opener)
+    if place >= 0 and head.startswith(text[place + len(opener) :].lstrip()):
+        return len(text) - place
+    return _overlap(text, opener)
 
 
 def _overlap(text: str, stop: str) -> int:

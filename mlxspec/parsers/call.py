@@ -8,10 +8,9 @@ from mlxspec.parsers.tool_schemas import ToolSchemas
 
 
 class Call(ABC):
-    """Feed it text. `name` is that of a declared tool, known once the arguments have begun as the notation wants it, and before
-    `take_arguments` gives anything. is_done: the call is complete; is_whole: by an end of its own, not because what follows is none of it.
-    is_broken: this is no call; the caller shows the text as it stands. The arguments of a call that has a name are one JSON object,
-    `finish` included."""
+    """Feed it text. `name` is that of a declared tool, known once the arguments have begun as the notation wants it. is_done: the call is
+    closed, and its arguments are one JSON object. is_whole: it was closed by an end of its own, not by the closing tag where brackets are
+    missing. is_broken: this is no call; the caller shows the text as it stands."""
 
     def __init__(self, schemas: ToolSchemas) -> None:
         self._schemas = schemas
@@ -26,7 +25,8 @@ class Call(ABC):
 
     @abstractmethod
     def finish(self, *, cut: bool) -> str:
-        """No more text comes: the end of the arguments. cut: the answer ended at a limit, inside a tag perhaps."""
+        """No more text comes. Returns the end of the arguments; what is not closed stays so. cut: the answer ended at a limit, so that an
+        end that counts only if nothing follows it is none."""
 
     def take_arguments(self) -> str:
         """Arguments since the last time."""

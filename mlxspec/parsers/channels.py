@@ -22,6 +22,7 @@ from mlxspec.parsers.pieces import (
     Reasoning,
     Scanner,
     Trimmer,
+    cut_notice,
     merged,
 )
 
@@ -43,11 +44,12 @@ class ChannelParser:
         self._body: list[str] = []
         self._is_thought = False
         self._num_calls = self._num_messages = 0
+        self.cut_call = ""  # text of a call that a limit cut
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """None: a channel says what a message is."""
-        return ()
+        """Return the notice on a call that was cut. A channel says what a message is, so that nothing else can be lost."""
+        return cut_notice(self.cut_call)
 
     @property
     def is_thinking(self) -> bool:
@@ -109,4 +111,6 @@ class ChannelParser:
         if self._name is None:
             return [] if cut else self._inside(rest)
         self._body.append(rest)
+        if cut:
+            self.cut_call = f"{self._name} {''.join(self._body)}"
         return [] if cut else self._close()

@@ -81,6 +81,7 @@ class ForeignToolParser:
         self._scanner, self._space, self._place = Scanner(), Trimmer(leading=False), Place()
         self._body: list[str] | None = None  # of a call that is open
         self._num_calls = 0
+        self.cut_call = ""  # text of a call that a limit cut
 
     def push(self, text: str) -> list[Piece]:
         self._scanner.push(text)
@@ -114,10 +115,12 @@ class ForeignToolParser:
             text = self._space.push(self._scanner.rest())
             return [Content(text + (self._space.rest() if text or not self._num_calls else ""))]
         self._body.append(self._scanner.rest())
-        if cut and self._form.close:
+        written = self._form.open + "".join(self._body)
+        pieces = [] if cut and self._form.close else self._read("", is_end=True)
+        if cut and (not pieces or isinstance(pieces[0], Content)):
+            self.cut_call = written
             return []
-        pieces = self._read("", is_end=True)
-        return [] if cut and isinstance(pieces[0], Content) else pieces
+        return pieces
 
     def _read(self, close: str, *, is_end: bool = False) -> list[Piece]:
         """The calls of the body, or its text."""

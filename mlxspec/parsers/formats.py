@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mlxspec.parsers.channels import CHANNEL as CHANNEL_TAG
 from mlxspec.parsers.channels import MESSAGE, TAGS, ChannelParser
 from mlxspec.parsers.foreign_call import ForeignCalls, ForeignToolParser, foreign_calls
-from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece, Reasoning, merged
+from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning, cut_notice, merged
 from mlxspec.parsers.reasoning import ReasoningParser
 from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser, call_heads
 from mlxspec.parsers.whole_call import WholeCall
@@ -45,6 +45,24 @@ class ChatFormat:
     @property
     def call_tags(self) -> CallTags | None:
         return None if self.tools is None else _TAGS[self.tools]
+
+    @property
+    def call_spans(self) -> tuple[tuple[str, str, str], ...]:
+        """What begins a call in the model's own notation: a tag and what follows it, white space aside; and what ends it."""
+        if self.foreign is not None:
+            return ((self.foreign.open, "", self.foreign.close or "\0"),)
+        if self.channels:
+            return (("to=functions.", "", "<|call|>"),)
+        calls = self.call_tags
+        if calls is None:
+            return ()
+        if calls.mark:
+            return ((calls.open, "call:", calls.close),)
+        return (
+            (calls.open, "{", calls.close),
+            (calls.open, "<function=", calls.close),
+            ("<function=", "", "</function>"),
+        )
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -114,7 +132,7 @@ class AnswerParser:
         self._reasoning = (
             ReasoningParser(form.thinking, opened=opened, calls=calls) if form.thinking else None
         )
-        self._tools: OutputParser | None = None
+        self._tools: ToolParser | ForeignToolParser | None = None
         if tags is not None and tools:
             self._tools = ToolParser(tags, tools)
         elif form.foreign is not None and tools:
@@ -130,11 +148,13 @@ class AnswerParser:
 
     @property
     def notices(self) -> tuple[str, ...]:
+        cut = cut_notice("" if self._tools is None else self._tools.cut_call)
         found = _LIKE_A_CALL.search("".join(self._said))
         if found is None:
-            return ()
+            return cut
         name = found[found.lastgroup or 0][:80]
         return (
+            *cut,
             f"What looks like a call of {name} is text: a call names a tool of the request, begins a line, is closed, and is not in code.",
         )
 

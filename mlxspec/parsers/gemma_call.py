@@ -42,14 +42,6 @@ class GemmaCall(Call):
         return rest
 
     def finish(self, *, cut: bool) -> str:
-        if self.name is None or self.is_done:
-            return self.take_arguments()
-        if self._in_string:
-            kept = self._text[: len(self._text) - overlap(self._text, self._mark)] if cut else self._text
-            self._ready.append(escaped(kept) + '"')
-        elif self._key is not None:
-            self._end_value(self._text)
-        self._ready.append("}")
         return self.take_arguments()
 
     def _go_on(self) -> bool:

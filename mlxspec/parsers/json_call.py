@@ -1,7 +1,7 @@
 """Parses tool calls written as one JSON object, {"name": ..., "arguments": {...}}: Qwen 2.5 and 3, Hermes.
 
-The arguments are passed on as the model writes them, as far as they are JSON: what could still turn out to be none is held back, a few
-characters. Where they end too early, or go on as no JSON does, they are closed, and what follows goes back to the caller.
+Where brackets are missing before the closing tag, they are closed. A string, a number or a member that the text leaves open is never
+closed: the call is none then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])')
 _PART_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SCALAR = re.compile(r"[-+.\w]+")
 _SPACE = " \n\r\t"
+_CLOSE = "</tool_call>"
 
 
 class JsonText:
@@ -148,22 +149,10 @@ class JsonText:
         self.ready.append(self._held + text)
         self._held = ""
 
-    def closing(self, rest: str = "") -> str:
-        """What makes the value complete. rest: what came last and was not taken."""
-        out = ""
-        if self._in_string:
-            out, self._in_string = '"', False
-            self._wants = "colon" if self._is_key else "next"
-        if self._wants == "colon":
-            out += ": null"
-        elif self._wants in ("value", "first") and ":" in self._held:
-            word = rest.strip()
-            out += self._held + (word if self._is_scalar(word) else "null")
-        elif self._wants in ("value", "first") and self._is_scalar(rest.strip()):
-            out += self._held + rest.strip()
-        elif not self._stack and not self.ready:
-            out = "null"
-        return out + "".join(reversed(self._stack))
+    def closing(self) -> str | None:
+        """The brackets that make the value complete; None where more than brackets is missing."""
+        is_open = self._in_string or self._wants in ("key", "colon", "value")
+        return None if is_open else "".join(reversed(self._stack))
 
 
 class JsonCall(Call):
@@ -192,8 +181,6 @@ class JsonCall(Call):
         return ""
 
     def finish(self, *, cut: bool) -> str:
-        if self.name is not None and not self.is_done:
-            self._close()
         return self.take_arguments()
 
     def _begin(self) -> None:
@@ -230,11 +217,11 @@ class JsonCall(Call):
             self._wants, self._text = "key", text[1:]
         elif self._wants in ("next", "key") and text[0] == "}":
             self._text = text[1:]
-            self.name = self._named
             self._close()
             self.is_whole = self.is_done
         else:
             self._break()
+            return False
         return True
 
     def _go_on_value(self, value: JsonText) -> bool:
@@ -269,21 +256,24 @@ class JsonCall(Call):
         self._key, self._wants, self._is_streamed = None, "next", False
 
     def _break(self) -> None:
-        """What has come is no JSON. Of a call whose name is known the arguments are closed; what follows is the caller's."""
-        self._begin()
-        if self.name is None:
-            self.is_broken = True
-        else:
+        """What has come is no JSON. Before the closing tag, missing brackets are closed."""
+        text = self._text.lstrip()
+        if text.startswith(_CLOSE) and (self._value is not None or self._wants == "next"):
             self._close()
+        else:
+            self.is_broken = not _CLOSE.startswith(text)
 
     def _close(self) -> None:
-        if self.name is None:
-            self.is_broken = True
+        """The object ends here. It is a call if it has a name and leaves nothing but brackets open."""
+        self.name = self._named
+        closing = "" if self._value is None else self._value.closing()
+        self.is_broken = (
+            self.name is None or closing is None or (self._value is not None and not self._is_streamed)
+        )
+        if self.is_broken or closing is None:
             return
-        if self._value is not None and self._is_streamed:
-            closing = self._value.closing(self._text)
+        if self._value is not None:
             self._ready += [*self._value.ready, closing]
-            self._text = "" if self._text.strip() and closing.startswith(self._text.strip()) else self._text
         elif not self._had_arguments:
             self._ready.append("{}")
         self._had_arguments, self._value, self.is_done = True, None, True

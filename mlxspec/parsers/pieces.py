@@ -44,6 +44,13 @@ class CallArguments:
 Piece = Content | Reasoning | CallStart | CallArguments
 
 
+def cut_notice(text: str) -> tuple[str, ...]:
+    """Return the notice on a call that a limit cut, none where text, what was written of the call, is empty."""
+    return (
+        (f"a call was cut at the limit of the answer and is left out; so far it was: {text}",) if text else ()
+    )
+
+
 class OutputParser(Protocol):
     """See the module's contract."""
 

@@ -1,9 +1,8 @@
 """Splits tool calls from the text around them, for the formats of Qwen and Gemma.
 
 A call is one of a declared tool, and stands behind the opening tag or, in Qwen's notation with tags, without it at the beginning of a line.
-One whose opening tag begins a line is given while it is written: its name once its arguments have begun as the notation wants it. One that
-begins within a line, or without the tag, is given when it is closed. All else is text, also a call in code (place.py), and nothing of it is
-lost. White space before a call belongs to the call.
+It is given when it is closed, and never before: the beginning of a call may mean something else than the call. All else is text, also a
+call in code (place.py), and nothing of it is lost. White space before a call belongs to the call.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class ToolParser:
         self._has_spoken = True  # text has come since the last call
         self._inside = False  # between the tags that enclose calls
         self._call: Call | None = None
-        self._is_announced = False  # its name has been given
+        self.cut_call = ""  # text of a call that a limit cut
         self._raw: list[str] = []  # text from the opening tag on that is no call's yet
         self._opener = ""  # with which it began
         self._closed: list[tuple[str, str]] | None = (
@@ -74,12 +73,26 @@ class ToolParser:
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """cut: the answer ended at a limit; a call whose name is not complete, or the beginning of a tag, is left out then."""
-        pieces: list[Piece] = [] if self._closed is None else self._end_held(self._closed, cut=cut)
-        if self._call is not None and self._is_announced:
-            return [*pieces, CallArguments(self._num_calls - 1, self._call.finish(cut=cut))]
+        """cut: the answer ended at a limit; a call that is not closed, or the beginning of a tag, is left out then."""
+        pieces: list[Piece] = []
+        while True:
+            if self._closed is not None:
+                pieces += self._end_held(self._closed, cut=cut)
+            call = self._call
+            if call is None:
+                break
+            arguments = call.finish(cut=cut)
+            if call.is_done and call.name is not None:
+                pieces += self._counted([(call.name, arguments)])
+            elif cut:
+                self.cut_call = "".join(self._raw) + self._scanner.rest()
+                return pieces
+            else:
+                pieces += self._unclosed()
+                continue
+            self._call, self._inside = None, True
         left = self._scanner.rest()
-        if cut and (self._call is not None or self._inside or left):
+        if cut and (self._inside or left):
             return pieces
         if (
             self._inside
@@ -95,13 +108,20 @@ class ToolParser:
         call, left = self._call, self._scanner.rest()
         if call is not None:
             arguments = call.finish(cut=cut)
+            self._call = None
             if call.is_whole and call.name is not None:
                 closed.append((call.name, arguments))
         if closed and (call is None or call.is_whole) and self._tags.close.startswith(left.strip()):
             return self._counted(closed)
-        raw = "".join(self._raw)[len(self._opener) :]
-        self._call, self._closed, self._raw, self._inside, self._may_hold = None, None, [], False, False
-        return [self._said(self._opener), *self.push(raw + left)]
+        self._scanner.push(left)
+        self._may_hold = False
+        return self._unclosed()
+
+    def _unclosed(self) -> list[Piece]:
+        """The text of a call that the answer left open. Other calls may begin lines in it."""
+        raw = "".join(self._raw)[len(self._opener) :] + self._scanner.rest()
+        self._call, self._closed, self._raw, self._inside = None, None, [], False
+        return [self._said(self._opener), *self.push(raw)]
 
     def _go_on(self, pieces: list[Piece]) -> bool:
         """One element; False to wait for more text."""
@@ -120,7 +140,7 @@ class ToolParser:
             return True
         self._raw, self._opener, self._closed = [tag], tag, [] if is_held else None
         if tag == _FUNCTION:
-            self._begin(XmlCall(self._schemas))
+            self._call = XmlCall(self._schemas)
         else:
             self._inside = True
         return True
@@ -149,11 +169,11 @@ class ToolParser:
                 pieces.append(self._given_back())
             self._raw, self._closed, self._inside = [], None, False
         elif found == "{":
-            self._begin(JsonCall(self._schemas))
+            self._call = JsonCall(self._schemas)
         else:
             self._scanner.drop(len(found))
             self._raw.append(found)
-            self._begin(
+            self._call = (
                 GemmaCall(self._tags.mark, self._schemas) if self._tags.mark else XmlCall(self._schemas)
             )
         return True
@@ -178,28 +198,21 @@ class ToolParser:
         """Calls that are closed. What comes behind them until the tag is closed is given as it comes."""
         pieces: list[Piece] = []
         for name, arguments in calls:
-            pieces += [self._named(name), CallArguments(self._num_calls - 1, arguments)]
+            self._space.rest()
+            pieces += [CallStart(self._num_calls, name), CallArguments(self._num_calls, arguments)]
+            self._num_calls, self._has_spoken = self._num_calls + 1, False
         self._raw, self._closed = [], None
         return pieces
 
-    def _named(self, name: str) -> CallStart:
-        self._space.rest()
-        self._num_calls, self._has_spoken = self._num_calls + 1, False
-        return CallStart(self._num_calls - 1, name)
-
     def _expected(self) -> tuple[str, ...]:
         return (self._tags.close, _CALL) if self._tags.mark else (self._tags.close, _FUNCTION, "{")
-
-    def _begin(self, call: Call) -> None:
-        self._call, self._is_announced = call, False
 
     def _go_on_call(self, call: Call, pieces: list[Piece]) -> bool:
         text = self._scanner.rest()
         if not text:
             return False
         behind = call.push(text)
-        if not self._is_announced:
-            self._note(text, behind)
+        self._note(text, behind)
         is_held = self._closed is not None
         if is_held and call.is_done and self._holds_another():
             raw, self._raw = "".join(self._raw), []
@@ -212,19 +225,16 @@ class ToolParser:
             self._call, self._inside = None, False
             self._scanner.push(behind)
             return bool(behind)
-        if not is_held and call.name is not None:
-            if not self._is_announced:
-                pieces.append(self._named(call.name))
-                self._is_announced, self._raw = True, []
-            pieces.append(CallArguments(self._num_calls - 1, call.take_arguments()))
         if not call.is_done:
             return False
         self._call, self._inside = None, True
         self._scanner.push(behind)
-        if self._closed is not None and call.name is not None:
-            self._closed.append((call.name, call.take_arguments()))
-            if self._opener == _FUNCTION:
-                pieces += self._counted(self._closed)
+        if call.name is not None:
+            closed = [*(self._closed or ()), (call.name, call.take_arguments())]
+            if is_held and self._opener != _FUNCTION:
+                self._closed = closed
+            else:
+                pieces += self._counted(closed)
         return bool(behind)
 
     def _holds_another(self) -> bool:

@@ -45,19 +45,8 @@ class XmlCall(Call):
         return rest
 
     def finish(self, *, cut: bool) -> str:
-        while not (self.is_done or self.is_broken) and self._go_on(is_last=True):
+        while not (self.is_done or self.is_broken) and self._go_on(is_last=not cut):
             pass
-        if self.name is None or self.is_done:
-            return self.take_arguments()
-        if self._value is not None:
-            tail = (
-                0
-                if not cut
-                else max(overlap(self._text, tag) for tag in (_END_PARAMETER, _PARAMETER, _END, _CLOSE))
-            )
-            self._value.push(self._text[: len(self._text) - tail])
-            self._end_value()
-        self._ready.append("}")
         return self.take_arguments()
 
     def _go_on(self, *, is_last: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -182,16 +183,21 @@ class Server:
         await reply.start_stream(wire.media, lambda error: b"".join(map(wire.frame, writer.failed(error))))
         for chunk in writer.begin():
             await reply.event(wire.frame(chunk))
-        async for update in run.updates(pause_seconds=self.config.keepalive_seconds):
-            if update is None:
-                sign = writer.pause()
-                await (say("still here") if sign is None else reply.event(wire.frame(sign)))
-                continue
+        # looked at twice in the time, so that a client never waits longer for a sign
+        most, spoken = self.config.keepalive_seconds / 2, time.monotonic()
+        async for update in run.updates(pause_seconds=most):
+            frames = [] if update is None else [wire.frame(chunk) for chunk in writer.chunks(update)]
             if isinstance(update, Progress):
                 await say(f"prompt {update.num_done}/{update.num_total}")
-            self._count_end(update, run)
-            for chunk in writer.chunks(update):
-                await reply.event(wire.frame(chunk))
+            elif not frames and time.monotonic() - spoken >= most:
+                sign = writer.pause()  # nothing has come, or a call that is not closed
+                await (say("still here") if sign is None else reply.event(wire.frame(sign)))
+                spoken = time.monotonic()
+            if update is not None:
+                self._count_end(update, run)
+            for frame in frames:
+                await reply.event(frame)
+                spoken = time.monotonic()
         for chunk in writer.end():
             await reply.event(wire.frame(chunk))
         await reply.event(wire.last, is_last=True)

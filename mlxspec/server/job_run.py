@@ -10,7 +10,6 @@ Leaving the iterator, at whatever stage, cancels what runs.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
-from mlxspec.parsers.pieces import CallArguments, CallStart, Content, OutputParser, Piece, merged
+from mlxspec.parsers.pieces import CallStart, Content, OutputParser, Piece, merged
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
 from mlxspec.server.request_parsing import AnswerRequest, Job
 
@@ -181,7 +180,7 @@ class JobRun:
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser = self._job.parser()
-        calls: list[str] = []  # their arguments so far
+        has_calls = False
         has_begun = False
         async for event in stream:
             request = stream.request
@@ -192,7 +191,7 @@ class JobRun:
                 if self.first_token is None:
                     self.first_token = time.monotonic()
                 pieces, drafted = _pieces(parser, event)
-                _note_calls(pieces, calls)
+                has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
                 yield Delta(
                     choice=choice,
                     pieces=pieces,
@@ -207,7 +206,7 @@ class JobRun:
                     raise _failed(event, request)
                 rest = parser.finish(cut=event.reason == "length") if parser else []
                 stats.notices += parser.notices if parser else ()
-                _note_calls(rest, calls)
+                has_calls = has_calls or any(isinstance(p, CallStart) for p in rest)
                 if rest:
                     yield Delta(choice=choice, pieces=rest, stats=stats, drafted=[0] * len(rest))
                 if self._keep is not None:
@@ -215,10 +214,8 @@ class JobRun:
                 if request.spec.predicted:
                     await asyncio.to_thread(request.count_foretold)
                 cause = _cause(request)
-                # a stop string inside a call leaves a call that nobody can make
-                is_called = bool(calls) and not (cause == "stop_string" and not _is_object(calls[-1]))
                 reason: EndReason = (
-                    "length" if event.reason == "length" else "tool_calls" if is_called else "stop"
+                    "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"
                 )
                 yield End(
                     choice=choice,
@@ -241,21 +238,6 @@ class JobRun:
                         num_cached=event.num_cached,
                         seconds=time.monotonic() - self.started,
                     )
-
-
-def _note_calls(pieces: Sequence[Piece], calls: list[str]) -> None:
-    for piece in pieces:
-        if isinstance(piece, CallStart):
-            calls.append("")
-        elif isinstance(piece, CallArguments):
-            calls[-1] += piece.text
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text or "{}"), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _pieces(parser: OutputParser | None, event: TokensEvent) -> tuple[list[Piece], list[int]]:

@@ -300,6 +300,9 @@ class OllamaChatWriter(SingleWriter):
         self._wanted = Extras.of(options_of(body))
         self._started = time.monotonic()
 
+    def pause(self) -> dict[str, Any]:
+        return self._object("", done=False)
+
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         yield ollama_error(error)
 

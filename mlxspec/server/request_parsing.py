@@ -91,6 +91,8 @@ def chat_job(
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
+    if choice.of(tools):
+        extra["stop_outside"] = form.call_spans
     asked: Asked = (request, tools, choice)
     if engine.name == DEMO_AGENT:
         asked = scripted(*asked)

@@ -37,7 +37,7 @@ class ServerConfig:
     record: str | None = option(str, None, "append each answer with its prompt to this file, for `mlxspec prove`", metavar="FILE")
     # fmt: on
     limits: ServerLimits = field(default_factory=ServerLimits)
-    keepalive_seconds: float = 10.0
+    keepalive_seconds: float = 5.0
     params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=DEFAULT_MAX_TOKENS))
 
     def __post_init__(self) -> None:

@@ -113,6 +113,7 @@ def test_every_field_has_a_flag() -> None:
         "adapters",
         "lark_at",
         "lark_once",
+        "stop_outside",
     }
     left_out |= {
         "logprobs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planting import catches
 
 from mlxspec.engine.text import AnswerText
 
@@ -74,6 +75,46 @@ def test_character_by_character_the_stop_string_complete_first_wins(text: str, s
             break
     answer.finish()
     assert answer.text == cut(text, stop)[0]
+
+
+CALL = '<call>\n{"a": "one stop two"}</call>'
+
+
+@catches(
+    "a stop string acts inside a call",
+    "mlxspec.engine.text:AnswerText._skip",
+    lambda right: lambda self, stop: "",
+    case="and stop it",
+)
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"{CALL} and stop it", f"{CALL} and "),
+        (f"a{CALL}{CALL}stop", f"a{CALL}{CALL}"),
+        (CALL, CALL),
+        (CALL[:-4], CALL[:-4]),
+        (f"stop {CALL}", ""),
+        ("a <call> tag, stop", "a <call> tag, "),
+        ("<call>  <call>\n{stop", "<call>  <call>\n{stop"),
+        ("<call><call", "<call><call"),
+        ("<ca stop", "<ca "),
+    ],
+)
+def test_no_stop_string_is_looked_for_between_these_texts(text: str, wanted: str) -> None:
+    for pieces in ([text], list(text), [text[:9], text[9:]]):
+        answer = AnswerText(Pieces(pieces), ["stop"], outside=(("<call>", "{", "</call>"),))
+        given_out, stopped = "", False
+        for token in range(len(pieces)):
+            new, stopped = answer.push(token)
+            given_out += new
+            if stopped:
+                break
+        if not stopped:
+            given_out += answer.finish()[0]
+        assert given_out == answer.text == wanted
+        assert stopped is (wanted != text)
+    answer = AnswerText(Pieces(["<call>{stop"]), ["<call>"], outside=(("<call>", "{", "</call>"),))
+    assert answer.push(0) == ("", True)
 
 
 def test_without_a_stream_there_is_no_text() -> None:

@@ -70,7 +70,6 @@ def gemma(inner: str) -> str:
         ("xml", xml("<parameter=cmd>\nls -la\n<parameter=d>\nq\n</parameter>\n"), {"cmd": "ls -la", "d": "q"}),
         ("xml", xml("<parameter=n>\n5\n"), {"n": 5}),
         ("xml", "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</tool_call>", {"n": 5}),
-        ("xml", "<tool_call>\n<function=f>\n<parameter=cmd>\nls", {"cmd": "ls"}),
         # the end of a header is missing
         ("xml", xml("<parameter=cmd\nls\n</parameter>\n"), {"cmd": "ls"}),
         # tags in a value
@@ -87,10 +86,8 @@ def gemma(inner: str) -> str:
         # a brace is missing, or one is too much, or a comma
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a"}\n</tool_call>', {"cmd": "a"}),
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a"\n</tool_call>', {"cmd": "a"}),
-        ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a", "n":\n</tool_call>', {"cmd": "a", "n": None}),
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a",}}\n</tool_call>', {"cmd": "a"}),
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a\nb"}}\n</tool_call>', {"cmd": "a\nb"}),
-        ("json", '<tool_call>\n{"name": "f", "arguments": {"a": ["x", tru', {"a": ["x"]}),
         # plain JSON between Gemma's braces, and words without marks
         ("gemma4", gemma('a:["x","y,z"]'), {"a": ["x", "y,z"]}),
         ("gemma4", gemma("a:['x',]"), {"a": ["x"]}),
@@ -103,7 +100,6 @@ def gemma(inner: str) -> str:
         ("gemma4", gemma("n:"), {"n": ""}),
         ("gemma4", gemma('n:<|"|>5<|"|>,cmd:<|"|>5<|"|>'), {"n": 5, "cmd": "5"}),
         ("gemma4", gemma('o:{k:[1,{j:<|"|>}<|"|>}]}'), {"o": {"k": [1, {"j": "}"}]}}),
-        ("gemma4", '<|tool_call>call:f{cmd:<|"|>abc', {"cmd": "abc"}),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_read_as_it_was_meant(style: str, text: str, wanted: dict) -> None:
@@ -111,8 +107,8 @@ def test_a_bad_call_is_read_as_it_was_meant(style: str, text: str, wanted: dict)
     assert calls(found) == [wanted]
     assert parse(style, list(text)) == found
     for end in range(len(text)):
-        for is_cut in (True, False):
-            calls(parse(style, [text[:end]], cut=is_cut))
+        assert calls(parse(style, [text[:end]], cut=True)) in ([], [wanted])
+        calls(parse(style, [text[:end]]))
 
 
 _FRAGMENTS = {
@@ -135,13 +131,13 @@ def test_arguments_are_one_object_whatever_the_model_writes(style: str, data: st
     text = _HEADS[style] + "".join(data.draw(st.lists(st.sampled_from(_FRAGMENTS[style]), max_size=20)))
     is_cut = data.draw(st.booleans())
     found = parse(style, [text], cut=is_cut)
-    assert len(calls(found)) >= 1
+    calls(found)
     assert parse(style, list(text), cut=is_cut) == found
 
 
 def test_arguments_that_come_twice_count_once() -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {}, "arguments": {"name": "f"'
-    for parts in ([text], list(text), [text + "}}\n</tool_call>"]):
+    text = '<tool_call>\n{"name": "f", "arguments": {}, "arguments": {"name": "f"}}\n</tool_call>'
+    for parts in ([text], list(text)):
         assert calls(parse("json", parts)) == [{}]
 
 
@@ -149,13 +145,6 @@ def test_a_broken_call_in_small_pieces_is_the_same_text() -> None:
     """Where it turns out to be none, what stands behind it may have come in an earlier piece."""
     text = '<tool_call>{, "arguments": tru{"name": "f"'
     assert parse("json", list(text)) == parse("json", [text]) == [Content(text)]
-
-
-def test_what_follows_a_broken_call_is_text() -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {"cmd": "a"} and so on'
-    found = parse("json", [text])
-    assert calls(found) == [{"cmd": "a"}]
-    assert "and so on" in "".join(p.text for p in found if isinstance(p, Content))
 
 
 @pytest.mark.parametrize(

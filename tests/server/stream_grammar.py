@@ -379,7 +379,12 @@ class OllamaGrammar(Said):
             assert found["total_duration"] >= 0
             self.last, self.state, self.is_done = found, "end", True
         else:
-            assert message["content"] or message.get("thinking") or message.get("tool_calls")
+            assert set(message) <= {
+                "role",
+                "content",
+                "thinking",
+                "tool_calls",
+            }  # one that says nothing keeps alive
             assert "done_reason" not in found
 
     def finish(self) -> None:
