@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mlxspec.checkpoints import head, pairing
 from mlxspec.checkpoints.head import HeadOffer
 from mlxspec.checkpoints.pairing import DrafterOffer
-from mlxspec.checkpoints.pull import check_fits
+from mlxspec.checkpoints.pull import check_chat, check_fits
 from mlxspec.errors import MlxspecError
 from mlxspec.loading import download, progress
 from mlxspec.loading.download import Plan
@@ -87,6 +87,7 @@ def main(name: str) -> int:
         with progress.watched_by(_watcher):
             wanted = download.plan(name)
             check_fits(wanted)
+            check_chat(wanted)
             found = beside(wanted)
             for notice in found.notices:
                 _say(notice=notice)

@@ -32,7 +32,7 @@ _CONTEXT = (
 _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "pull": (
         _REPO, _REVISION, _CONTEXT,
-        ("--force", bool, "", "fetch it even if it would not fit into memory"),
+        ("--force", bool, "", "fetch it even if it would not fit into memory, or its tokenizer or template cannot be used"),
         ("--with-mtp", bool, "", "refuse a model whose MTP head cannot be had, in it or from the original repository"),
         ("--mtp-from", str, "ORIGINAL", "the repository of that head (default: the card's base_model)"),
         ("--mtp-bits", int, "N", _HEAD_BITS.format("that")),

@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Tell what it takes, fetch it, tell where it is."""
     from mlxspec.checkpoints import head
     from mlxspec.checkpoints.fetching import Beside, beside, fetch
-    from mlxspec.checkpoints.pull import check_fits, memory_of
+    from mlxspec.checkpoints.pull import check_chat, check_fits, check_runs, memory_of
     from mlxspec.loading import repositories
     from mlxspec.loading.download import plan
     from mlxspec.loading.progress import amount
@@ -37,8 +37,12 @@ def run(args: argparse.Namespace) -> int:
             f"runs in about {amount(memory.total)} of memory with {memory.context} tokens of context"
         )
     terminal.note(", ".join(parts) + ".")
-    if not args.force:
-        check_fits(wanted)
+    with shown_progress():
+        if args.force:
+            check_runs(wanted)
+        else:
+            check_fits(wanted)
+            check_chat(wanted)
     found = Beside(None, None, ())
     if memory is not None:
         found = beside(wanted, drafter=args.drafter, with_head=args.with_mtp, original=args.mtp_from)

@@ -10,7 +10,7 @@ import contextlib
 import fnmatch
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
     @property
     def weights(self) -> int:
         """Bytes of tensors."""
-        return sum(f.size for f in self.files if f.name.endswith(".safetensors"))
+        return sum(f.size for f in self.files if _is_weights(f))
 
 
 def plan(repo: str, revision: str | None = None) -> Plan:
@@ -107,26 +107,45 @@ def base_models(info: Any) -> tuple[str, ...]:
 def fetch(wanted: Plan) -> Path:
     """Fetch what is missing; returns the folder. Raises StorageError before anything is fetched when the disk is too small, ModelError when
     the way breaks off: files that have come by then stay."""
-    from huggingface_hub import snapshot_download
-
     check_disk(wanted)
-    names = [f.name for f in wanted.files]
-    weights = [name for name in names if name.endswith(".safetensors")]
-    with (
-        explained(wanted.repo, wanted.revision),
-        progress.steps(f"pulling {wanted.repo}", wanted.size) as step,
-    ):
-        step(wanted.size - wanted.missing)
-        bar = _counted(step)
-        for some in ([name for name in names if name not in weights], weights):
-            snapshot_download(
-                wanted.repo, revision=wanted.commit, allow_patterns=some, tqdm_class=bar, max_workers=1
-            )
-    missing = [name for name in names if not (wanted.folder / name).is_file()]
+    _fetch(
+        wanted, [f for f in wanted.files if not _is_weights(f)], [f for f in wanted.files if _is_weights(f)]
+    )
+    missing = [f.name for f in wanted.files if not (wanted.folder / f.name).is_file()]
     if missing:
         raise ModelError(f"{wanted.repo} came without {missing[0]}; pull it again.")
     check_links(wanted.folder)
     return wanted.folder
+
+
+def fetch_small(wanted: Plan) -> Path:
+    """Fetch what is missing of all files but the weights; returns the folder. Raises as `fetch`."""
+    _fetch(wanted, [f for f in wanted.files if not _is_weights(f)])
+    check_links(wanted.folder)
+    return wanted.folder
+
+
+def _fetch(wanted: Plan, *groups: Sequence[File]) -> None:
+    """Fetch groups of files, one group after the other."""
+    from huggingface_hub import snapshot_download
+
+    files = [file for group in groups for file in group]
+    missing = sum(f.size for f in files if not (f.is_here or (wanted.folder / f.name).is_file()))
+    with (
+        explained(wanted.repo, wanted.revision),
+        progress.steps(f"pulling {wanted.repo}", sum(f.size for f in files)) as step,
+    ):
+        step(sum(f.size for f in files) - missing)
+        bar = _counted(step)
+        for group in groups:
+            names = [f.name for f in group]
+            snapshot_download(
+                wanted.repo, revision=wanted.commit, allow_patterns=names, tqdm_class=bar, max_workers=1
+            )
+
+
+def _is_weights(file: File) -> bool:
+    return file.name.endswith(".safetensors")
 
 
 def _counted(step: progress.Step) -> type:
@@ -156,7 +175,7 @@ def check_disk(wanted: Plan) -> None:
 
 
 def _order(file: File) -> tuple[bool, str]:
-    return file.name.endswith(".safetensors"), file.name
+    return _is_weights(file), file.name
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Set
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mlxspec.errors import ModelError
@@ -22,20 +24,32 @@ _BESIDE = ("*mtp*.safetensors", "mtp/*.safetensors", VISION_FILE)
 
 
 def tensor_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """(the model's shards, files beside them that are no shards); see `tensor_names`. Raises ModelError."""
+    shards, beside = tensor_names(folder, _names(folder))
+    return [folder / name for name in shards], [folder / name for name in beside]
+
+
+def tensor_names(folder: Path, there: Set[str]) -> tuple[list[str], list[str]]:
     """(the model's shards: those that the index names, else model*.safetensors; files beside them that are no shards). An index that names
-    shards of another set than the whole one that is here is stale, and not used. Hidden files are none of the model's. Raises ModelError
-    when there are none at all, or one is missing."""
-    beside = sorted(
-        p for pattern in _BESIDE for p in folder.glob(pattern) if p.is_file() and not is_hidden(p)
-    )
-    found = sorted(p for p in folder.glob("model*.safetensors") if p not in beside)
-    index = folder / INDEX
-    if index.is_file() and not stale_index(folder):
-        named = _named(index)
-        return named, [p for p in beside if p not in named]
+    shards of another set than the whole one that is there is stale, and not used. Hidden files are none of the model's.
+
+    there: the safetensors files that the folder holds, or will hold once they are fetched. Raises ModelError when there are none at all,
+    or one is missing.
+    """
+    beside = sorted(n for n in there if any(fnmatchcase(n, p) for p in _BESIDE) and not is_hidden(Path(n)))
+    found = sorted(n for n in there if fnmatchcase(n, "model*.safetensors") and n not in beside)
+    if (folder / INDEX).is_file() and not stale_index(folder, there):
+        named = _named(folder / INDEX, there)
+        return named, [n for n in beside if n not in named]
     if not found and not beside:
         raise ModelError(f"There are no model*.safetensors files in {folder}.")
     return found, beside
+
+
+def _names(folder: Path) -> set[str]:
+    """Names of the safetensors files that are in a folder."""
+    found = [p for pattern in ("*.safetensors", "mtp/*.safetensors") for p in folder.glob(pattern)]
+    return {p.relative_to(folder).as_posix() for p in found if p.is_file()}
 
 
 def is_hidden(path: Path) -> bool:
@@ -43,9 +57,11 @@ def is_hidden(path: Path) -> bool:
     return path.name.startswith(".")
 
 
-def stale_index(folder: Path) -> bool:
-    """Whether the index names none of the shards that are here, which are a whole set by their own names."""
-    found = [p.name for p in folder.glob("model*.safetensors")]
+def stale_index(folder: Path, there: Set[str] | None = None) -> bool:
+    """Whether the index names none of the shards that are there, which are a whole set by their own names. there: None for the files that
+    are in the folder."""
+    there = _names(folder) if there is None else there
+    found = [name for name in there if fnmatchcase(name, "model*.safetensors")]
     numbered = [m for m in map(_SHARD.fullmatch, found) if m is not None]
     sets = {m[2] for m in numbered}
     is_whole = "model.safetensors" in found or (
@@ -54,7 +70,7 @@ def stale_index(folder: Path) -> bool:
     try:
         names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         are_plain = all(isinstance(name, str) and _PLAIN.fullmatch(name) for name in names)
-        return bool(names) and is_whole and are_plain and not any((folder / name).is_file() for name in names)
+        return bool(names) and is_whole and are_plain and not names & there
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False  # a damaged one is reported where it is read
 
@@ -66,7 +82,7 @@ def is_head_file(name: str) -> bool:
     )
 
 
-def _named(index: Path) -> list[Path]:
+def _named(index: Path, there: Set[str]) -> list[str]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
@@ -76,9 +92,9 @@ def _named(index: Path) -> list[Path]:
     for name in names:
         if not isinstance(name, str) or not _PLAIN.fullmatch(name):
             raise ModelError(f"{index.name} names a shard {printable(name)}, which is no plain file name.")
-        if not (index.parent / name).is_file():
+        if name not in there:
             raise ModelError(f"The shard {name} is missing in {index.parent}.")
-    return sorted(index.parent / name for name in names)
+    return sorted(names)
 
 
 def check_links(folder: Path) -> None:

@@ -100,11 +100,7 @@ class Tokenizer:
         if chat_template is not None:
             template: ChatTemplate | None = ChatTemplate.from_file(chat_template, special)
         else:
-            given = settings.get("chat_template") or read_json(folder / "chat_template.json").get(
-                "chat_template"
-            )
-            others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-            template = ChatTemplate.from_files(folder / "chat_template.jinja", others, given, special)
+            template = template_in(folder)
         return cls(inner, ends | _turn_ends(inner, template), template, special)
 
     def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
@@ -222,6 +218,17 @@ class Tokenizer:
             hidden = (i for i, t in added if t.special and not any(t.content in tag for tag in tags))
             self._hidden = source, frozenset(hidden)
         return self._hidden[1]
+
+
+def template_in(folder: Path) -> ChatTemplate | None:
+    """The chat template of a folder, None where it has none. Raises TokenizerError for a file that cannot be read."""
+    settings, beside = (
+        read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
+    given = settings.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    special = special_tokens(settings, beside)
+    return ChatTemplate.from_files(folder / "chat_template.jinja", others, given, special)
 
 
 class TextStream:

@@ -131,7 +131,7 @@ def test_quantized(how: str, family: str, tmp_path: Path) -> None:
 @catches(
     "a stale index is believed",
     "mlxspec.loading.folder:stale_index",
-    lambda right: lambda _: False,
+    lambda right: lambda *_: False,
     case="a stale index-qwen3]",
     errors=(ModelError,),
 )
