@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 64
 _FEWEST_ROUNDS = 8  # of fewer, the bounds of the median would be the fastest and the slowest round
+_FEWEST_DRAFTED = 4  # one round of so many; with fewer, other programs change the speed more than drafts do
 _SMALLEST = 1.05  # ratios nearer to 1 say nothing to a person
 
 
@@ -96,6 +97,11 @@ class RequestStats:
         return sum(d.num_accepted for d in self.drafters.values())
 
     @property
+    def num_drafted_rounds(self) -> int:
+        """Rounds that verified a draft."""
+        return sum(d.num_rounds for d in self.drafters.values() if d.num_drafted)
+
+    @property
     def num_decoded(self) -> int:
         """Tokens that rounds gave: all but the first, the end token included."""
         return max(0, self.num_generated + self.num_end - 1)
@@ -156,8 +162,8 @@ class PlainRounds:
     def speedup(self, stats: RequestStats) -> float | None:
         """The factor by which an answer that was decoded alone was faster than plain rounds of half to twice its context.
 
-        None where that is not settled: the 95 % bounds of the plain rounds' median allow for less than 5 % either way, they are fewer
-        than 8, or rounds of the answer compiled or looped.
+        None where that is not settled: less than a quarter of the answer's rounds verified a draft, the 95 % bounds of the plain rounds'
+        median allow for less than 5 % either way, they are fewer than 8, or rounds of the answer compiled or looped.
         """
         middle = stats.num_prompt + stats.num_generated / 2
         times = sorted(s for context, s in self._rounds if middle / 2 <= context <= middle * 2)
@@ -165,6 +171,7 @@ class PlainRounds:
             len(times) < _FEWEST_ROUNDS
             or stats.num_compiling_rounds
             or stats.num_loops
+            or not 0 < stats.num_rounds <= _FEWEST_DRAFTED * stats.num_drafted_rounds
             or not stats.decode_speed
         ):
             return None

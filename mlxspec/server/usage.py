@@ -85,6 +85,7 @@ def drafting(
     return {
         "drafters": drafters,
         "rounds": rounds,
+        "drafted_rounds": sum(s.num_drafted_rounds for s in stats),
         "tokens_per_round": _over(decoded, rounds),
         "bit_exact": None
         if any(s.is_bit_exact is None for s in stats)

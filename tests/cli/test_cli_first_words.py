@@ -154,36 +154,59 @@ def plain_rounds(*seconds: float, context: int = 100) -> PlainRounds:
     return found
 
 
+def drafted(num_rounds: int, drafted_rounds: int, seconds: float = 1.0) -> RequestStats:
+    """An answer of 21 tokens whose drafts of one token were all rejected."""
+    work = DrafterStats(
+        num_calls=num_rounds, num_rounds=drafted_rounds, num_drafted=drafted_rounds, num_accepted=0
+    )
+    return RequestStats(
+        num_prompt=90,
+        num_generated=21,
+        num_rounds=num_rounds,
+        decode_seconds=seconds,
+        drafters={"mtp": work},
+    )
+
+
 def test_a_ratio_only_where_plain_rounds_settle_it() -> None:
     """What an answer gained is told where 8 or more plain rounds of its context agree that it is more than 5 % either way."""
-    stats = RequestStats(
-        num_prompt=90, num_generated=21, decode_seconds=1.0, drafters={"mtp": DrafterStats(num_calls=1)}
-    )
+    stats = drafted(20, 20)
     answer = [Finished(stats=stats)]
-    bare = "21 tokens · 20.0 tok/s · nothing drafted"
+    end = " · 0 % of 20 drafted tokens accepted"
+    bare = f"21 tokens · 20.0 tok/s{end}"
     assert line(answer, plain_rounds()) == bare
     assert line(answer, plain_rounds(*[0.1] * 8)) == (
-        "21 tokens · 20.0 tok/s, 2.0 times as fast as without drafting · nothing drafted"
+        f"21 tokens · 20.0 tok/s, 2.0 times as fast as without drafting{end}"
     )
     assert "0.8 times as fast" in line(answer, plain_rounds(*[0.04] * 8))
     assert line(answer, plain_rounds(*[0.1] * 7)) == bare  # too few
     assert line(answer, plain_rounds(*[0.051] * 8)) == bare  # too near
     assert line(answer, plain_rounds(*[0.04, 0.1] * 4)) == bare  # they do not agree
     assert line(answer, plain_rounds(*[0.1] * 8, context=300)) == bare  # of a longer context
-    off = replace(stats, drafters={})
-    assert line([Finished(stats=off)], plain_rounds(*[0.1] * 8)) == bare
     assert line(answer * 2, plain_rounds(*[0.1] * 8)).startswith("2 answers: 42 tokens · 20.0 tok/s · ")
     compiled = replace(stats, num_compiling_rounds=1)
     said = line([Finished(stats=compiled)], plain_rounds(*[0.1] * 8))
-    assert said == "21 tokens · 20.0 tok/s (compiling included) · nothing drafted"
+    assert said == f"21 tokens · 20.0 tok/s (compiling included){end}"
     looped = replace(stats, num_loops=1, drafters={"mtp": DrafterStats(num_drafted=4, num_accepted=4)})
     said = line([Finished(stats=looped)], plain_rounds(*[0.1] * 8))
     assert said == "21 tokens · 20.0 tok/s · the text repeated itself"
 
 
+@pytest.mark.parametrize("ms", [25, 56, 100, 400])
+def test_no_ratio_of_an_answer_that_was_hardly_drafted(ms: int) -> None:
+    """However steady plain rounds were: what another program does to such an answer is more than what drafting does."""
+    plain = plain_rounds(*[0.05] * 64)
+    for num_rounds, drafted_rounds in ((20, 0), (20, 1), (20, 4), (37, 9)):
+        answer = drafted(num_rounds, drafted_rounds, seconds=num_rounds * ms / 1000)
+        assert plain.speedup(answer) is None
+        assert "times as fast" not in line([Finished(stats=answer)], plain)
+    assert plain.speedup(drafted(20, 5, seconds=20 * ms / 1000)) is not None
+    off = replace(drafted(20, 0, seconds=20 * ms / 1000), drafters={})
+    assert plain.speedup(off) is None
+
+
 def test_the_newest_plain_rounds_count() -> None:
-    stats = RequestStats(num_prompt=90, num_generated=21, decode_seconds=1.0)
-    assert plain_rounds(*[0.1] * 200, *[0.2] * 64).speedup(stats) == pytest.approx(4.0)
+    assert plain_rounds(*[0.1] * 200, *[0.2] * 64).speedup(drafted(20, 20)) == pytest.approx(4.0)
 
 
 def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +273,7 @@ def test_which_rounds_are_plain_ones() -> None:
     ):
         TimedRound(**(given | changed)).count(asked, plain)
     assert [r.stats.num_compiling_rounds for r in asked] == [1, 0]
-    stats = RequestStats(num_prompt=9, num_generated=3, decode_seconds=1.0)
+    stats = replace(drafted(2, 2), num_prompt=9, num_generated=3)
     for _ in range(8):
         assert plain.speedup(stats) is None
         TimedRound(**given).count(asked, plain)

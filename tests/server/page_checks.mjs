@@ -270,8 +270,8 @@ assert.equal(
 );
 const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
 const compare = (drafted, plain, speeds = [[drafted.counts.speed, plain.counts.speed]]) => compared(drafted, plain, speeds);
-assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 90.0 tokens/s, without 45.0 tokens/s: 2.00 times as fast, in the median of 1 runs each (2.00 to 2.00 in single pairs)." });
-assert.match(compare(one("x", 45), one("x", 90)).sentence, /: 0\.50 times as fast/);
+assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 2.00 times as fast, in the median of 1 pair of runs (2.00 to 2.00)." });
+assert.match(compare(one("x", 45), one("x", 90)).sentence, /drafting 0\.50 times as fast/);
 for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from character 3 on/], [one("abc", 90), one("ab", 45), /character 3 on/], [one("a", 90, "hm"), one("a", 45, "ho"), /thinking differs from character 2 on/]]) {
   const { same, isTimed, sentence } = compare(a, b);
   assert.deepEqual([same, isTimed], [false, false]);
@@ -280,10 +280,18 @@ for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from
 }
 assert.match(compare({ ...one("x", 9), counts: counts(9, { drafted: 0 }) }, one("x", 3)).sentence, /^The texts are equal\. Nothing was drafted/);
 assert.match(compare(one("x", 0), one("x", 3)).sentence, /^The texts are equal\. .*too short/);
-assert.match(
-  compare(one("x", 90), one("x", 45), [[90, 45], [100, 40], [60, 60]]).sentence,
-  /With drafting 90\.0 tokens\/s, without 45\.0 tokens\/s: 2\.00 times as fast, in the median of 3 runs each \(1\.00 to 2\.50 in single pairs\)/,
-);
+// the median of the pairs' ratios, not the ratio of two medians
+assert.match(compare(one("x", 90), one("x", 45), [[90, 45], [100, 55], [60, 32]]).sentence, /drafting 1\.88 times as fast, in the median of 3 pairs of runs \(1\.82 to 2\.00\)/);
+for (const [speeds, range] of [[[[522, 40.5], [530, 160], [121, 40]], /3\.02 to 12\.89/], [[[100, 40], [40, 100], [100, 40]], /0\.40 to 2\.50/], [[[131, 100], [100, 100]], /1\.00 to 1\.31/]]) {
+  const { sentence, isTimed } = compare(one("x", 90), one("x", 45), speeds);
+  assert.ok(isTimed); // more runs can be asked for
+  assert.match(sentence, /not settled/);
+  assert.match(sentence, range);
+}
+assert.doesNotMatch(compare(one("x", 90), one("x", 45), [[130, 100], [100, 100]]).sentence, /not settled/);
+const seldom = { ...one("x", 90), counts: counts(90, { rounds: 41, draftedRounds: 10 }) };
+assert.match(compare(seldom, one("x", 45)).sentence, /Only 10 rounds of 41 had a draft, so no speeds/);
+assert.match(compare({ ...seldom, counts: counts(90, { rounds: 40, draftedRounds: 10 }) }, one("x", 45)).sentence, /times as fast/);
 assert.match(compare(one("x", 90), one("x", 45), [[90, 45], [0, 40]]).sentence, /too short/);
 assert.equal(firstDifference("ab", "ab"), null);
 assert.ok(isFull({ prompt: 60, tokens: 4 }, 64));

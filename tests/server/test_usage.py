@@ -60,6 +60,7 @@ def test_drafters_of_all_answers_add_up() -> None:
         one.drafters["mtp"].add(4, accepted)
     found = drafting(both, ["b"])
     assert found["drafters"]["mtp"] == {"drafted": 8, "accepted": 4, "judged": 0, "right": 0}
+    assert (found["rounds"], found["drafted_rounds"]) == (4, 2)
     assert found["notices"] == ["b", "a"]
     assert found["seeds"] == [1, 1]
 

@@ -353,7 +353,7 @@ Timings = t.answer(
 )  # fmt: skip
 _Drafted = t.answer("Drafted", drafted=Count, accepted=Count)
 Drafting = t.answer(
-    "Drafting", drafters=t.table_of(_Drafted), rounds=Count, tokens_per_round=float,
+    "Drafting", drafters=t.table_of(_Drafted), rounds=Count, drafted_rounds=Count, tokens_per_round=float,
     seeds=list[int], notices=list[str],
 )  # fmt: skip
 MEASURED: dict[str, Any] = {"timings": Timings, "mlxspec": Drafting}

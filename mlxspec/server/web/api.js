@@ -151,14 +151,14 @@ export class Received {
   usage = null;
   notices = [];
   receipts = []; // of proved answers
-  exact = null; // whether it is bit-exact
+  drafting = null; // rounds of the answer, and whether it is bit-exact
 
   take(chunk) {
     this.progress = chunk.prompt_progress ?? this.progress;
     this.timings = chunk.timings ?? this.timings;
     this.usage = chunk.usage ?? this.usage;
     this.notices = chunk.mlxspec?.notices ?? this.notices;
-    this.exact = chunk.mlxspec?.bit_exact ?? this.exact;
+    if (chunk.mlxspec?.rounds !== undefined) this.drafting = chunk.mlxspec;
     this.receipts = chunk.mlxspec?.receipts ?? this.receipts;
     const choice = chunk.choices?.[0];
     if (!choice) return;

@@ -1,5 +1,7 @@
 // Sentences about answers. Knows no DOM.
 
+const FEWEST_DRAFTED = 4; // one round of so many must have had a draft
+const SETTLED = 1.3; // the greatest ratio of a comparison over its least; beyond it no single ratio is named
 const NUMBER = new Intl.NumberFormat("en-US");
 
 export function count(number, noun) {
@@ -17,7 +19,7 @@ export function speed(perSecond) {
 }
 
 /** Numbers of an answer, from the server's timings and usage. */
-export function countsOf({ timings, usage, exact }) {
+export function countsOf({ timings, usage, drafting }) {
   return {
     tokens: usage?.completion_tokens ?? timings?.predicted_n ?? 0,
     // of one token nothing was timed but the prompt
@@ -26,7 +28,9 @@ export function countsOf({ timings, usage, exact }) {
     accepted: timings?.draft_n_accepted ?? 0,
     prompt: usage?.prompt_tokens ?? 0,
     cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
-    exact: Boolean(exact), // whether each round had the bits of plain steps
+    rounds: drafting?.rounds ?? 0,
+    draftedRounds: drafting?.drafted_rounds ?? 0,
+    exact: Boolean(drafting?.bit_exact), // whether each round had the bits of plain steps
   };
 }
 
@@ -91,7 +95,8 @@ export function contextOf(counts, context) {
 
 /**
  * An answer and another one to the same request with drafting switched the other way. speeds: of each run, drafted and plain.
- * Returns {same, isTimed, sentence}. A speed-up is named only for equal texts.
+ * Returns {same, isTimed, sentence}. A speed-up is named only for equal texts of which a quarter of the rounds or more were drafted, and
+ * only where the runs agree on it.
  */
 export function compared(drafted, plain, speeds) {
   const at = firstDifference(drafted.thought + "\n" + drafted.text, plain.thought + "\n" + plain.text);
@@ -101,22 +106,25 @@ export function compared(drafted, plain, speeds) {
     return { same: false, isTimed: false, sentence: `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.` };
   }
   const untimed = (why) => ({ same: true, isTimed: false, sentence: `The texts are equal. ${why}` });
-  if (!drafted.counts.drafted) return untimed("Nothing was drafted, so no speeds are compared.");
+  const { drafted: tokens, draftedRounds, rounds } = drafted.counts;
+  if (!tokens) return untimed("Nothing was drafted, so no speeds are compared.");
+  if (FEWEST_DRAFTED * draftedRounds < rounds) return untimed(`Only ${count(draftedRounds, "round")} of ${NUMBER.format(rounds)} had a draft, so no speeds are compared.`);
   if (!speeds.flat().every(Boolean)) return untimed("They are too short to compare speeds.");
-  const [fast, slow] = [0, 1].map((i) => median(speeds.map((pair) => pair[i])));
-  const ratio = (fast / slow).toFixed(2);
-  const runs = `in the median of ${speeds.length} runs each (${rangeOf(speeds.map(([a, b]) => a / b))} in single pairs)`;
-  return { same: true, isTimed: true, sentence: `The texts are equal. With drafting ${speed(fast)}, without ${speed(slow)}: ${ratio} times as fast, ${runs}.` };
+  const ratios = speeds.map(([fast, slow]) => fast / slow).sort((one, other) => one - other);
+  const [least, most] = [ratios[0], ratios.at(-1)];
+  const range = `${least.toFixed(2)} to ${most.toFixed(2)}`;
+  const pairs = `${count(ratios.length, "pair")} of runs`;
+  const sentence =
+    most > SETTLED * least
+      ? `How much faster is not settled: ${range} times as fast with drafting in ${pairs}.`
+      : `With drafting ${median(ratios).toFixed(2)} times as fast, in the median of ${pairs} (${range}).`;
+  return { same: true, isTimed: true, sentence: `The texts are equal. ${sentence}` };
 }
 
-function median(numbers) {
-  const sorted = [...numbers].sort((one, other) => one - other);
+/** sorted: numbers, the least first. */
+function median(sorted) {
   const half = sorted.length >> 1;
   return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
-}
-
-function rangeOf(numbers) {
-  return `${Math.min(...numbers).toFixed(2)} to ${Math.max(...numbers).toFixed(2)}`;
 }
 
 /** The number of the first character in which two texts differ; null where they are equal. */
