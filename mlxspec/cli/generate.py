@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import options, stats_line, terminal
 from mlxspec.cli.answer import encode, follow
@@ -235,16 +235,26 @@ def _header(index: int, prompts: Sequence[str]) -> str:
     return f"{chr(10) if index else ''}=== {index + 1} of {len(prompts)}: {text}\n"
 
 
+def _record(engine: Engine, request: Request) -> dict[str, Any]:
+    """The answer's record; where it cannot be made, a notice, and what the answer itself says."""
+    from mlxspec.engine.record import record
+    from mlxspec.engine.request import described
+
+    try:
+        return record(request, engine.name, engine.config.kv_bits)
+    except Exception as error:  # whatever is wrong with a record, the answer is whole
+        terminal.note(f"An answer has no record, so it cannot be proved later: {described(error)}")
+        return {"finish_reason": request.finish_reason, "stats": request.stats.data()}
+
+
 def _print_json(
     engine: Engine, requests: Sequence[Request], prompts: Sequence[str], proofs: Sequence[Receipt]
 ) -> None:
-    from mlxspec.engine.record import record
-
     for i, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
         data = {
             "prompt": prompt,
             "text": request.answer.text,
-            **record(request, engine.name, engine.config.kv_bits),
+            **_record(engine, request),
             "device": stats_line.device_data(),
             **({"receipt": asdict(proofs[i])} if proofs else {}),
         }

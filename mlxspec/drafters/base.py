@@ -4,8 +4,8 @@ Invariants a drafter may rely on: `begin` comes first and `close` last for a row
 row's history once, in order (prompt included), also those somebody else drafted. A row only grows.
 Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
 in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write is checked
-(checked.py): its lengths and token ids, and an exception that it raises ends its drafting for the rows concerned, never a request. It is
-given the engine's own lists and arrays, which it must not change.
+(checked.py): its lengths and token ids, and an exception that it raises ends its drafting for the rows concerned, never a request. It
+cannot write to a history. Other lists, arrays and samplers that it is given are the engine's own, which it must not change.
 
 A subclass must give `propose` and bear a `name`. One that goes by `ask.history` alone needs nothing else; one that keeps something for
 each row gives the other four too.
@@ -77,7 +77,7 @@ class Needs:
 
 
 class Ask(NamedTuple):
-    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target, not to be changed. limit: at most so
+    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target. limit: at most so
     many, >= 1. sampler: the row's, not to be changed. stops: where it is given, a drafter that makes its draft token by token asks it after
     every few tokens whether the draft ends there, with the confidences of all tokens so far."""
 

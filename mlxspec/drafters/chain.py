@@ -22,7 +22,7 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
 from mlxspec.drafters.chain_row import AskedDrafter, ChainRow
-from mlxspec.drafters.checked import check_description, check_snapshot, checked, is_ours, reason
+from mlxspec.drafters.checked import History, check_description, check_snapshot, checked, is_ours, reason
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.lookup import EarlierRow, Lookup, PredictedRow
 from mlxspec.drafters.model_based import ModelDrafter
@@ -251,6 +251,8 @@ class Chain:
             drafter.is_warm = True
         states = [self._rows[a.row] for a in asks]
         sampler = BatchSampler([a.sampler for a in asks], vocab_size)
+        if not is_ours(drafter):
+            asks = [a._replace(history=History(a.history)) for a in asks]
 
         def work() -> list[Draft]:
             if unread is None:

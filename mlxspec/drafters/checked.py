@@ -2,14 +2,14 @@
 
 mlxspec's own drafters draw ids from logits of the target's vocabulary, so of a draft that is on the device only shape and type are looked
 at, which evaluates nothing. Any other drafter's draft is evaluated, because an id out of range would end the process: it comes out as host
-tokens. Whatever a drafter raises ends it for the rows concerned (chain.py). A drafter shares this process, so nothing keeps it from
-changing what it is given.
+tokens. It reads a row's history and cannot write to it. Whatever a drafter raises ends it for the rows concerned (chain.py). A drafter
+shares this process, so nothing keeps it from changing arrays and samplers that it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +22,26 @@ from mlxspec.option import shown
 
 _ROUNDING = 2.0**-7  # by so much a probability in 16 bits may be above 1
 _MOST_WORDS = 300  # characters of a drafter's error that a notice shows
+
+
+class History(Sequence[int]):
+    """A row's token ids as a drafter of one's own sees them: read like a list, without a copy. Slices are lists."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        return self._tokens[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
 
 
 def is_ours(drafter: Drafter) -> bool:

@@ -462,10 +462,7 @@ class Engine(EngineApi):
         for prefill, end in self._prefills.pieces(self.memory.chunk, is_busy=bool(self._rows)):
             self._pipeline.share()
             if end is not None:
-                started, before = time.perf_counter(), prefill.num_done
                 self._read_piece(prefill, end)
-                if self.ranks is None:  # ranks must read the same pieces
-                    self.memory.took(end - before, time.perf_counter() - started)
 
     def _read_piece(self, prefill: Prefill, end: int) -> None:
         """Read a prompt up to `end`. After the last piece its row decodes."""

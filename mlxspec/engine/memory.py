@@ -20,7 +20,7 @@ from mlxspec.kernels.attention import score_bytes
 from mlxspec.models.base import Model
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import VisionTower
-from mlxspec.platform import device, watchdog
+from mlxspec.platform import device
 from mlxspec.platform.memory import machine_memory
 from mlxspec.sampling.blocks import most_bytes
 
@@ -60,9 +60,6 @@ class EngineMemory:
         self.config = config
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
-        # tokens of a piece that is read in time; None as long as all have been
-        self._quick_chunk: int | None = None
-        self._was_slow = False
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters) + vision
         self.budget = check_weights(self.weights, config.memory_budget)
         left = self.budget - self.weights
@@ -95,7 +92,7 @@ class EngineMemory:
 
     def read_by(self, num_tokens: int) -> None:
         """So many tokens of prompts are read at once from here on, where memory allows it."""
-        self.full_chunk, self._quick_chunk = num_tokens, None
+        self.full_chunk = num_tokens
         device.adjust(self, self.scratch)
 
     @property
@@ -169,20 +166,10 @@ class EngineMemory:
         if hasattr(self, "_model"):  # a closed engine's rows leave too
             device.adjust(self, self.scratch)
 
-    def took(self, num_tokens: int, seconds: float) -> None:
-        """A piece of a prompt was read. On a Mac's GPU a slow piece behind a slow one halves the next pieces. The first slow one does not:
-        it may have compiled."""
-        if device.backend() != "metal" or num_tokens < self.chunk:
-            return
-        is_slow = seconds > watchdog.PIECE_SECONDS
-        if is_slow and self._was_slow:
-            self._quick_chunk = max(self._smallest, num_tokens // 2)
-        self._was_slow = is_slow
-
     @property
     def chunk(self) -> int:
-        """Tokens of prompts to read at once: less where the rows leave little room, and where a GPU is slow."""
-        chunk = self._quick_chunk or self.full_chunk
+        """Tokens of prompts to read at once: less where the rows leave little room."""
+        chunk = self.full_chunk
         while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
             chunk = max(self._smallest, chunk // 2)
         return chunk

@@ -13,7 +13,6 @@ import mlx.core as mx
 from mlxspec.platform import device
 
 NAME = "ImpactingInteractivity"  # part of the system's error
-PIECE_SECONDS = 1.0  # of GPU work that is handed over at once, where that can be chosen
 ADVICE = (
     "macOS ended GPU work that held up the display. A smaller --prefill-chunk or a shorter prompt helps, and so does "
     "AGX_RELAX_CDM_CTXSTORE_TIMEOUT=1 before mlxspec starts."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxspec.engine.record import record
+from mlxspec.engine.request import described
 from mlxspec.errors import ConfigError
 from mlxspec.option import shown
 from mlxspec.server.http import log
@@ -34,8 +35,12 @@ class AnswersFile:
         self._lock = threading.Lock()  # answers end in several threads
 
     def append(self, engine: Engine, request: Request) -> None:
-        """Write one line, on a line of its own. The log says where the disk refuses it; the answer goes on."""
-        line = json.dumps(record(request, engine.name, engine.config.kv_bits)) + "\n"
+        """Write one line, on a line of its own. Where it cannot be made or the disk refuses it, the log says so, and the answer goes on."""
+        try:
+            line = json.dumps(record(request, engine.name, engine.config.kv_bits)) + "\n"
+        except Exception as error:  # whatever is wrong with a record, the answer is whole
+            log.line(f"An answer was not recorded: {described(error)}")
+            return
         with self._lock:
             left = (("\n" if self._is_cut else "") + line).encode()
             try:

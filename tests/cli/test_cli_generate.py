@@ -178,6 +178,23 @@ def test_more_prompts_than_rows(run: Run, model: Path) -> None:
     assert re.findall(r"(?m)^=== (\d+) of 11: number", ran.out) == [str(i + 1) for i in range(11)]
 
 
+def test_json_holds_the_answer_where_no_record_can_be_made(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no record is like this")
+
+    monkeypatch.setattr("mlxspec.engine.record.record", fails)
+    ran = run("generate", "-p", PROMPT, "--model", model, "--max-tokens", 4, "--json")
+    found = json.loads(ran.out)
+    assert (ran.code, found["finish_reason"], found["stats"]["num_generated"]) == (0, "length", 4)
+    assert found["text"]
+    assert (
+        "An answer has no record, so it cannot be proved later: ValueError: no record is like this."
+        in ran.err
+    )
+
+
 def test_json_is_one_object_a_prompt(run: Run, model: Path, plain: str) -> None:
     ran = run("generate", "-p", PROMPT, "-p", "x", "--model", model, "--max-tokens", 40, "--json")
     first, second = (json.loads(line) for line in ran.out.splitlines())

@@ -1,11 +1,18 @@
-"""`load(drafters=...)`: objects of the user's stand among the drafters by name; what is wrong with them is told before loading."""
+"""`load(drafters=...)`: objects of the user's stand among the drafters by name; what is wrong with them is told before loading; they cannot
+write to the text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
+import tiny_models
 
 import mlxspec
-from mlxspec import Ask, Draft, Drafter, SpecConfig
+from mlxspec import Ask, Draft, Drafter, SamplingParams, SpecConfig
+from mlxspec.drafters.checked import History
+from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
 
 
@@ -19,6 +26,54 @@ class Repeat(Drafter):
 class Named(Repeat):
     def __init__(self, name: object) -> None:
         self.name = name  # type: ignore[assignment]
+
+
+class Writes(Drafter):
+    """Changes the row's history in one way, and drafts."""
+
+    name = "writes"
+
+    def __init__(self, write: Callable[[list[int]], object]) -> None:
+        self._write = write
+
+    def propose(self, asks: list[Ask], sampler) -> list[Draft]:
+        for ask in asks:
+            self._write(ask.history)  # type: ignore[arg-type]
+        return [Draft.of([1]) for _ in asks]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda h: h.append(5),
+        lambda h: h.extend([5]),
+        lambda h: h.insert(0, 5),
+        lambda h: h.__setitem__(-1, 5),
+        lambda h: h.__setitem__(slice(0, 1), []),
+        lambda h: h.__delitem__(-1),
+        lambda h: h.__iadd__([5]),
+        lambda h: h.clear(),
+        lambda h: h.sort(),
+    ],
+)
+def test_a_drafter_that_writes_to_a_history_ends_and_the_text_stays(write: Callable) -> None:
+    spec = SpecConfig(drafters=("writes",), policy="fixed")
+    engine = Engine(tiny_models.target(), drafters=[Writes(write)], spec=spec)
+    prompt, params = [3, 4, 5, 4], SamplingParams(max_tokens=8, ignore_eos=True)
+    drafted = engine.generate(prompt, params)
+    assert drafted.tokens == engine.generate(prompt, params, spec=SpecConfig()).tokens
+    (notice,) = drafted.stats.notices
+    assert notice.startswith("writes drafting ended: ")
+    engine.close()
+
+
+def test_a_history_is_read_like_a_list() -> None:
+    tokens = [3, 4, 5, 4]
+    history = History(tokens)
+    assert [len(history), history[-1], history.index(4), history.count(4)] == [4, 4, 1, 2]
+    assert (list(history), [*reversed(history)], 5 in history) == (tokens, tokens[::-1], True)
+    assert (history[1:3], history[-2:], history[::-1]) == ([4, 5], [5, 4], tokens[::-1])
+    assert np.asarray(history).tolist() == tokens
 
 
 @pytest.mark.slow

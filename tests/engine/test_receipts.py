@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from planting import Fault
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.engine.record import Record, record
 from mlxspec.errors import ConfigError
 from mlxspec.sampling import acceptance
 from tests.engine import equality
@@ -71,6 +73,21 @@ def test_one_draft_accepted_too_many_is_found(engine: Engine) -> None:
     assert found.answer == wrong.tokens[found.place] != found.plain
     assert found.plain_logprob is not None
     assert found.answer_logprob is None or found.answer_logprob < found.plain_logprob
+
+
+@pytest.mark.parametrize("min_tokens", [3, 60, 200])
+def test_a_record_keeps_the_minimum_that_the_context_left_room_for(min_tokens: int) -> None:
+    """By it the answer comes out again, also in an engine of a larger context."""
+    short, larger = (equality.engine(max_context=size) for size in (96, 192))
+    prompt, _ = asked(0)
+    request = short.submit(prompt, SamplingParams(max_tokens=200, min_tokens=min_tokens), spec=SPEC)
+    while not short.is_idle:
+        short.step()
+    found = Record.read(json.dumps(record(request, "model", 16)))
+    assert found.params.min_tokens == min(min_tokens, 96 - len(prompt))
+    assert larger.prove(prompt, found.result, found.params).is_equal
+    short.close()
+    larger.close()
 
 
 @pytest.mark.parametrize("change", [{"finish_reason": "stop"}, {"tokens": (1, 2, 3)}])

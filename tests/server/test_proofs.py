@@ -18,6 +18,8 @@ from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.record import Record
 from mlxspec.engine.request import Request
+from mlxspec.errors import ConfigError
+from mlxspec.server import answers_file
 from mlxspec.server.answers_file import AnswersFile
 from tests.server.serving import QUESTION, Served
 
@@ -163,6 +165,24 @@ def test_each_record_has_a_line_of_its_own(
     left, first, cut, last, end = path.read_text().split("\n")
     assert (left, len(cut), end) == ('{"model": "de', 150, "")
     assert Record.read(first) == Record.read(last)
+
+
+def test_an_answer_without_a_record_is_logged_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Request]
+) -> None:
+    def fails(*_: object) -> None:
+        raise ConfigError("no record is like this.")
+
+    path = tmp_path / "answers.jsonl"
+    file = AnswersFile(str(path))
+    lines: list[str] = []
+    monkeypatch.setattr(answers_file, "record", fails)
+    monkeypatch.setattr(answers_file.log, "line", lines.append)
+    file.append(*answer)
+    assert lines == ["An answer was not recorded: no record is like this."]
+    monkeypatch.undo()
+    file.append(*answer)
+    assert len(path.read_text().splitlines()) == 1
 
 
 def test_an_empty_file_and_one_of_whole_lines_get_no_empty_line(
