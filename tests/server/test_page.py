@@ -80,6 +80,8 @@ def test_the_policy_allows_nothing_inline_and_nothing_foreign() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_file_names_another_host(path: Path) -> None:
     found = set(ADDRESS.findall(path.read_text(encoding="utf-8"))) - {"http://www.w3.org"}
+    if path.name == "marked.js":  # its licence and the text of an error
+        found -= {"https://github.com"}
     assert not found
     assert path.suffix == ".svg" or "www.w3.org" not in path.read_text(encoding="utf-8")
 

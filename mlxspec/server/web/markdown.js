@@ -1,10 +1,8 @@
-// Markdown to a tree of plain objects. Knows no DOM, so that nothing of a model's text can become markup here.
+// Markdown to a tree of plain objects, read by marked's lexer; marked's renderer is not used. This file knows no DOM, so that nothing of a
+// model's text can become markup here: HTML is text except for line breaks, a link leads to http or https or stays text, an image becomes a
+// link. A line break is kept. Reference links are text, since a definition that arrives late would change what is shown already.
 //
-// The subset: paragraphs, headings (#), fenced code, block quotes, lists, tables, rules; emphasis, strikethrough, code spans, links,
-// bare http addresses, backslash escapes. HTML is text. Indented code, reference links and entities are not known. A line break is kept.
-// A link must lead to http or https; any other link stays the text that it is. An image becomes a link.
-//
-// Blocks   {type, from, to, ...}: from and to are offsets in the source
+// Blocks   {type, from, to, ...}: from and to are offsets in the source, of blocks at the top
 //   paragraph, heading (level)   children
 //   code                         info, text, at
 //   quote                        children: blocks
@@ -12,34 +10,306 @@
 //   table                        align: [""|"left"|"center"|"right"], head: [children], rows: [[children]]
 //   rule
 //   math                         text, at: TeX between \[ \] or $$, its marks included
-// Inlines  text, codespan, math (text, at) | em, strong, del (children) | link (href, children) | break
+// Inlines  text, codespan, math (text, at) | em, strong, del (children) | link (href, children) | task (done) | break
 //
 // `at[i]` is the offset in the source of character i of `text`. Offsets and lengths count UTF-16 units.
+import { Marked } from "./marked.js";
 
-const DEEPEST = 12; // levels of quotes and lists; what lies deeper is text
 const LONGEST_ADDRESS = 2000;
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^\n]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?=[ \t]|$)/;
-const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
-const QUOTE = /^ {0,3}> ?/;
-const MARKER = /^( *)([-*+]|\d{1,9}[.)])(?=[ \t]|$)/;
-const DELIMITER = /^:?-+:?$/;
-const PUNCTUATION = /[\p{P}\p{S}]/u;
-const ESCAPABLE = /[!-/:-@[-`{-~]/;
-const MATH = /^ {0,3}(\\\[|\$\$)/;
-const CLOSES = { "\\[": "\\]", "\\(": "\\)", $$: "$$", $: "$" };
-const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
-const ANGLE = /<(https?:\/\/[^\s<>]*)>/y;
+const MOST_MARKS = 1000; // runs of * and _ in a paragraph; marked's time for emphasis grows with their square
+const MATH_BLOCK = /^ {0,3}(?:\\\[[^]*?(?:\\\]|$)|\$\$[^]*?(?:\$\$|$))[ \t]*(?:\n|$)/;
+const MATH = /^(?:\\\([^\n]*?\\\)|\\\[[^\n]*?\\\]|\$\$[^\n]+?\$\$|\$(?![\s$])(?:[^$\n\\]|\\[^\n])*?(?<!\s)\$(?!\d))/;
+const BREAK = /^<br\s*\/?>$/i;
+const FENCE = /^ {0,3}(`{3,}|~{3,})/;
+const ORDERED = /^(\d{1,9}[.)] +)\S/;
+const NESTED = /^( {2,})(?:[-*+] |\d{1,9}[.)] )/;
+const ENTITY = /&(?:#(\d{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,8}));/g;
+const NAMED = {
+  amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—", hellip: "…", copy: "©", reg: "®", trade: "™",
+  times: "×", divide: "÷", plusmn: "±", deg: "°", middot: "·", bull: "•", laquo: "«", raquo: "»", lsquo: "‘", rsquo: "’", ldquo: "“",
+  rdquo: "”", larr: "←", uarr: "↑", rarr: "→", darr: "↓", harr: "↔", rArr: "⇒", le: "≤", ge: "≥", ne: "≠", euro: "€", sect: "§",
+};
+
+const found = (type, match) => (match ? { type, raw: match[0], text: match[0].trim() } : undefined);
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  tokenizer: {
+    def: () => undefined,
+    del: (source) => (source.startsWith("~~") ? false : undefined), // one tilde means "about" far more often
+    emStrong: (_, paragraph) => (hasManyMarks(paragraph) ? undefined : false),
+  },
+  extensions: [
+    { name: "math", level: "block", start: (text) => text.match(/^ {0,3}(?:\\\[|\$\$)/m)?.index, tokenizer: (text) => found("math", MATH_BLOCK.exec(text)) },
+    { name: "formula", level: "inline", start: (text) => text.match(/\\[([]|\$/)?.index, tokenizer: (text) => found("formula", MATH.exec(text)) },
+  ],
+});
+
+let counted = { text: "", isMany: false };
+
+function hasManyMarks(text) {
+  if (counted.text !== text) counted = { text, isMany: (text.match(/[*_]+/g) ?? []).length > MOST_MARKS };
+  return counted.isMany;
+}
 
 /** The blocks of a text. */
 export function parse(source) {
-  const lines = [];
-  let at = 0;
-  for (const line of source.split("\n")) {
-    lines.push({ text: line.endsWith("\r") ? line.slice(0, -1) : line, at });
-    at += line.length + 1;
+  const { text, at } = prepared(source);
+  let tokens;
+  try {
+    tokens = marked.lexer(text);
+  } catch {
+    tokens = [{ type: "text", raw: text }]; // nested too deeply for marked
   }
-  return blocks(lines, 0);
+  const out = [];
+  let begin = 0;
+  for (const token of tokens) {
+    const end = begin + token.raw.length;
+    const made = block(token, at.subarray(begin, end));
+    const shown = token.type === "code" ? token.raw : token.raw.replace(/\n+$/, "");
+    if (made) out.push({ ...made, from: at[begin], to: at[begin + shown.length - 1] + 1 });
+    begin = end;
+  }
+  return out;
+}
+
+/**
+ * The text that marked reads, and the offset in the source of each of its characters: without carriage returns, and with blanks before a
+ * list that lies in an item of an ordered one and is indented by two blanks alone, as models write it.
+ */
+function prepared(source) {
+  const pieces = [];
+  const at = new Uint32Array(4 * source.length + 1);
+  let [size, offset, fence, width, shift] = [0, 0, "", 0, 0];
+  const put = (text, from, isCopied) => {
+    pieces.push(text);
+    for (let i = 0; i < text.length; i += 1) at[size++] = isCopied ? from + i : from;
+  };
+  for (const whole of source.split("\n")) {
+    const line = whole.endsWith("\r") ? whole.slice(0, -1) : whole;
+    const mark = FENCE.exec(line)?.[1];
+    const indent = line.search(/\S|$/);
+    if (mark && (!fence || (mark[0] === fence[0] && mark.length >= fence.length))) fence = fence ? "" : mark;
+    else if (!fence && line.trim()) {
+      const ordered = ORDERED.exec(line);
+      if (ordered) [width, shift] = [ordered[1].length, 0];
+      else if (indent < 2) [width, shift] = [0, 0];
+      else if (width && !shift && NESTED.test(line) && indent < width) shift = Math.min(width - indent, 2);
+    }
+    if (shift && line.trim() && indent >= 2) put(" ".repeat(shift), offset, false);
+    put(line.replaceAll("\r", " "), offset, true);
+    offset += whole.length;
+    put("\n", offset, false);
+    offset += 1;
+  }
+  pieces.pop();
+  return { text: pieces.join(""), at: at.subarray(0, size - 1) };
+}
+
+/**
+ * Where the lines of `inner` stand in `raw`, from its line `skip` on. marked takes marks and indentation away in front of a line and behind
+ * it, writes blanks for a tab, and may add an empty line. Returns the offsets in the source of the characters of `inner`.
+ */
+function aligned(inner, raw, at, skip = 0) {
+  const out = new Uint32Array(inner.length);
+  const outer = raw.split("\n");
+  const begins = [0];
+  for (const line of outer) begins.push(begins.at(-1) + line.length + 1);
+  let number = skip;
+  let i = 0;
+  const put = (place) => {
+    out[i++] = at[Math.max(0, Math.min(place, at.length - 1))] ?? 0;
+  };
+  for (const [k, line] of inner.split("\n").entries()) {
+    if (k) put(begins[number] - 1);
+    const words = line.trim();
+    let here = number;
+    if (words) while (here < outer.length && !outer[here].includes(words)) here += 1;
+    else if (/[^\s>]/.test(outer[here] ?? "")) here = outer.length; // a line that marked added
+    if (here < outer.length) number = here;
+    const whole = outer[number] ?? "";
+    const part = at.subarray(begins[number], begins[number] + whole.length + 1);
+    out.set(followed(line, whole, part, whole.endsWith(line) ? whole.length - line.length : Math.max(0, whole.lastIndexOf(words))).at, i);
+    i += line.length;
+    if (here < outer.length) number += 1;
+  }
+  return out;
+}
+
+/**
+ * As `aligned`, within a line, from a place on. Characters of `raw` that are not in `inner`, such as backslashes, are passed over; blanks
+ * that are not in `raw` stand at the blank next to them.
+ */
+function followed(inner, raw, at, from = 0) {
+  const out = new Uint32Array(inner.length);
+  const isBlank = (character) => /\s/.test(character ?? "");
+  const exact = raw.indexOf(inner, from);
+  const lead = exact < 0 ? inner.length - inner.trimStart().length : 0;
+  let place = exact < 0 ? Math.max(from, raw.indexOf(inner.trim()[0], from)) : exact;
+  const put = (i, there) => {
+    out[i] = at[Math.max(0, Math.min(there, at.length - 1))] ?? 0;
+  };
+  for (let i = 0; i < lead; i += 1) put(i, place - 1);
+  for (let i = lead; i < inner.length; i += 1) {
+    if (!isBlank(inner[i])) while (place < raw.length && raw[place] !== inner[i]) place += 1;
+    const isThere = place < raw.length && (raw[place] === inner[i] || isBlank(raw[place]));
+    put(i, isThere ? place++ : place - 1);
+  }
+  return { at: out, end: place };
+}
+
+function block(token, at) {
+  const { raw } = token;
+  const inner = () => aligned(token.text, raw, at);
+  switch (token.type) {
+    case "heading":
+      return { type: "heading", level: token.depth, children: inlines(token.tokens, inner()) };
+    case "code": {
+      const isFenced = FENCE.test(raw);
+      const text = isFenced ? token.text : token.text.trimEnd();
+      return { type: "code", info: token.lang ?? "", text, at: aligned(text, raw, at, isFenced ? 1 : 0) };
+    }
+    case "blockquote":
+      return { type: "quote", children: blocks(token.tokens, token.text, inner()) };
+    case "list": {
+      let begin = 0;
+      const items = token.items.map((item) => {
+        const part = at.subarray(begin, (begin += item.raw.length));
+        const text = item.tokens.map((found) => found.raw).join("");
+        return blocks(item.tokens, text, aligned(text, item.raw, part));
+      });
+      return { type: "list", ordered: token.ordered, start: token.ordered ? Number(token.start) : 1, tight: !token.loose, items };
+    }
+    case "table": {
+      const starts = [0];
+      for (const line of raw.split("\n")) starts.push(starts.at(-1) + line.length + 1);
+      const row = (cells, number) => {
+        const line = raw.slice(starts[number], starts[number + 1]);
+        const places = at.subarray(starts[number]);
+        let end = 0;
+        return cells.map((cell) => {
+          const taken = followed(cell.text, line, places, end);
+          end = cell.text ? taken.end : end;
+          return inlines(cell.tokens, taken.at);
+        });
+      };
+      const align = token.align.map((side) => side ?? "");
+      return { type: "table", align, head: row(token.header, 0), rows: token.rows.map((cells, i) => row(cells, i + 2)) };
+    }
+    case "hr":
+      return { type: "rule" };
+    case "math":
+      return { type: "math", text: token.text, at: at.subarray(raw.search(/\S/)).subarray(0, token.text.length) };
+    case "space":
+      return null;
+    case "html": {
+      const text = raw.trimEnd();
+      return { type: "paragraph", children: inlines(marked.Lexer.lexInline(text, marked.defaults), at) };
+    }
+    default: {
+      // paragraph, text
+      const children = token.tokens ? inlines(token.tokens, inner()) : lines(raw, at);
+      while (children.at(-1)?.type === "break") children.pop();
+      return { type: "paragraph", children };
+    }
+  }
+}
+
+/** The blocks of `text`. The box of a task belongs to the text that follows it. */
+function blocks(tokens, text, at) {
+  const out = [];
+  let begin = 0;
+  let task = [];
+  for (const token of tokens) {
+    begin = Math.max(begin, text.indexOf(token.raw, begin));
+    const part = at.subarray(begin, (begin += token.raw.length));
+    if (token.type === "checkbox") task = inline(token, part);
+    else {
+      const made = block(token, part);
+      if (made?.type === "paragraph") made.children.unshift(...task.splice(0));
+      if (made) out.push(made);
+    }
+  }
+  return out;
+}
+
+function inlines(tokens, at) {
+  const out = [];
+  let begin = 0;
+  for (const token of tokens) {
+    for (const node of inline(token, at.subarray(begin, (begin += token.raw.length)))) {
+      const last = out.at(-1);
+      if (node.type !== "text" || last?.type !== "text") out.push(node);
+      else out[out.length - 1] = { type: "text", text: last.text + node.text, at: Uint32Array.from([...last.at, ...node.at]) };
+    }
+  }
+  return out;
+}
+
+function inline(token, at) {
+  const { raw } = token;
+  const inside = (from) => followed(token.tokens.map((inner) => inner.raw).join(""), raw, at, from).at;
+  switch (token.type) {
+    case "em":
+    case "strong":
+    case "del":
+      return [{ type: token.type, children: inlines(token.tokens, inside((raw.length - token.text.length) >> 1)) }];
+    case "codespan":
+      return [{ type: "codespan", text: token.text, at: followed(token.text, raw, at, raw.search(/[^`]|$/)).at }];
+    case "formula":
+      return [{ type: "math", text: raw, at }];
+    case "br":
+      return [{ type: "break" }];
+    case "checkbox":
+      return [{ type: "task", done: token.checked }];
+    case "escape":
+      return [{ type: "text", text: token.text, at: at.subarray(1) }];
+    case "html":
+      return BREAK.test(raw) ? [{ type: "break" }] : lines(raw, at);
+    case "image":
+    case "link": {
+      const href = safeAddress(token.href);
+      if (href === null) return lines(raw, at);
+      const children = token.type === "link" ? inlines(token.tokens, inside(raw[0] === "[" ? 1 : 0)) : lines(token.text, followed(token.text, raw, at, 2).at);
+      return [{ type: "link", href, children }];
+    }
+    default: // text
+      return token.tokens ? inlines(token.tokens, at) : lines(raw, at);
+  }
+}
+
+/** A text as it is, with a break between its lines and characters in place of entities. */
+function lines(text, at) {
+  const out = [];
+  let begin = 0;
+  for (const line of text.split("\n")) {
+    if (begin) out.push({ type: "break" });
+    if (line) out.push(spelled(line, at.subarray(begin, begin + line.length)));
+    begin += line.length + 1;
+  }
+  return out;
+}
+
+function spelled(text, at) {
+  let made = "";
+  const places = [];
+  let begin = 0;
+  const copy = (end) => {
+    made += text.slice(begin, end);
+    for (; begin < end; begin += 1) places.push(at[begin]);
+  };
+  for (const match of text.matchAll(ENTITY)) {
+    const code = match[1] ? Number(match[1]) : parseInt(match[2] ?? "", 16);
+    const character = match[3] ? NAMED[match[3]] : code > 0 && code < 0x110000 ? String.fromCodePoint(code) : undefined;
+    if (character === undefined) continue;
+    copy(match.index);
+    made += character;
+    for (let i = 0; i < character.length; i += 1) places.push(at[begin]);
+    begin = match.index + match[0].length;
+  }
+  if (!begin) return { type: "text", text, at };
+  copy(text.length);
+  return { type: "text", text: made, at: Uint32Array.from(places) };
 }
 
 /** The text of a tree as a person would read it aloud. */
@@ -57,6 +327,8 @@ export function plain(node) {
       return "\n";
     case "rule":
       return "";
+    case "task":
+      return node.done ? "done: " : "to do: ";
     case "list":
       return node.items.map((item) => plain(item)).join("");
     case "table":
@@ -78,533 +350,4 @@ export function safeAddress(text) {
   } catch {
     return null;
   }
-}
-
-// ---- blocks. A line is {text, at}; `at` is the offset in the source of its first character.
-
-function blocks(lines, depth) {
-  const out = [];
-  let i = 0;
-  while (i < lines.length) {
-    if (isBlank(lines[i])) {
-      i += 1;
-      continue;
-    }
-    const [block, next] = blockAt(lines, i, depth);
-    const last = lines[next - 1];
-    out.push({ ...block, from: lines[i].at, to: last.at + last.text.length });
-    i = next;
-  }
-  return out;
-}
-
-/** The block that begins at line i, and the line behind it. */
-function blockAt(lines, i, depth) {
-  const text = lines[i].text;
-  if (isFence(text)) return fence(lines, i);
-  const heading = HEADING.exec(text);
-  if (heading) return [{ type: "heading", level: heading[1].length, children: inline([title(lines[i], heading[0].length)]) }, i + 1];
-  if (RULE.test(text)) return [{ type: "rule" }, i + 1];
-  const formula = math(lines, i);
-  if (formula) return formula;
-  if (depth < DEEPEST) {
-    if (QUOTE.test(text)) return quote(lines, i, depth);
-    if (MARKER.test(text) && indent(text) < 4) return list(lines, i, depth);
-  }
-  if (isTable(lines, i)) return table(lines, i);
-  return paragraph(lines, i, depth);
-}
-
-function isBlank(line) {
-  return line.text.trim() === "";
-}
-
-/** Columns of white space at the beginning; a tab has four. */
-function indent(text) {
-  let columns = 0;
-  for (const c of text) {
-    if (c === " ") columns += 1;
-    else if (c === "\t") columns += 4 - (columns % 4);
-    else break;
-  }
-  return columns;
-}
-
-/** A line without white space of so many columns at its beginning. */
-function stripped(line, columns) {
-  let left = columns;
-  let i = 0;
-  while (left > 0 && (line.text[i] === " " || line.text[i] === "\t")) {
-    left -= line.text[i] === " " ? 1 : 4;
-    i += 1;
-  }
-  return slice(line, i);
-}
-
-function slice(line, from, to = line.text.length) {
-  return { text: line.text.slice(from, to), at: line.at + from };
-}
-
-function trimmed(line) {
-  const text = line.text.trimEnd();
-  return slice(line, text.length - text.trimStart().length, text.length);
-}
-
-function isFence(text) {
-  const found = FENCE.exec(text);
-  return found !== null && !(found[1][0] === "`" && found[2].includes("`"));
-}
-
-function fence(lines, i) {
-  const [, marks, info] = FENCE.exec(lines[i].text);
-  const columns = indent(lines[i].text);
-  const inside = [];
-  let next = i + 1;
-  for (; next < lines.length; next += 1) {
-    const text = lines[next].text.trim();
-    if (text.length >= marks.length && text === marks[0].repeat(text.length) && indent(lines[next].text) < 4) break;
-    inside.push(stripped(lines[next], columns));
-  }
-  return [{ type: "code", info: info.trim(), ...joined(inside) }, Math.min(next + 1, lines.length)];
-}
-
-/** Lines from \[ or $$ to what closes it, or to the end of a text that still grows. Null where a blank line comes first. */
-function math(lines, i) {
-  const found = MATH.exec(lines[i].text);
-  if (!found) return null;
-  const close = CLOSES[found[1]];
-  let from = found[0].length;
-  for (let next = i; next < lines.length && !isBlank(lines[next]); next += 1) {
-    const at = lines[next].text.indexOf(close, from);
-    if (at >= 0 && lines[next].text.slice(at + 2).trim()) return null; // text behind it: a formula in a sentence
-    if (at >= 0 || next === lines.length - 1) return [{ type: "math", ...joined(lines.slice(i, next + 1)) }, next + 1];
-    from = 0;
-  }
-  return null;
-}
-
-/** A heading's text, without the marks that may close it. */
-function title(line, from) {
-  const rest = trimmed(slice(line, from));
-  let end = rest.text.length;
-  while (end > 0 && rest.text[end - 1] === "#") end -= 1;
-  const closes = end < rest.text.length && (end === 0 || /[ \t]/.test(rest.text[end - 1]));
-  return closes ? trimmed(slice(rest, 0, end)) : rest;
-}
-
-function quote(lines, i, depth) {
-  const inside = [];
-  let next = i;
-  for (; next < lines.length; next += 1) {
-    const found = QUOTE.exec(lines[next].text);
-    if (!found) break;
-    inside.push(slice(lines[next], found[0].length));
-  }
-  return [{ type: "quote", children: blocks(inside, depth + 1) }, next];
-}
-
-function list(lines, i, depth) {
-  const kind = kindOf(lines[i].text);
-  const start = Number.parseInt(lines[i].text, 10);
-  const items = [];
-  let tight = true;
-  let next = i;
-  while (next < lines.length) {
-    const [, space, mark] = MARKER.exec(lines[next].text);
-    const behind = space.length + mark.length;
-    const gap = indent(lines[next].text.slice(behind));
-    const offset = behind + (gap > 4 || lines[next].text.trim() === mark ? 1 : gap);
-    const inside = [stripped(slice(lines[next], behind), offset - behind)];
-    let blank = false;
-    next += 1;
-    for (; next < lines.length; next += 1) {
-      const line = lines[next];
-      if (isBlank(line)) {
-        blank = true;
-        inside.push(line);
-        continue;
-      }
-      const columns = indent(line.text);
-      // a list that is indented by two columns is taken for one of this item's, also below "1. "
-      const isInside = columns >= offset || (columns >= space.length + 2 && MARKER.test(line.text));
-      const goesOn = !blank && !begins(lines, next, depth) && !MARKER.test(line.text);
-      if (!isInside && !goesOn) break;
-      if (blank && isInside && columns < offset + 4) tight = tight && inside.every(isBlank);
-      blank = false;
-      inside.push(stripped(line, offset));
-    }
-    while (inside.length && isBlank(inside.at(-1))) inside.pop();
-    items.push(blocks(inside, depth + 1));
-    const isSame = next < lines.length && kindOf(lines[next].text) === kind && indent(lines[next].text) < 4;
-    if (!isSame || RULE.test(lines[next].text)) break;
-    if (blank) tight = false;
-  }
-  while (next > i + 1 && isBlank(lines[next - 1])) next -= 1;
-  return [{ type: "list", ordered: Number.isFinite(start), start: Number.isFinite(start) ? start : 1, tight, items }, next];
-}
-
-/** What a list's marker ends with: items of one list have the same. Null where there is none. */
-function kindOf(text) {
-  const found = MARKER.exec(text);
-  return found ? found[2].at(-1) : null;
-}
-
-function cells(line) {
-  const row = trimmed(line);
-  const out = [];
-  let from = row.text.startsWith("|") ? 1 : 0;
-  for (let i = from; i < row.text.length; i += 1) {
-    if (row.text[i] === "\\") i += 1;
-    else if (row.text[i] === "|") {
-      out.push(trimmed(slice(row, from, i)));
-      from = i + 1;
-    }
-  }
-  if (from < row.text.length) out.push(trimmed(slice(row, from)));
-  return out;
-}
-
-function isTable(lines, i) {
-  if (i + 1 >= lines.length || !lines[i].text.includes("|")) return false;
-  const marks = cells(lines[i + 1]);
-  return marks.length > 0 && marks.every((c) => DELIMITER.test(c.text)) && cells(lines[i]).length === marks.length;
-}
-
-function table(lines, i) {
-  const head = cells(lines[i]);
-  const align = cells(lines[i + 1]).map(({ text }) => {
-    const [left, right] = [text.startsWith(":"), text.endsWith(":")];
-    return left && right ? "center" : right ? "right" : left ? "left" : "";
-  });
-  const rows = [];
-  let next = i + 2;
-  for (; next < lines.length && lines[next].text.includes("|"); next += 1) {
-    const found = cells(lines[next]);
-    rows.push(head.map((_, column) => (column < found.length ? inline([found[column]]) : [])));
-  }
-  return [{ type: "table", align, head: head.map((c) => inline([c])), rows }, next];
-}
-
-/** Whether line i begins a block that ends a paragraph. */
-function begins(lines, i, depth) {
-  const text = lines[i].text;
-  if (isFence(text) || HEADING.test(text) || RULE.test(text) || isTable(lines, i)) return true;
-  if (depth >= DEEPEST) return false;
-  if (QUOTE.test(text)) return true;
-  const found = MARKER.exec(text);
-  if (!found || found[1].length > 3 || text.trim() === found[2]) return false;
-  return !/\d/.test(found[2]) || Number.parseInt(found[2], 10) === 1;
-}
-
-function paragraph(lines, i, depth) {
-  const inside = [];
-  let next = i;
-  for (; next < lines.length && !isBlank(lines[next]); next += 1) {
-    if (next > i && begins(lines, next, depth)) break;
-    inside.push(trimmed(lines[next]));
-  }
-  return [{ type: "paragraph", children: inline(inside) }, next];
-}
-
-/** {text, at} of lines with a line break between them. */
-function joined(lines) {
-  const text = lines.map((line) => line.text).join("\n");
-  const at = new Int32Array(text.length);
-  let place = 0;
-  for (const line of lines) {
-    for (let i = 0; i <= line.text.length && place < text.length; i += 1, place += 1) at[place] = line.at + i;
-  }
-  return { text, at };
-}
-
-// ---- inlines. An item is a text, a finished node, an opening bracket, or a run of equal marks (* _ ~), which emphasis() pairs.
-
-function inline(lines) {
-  return new Inline(joined(lines)).children();
-}
-
-class Inline {
-  constructor({ text, at }) {
-    this.text = text;
-    this.at = at;
-    this.place = 0;
-    this.items = [];
-    this.brackets = [];
-    this.unclosed = new Set(); // lengths of runs of backticks that nothing closes
-  }
-
-  children() {
-    while (this.place < this.text.length) this.step();
-    return this.built(0);
-  }
-
-  step() {
-    const c = this.text[this.place];
-    if ((c === "\\" || c === "$") && this.math()) return;
-    if (c === "\\") this.escape();
-    else if (c === "$") this.literal(this.place + 1);
-    else if (c === "`") this.codespan();
-    else if (c === "*" || c === "_" || c === "~") this.run(c);
-    else if (c === "[") this.bracket(false, 1);
-    else if (c === "!" && this.text[this.place + 1] === "[") this.bracket(true, 2);
-    else if (c === "]") this.close();
-    else if (c === "\n") this.node({ type: "break" }, 1);
-    else if (c === "<" || c === "h") this.address(c);
-    else this.words();
-  }
-
-  words() {
-    let end = this.place + 1;
-    while (end < this.text.length && !"\\`*_~[]!\n<h$".includes(this.text[end])) end += 1;
-    this.literal(end);
-  }
-
-  /** The text up to `end` as it is. */
-  literal(end) {
-    this.items.push({ kind: "text", from: this.place, to: end });
-    this.place = end;
-  }
-
-  node(node, length) {
-    this.items.push({ kind: "node", node });
-    this.place += length;
-  }
-
-  escape() {
-    const next = this.text[this.place + 1];
-    if (next === "\n") this.place += 1;
-    else if (next !== undefined && ESCAPABLE.test(next)) {
-      this.place += 1;
-      this.literal(this.place + 1);
-    } else this.literal(this.place + 1);
-  }
-
-  /** TeX between \( \), \[ \], $$ or $, kept as it is. A single $ is money unless it hugs a text that ends in one. */
-  math() {
-    const open = ["\\(", "\\[", "$$", "$"].find((mark) => this.text.startsWith(mark, this.place));
-    if (!open) return false;
-    const close = CLOSES[open];
-    const from = this.place + open.length;
-    if (this.unclosed.has(open)) return false;
-    let to = this.text.indexOf(close, from);
-    if (open === "$") {
-      const found = /\$(?![\s$])(?:[^$\n\\]|\\.)*?[^\s\\]\$(?!\d)/y;
-      found.lastIndex = this.place;
-      const formula = found.exec(this.text);
-      to = formula ? found.lastIndex - 1 : -1;
-    } else if (to < 0) this.unclosed.add(open);
-    if (to <= from) return false;
-    const end = to + close.length;
-    this.node(this.part("math", this.place, end), end - this.place);
-    return true;
-  }
-
-  codespan() {
-    let end = this.place;
-    while (this.text[end] === "`") end += 1;
-    const length = end - this.place;
-    const close = this.unclosed.has(length) ? -1 : closing(this.text, end, length);
-    if (close < 0) {
-      this.unclosed.add(length);
-      this.literal(end);
-      return;
-    }
-    let [from, to] = [end, close];
-    const inside = this.text.slice(from, to);
-    if (/^[ \n]/.test(inside) && /[ \n]$/.test(inside) && inside.trim() !== "") [from, to] = [from + 1, to - 1];
-    this.node({ ...this.part("codespan", from, to) }, close + length - this.place);
-  }
-
-  part(type, from, to) {
-    return { type, text: this.text.slice(from, to), at: this.at.subarray(from, to) };
-  }
-
-  run(mark) {
-    let end = this.place;
-    while (this.text[end] === mark) end += 1;
-    const count = end - this.place;
-    if (mark === "~" && count !== 2) {
-      this.literal(end);
-      return;
-    }
-    const before = this.place === 0 ? " " : characterBefore(this.text, this.place);
-    const after = end >= this.text.length ? " " : String.fromCodePoint(this.text.codePointAt(end));
-    const [spaceBefore, spaceAfter] = [/\s/u.test(before), /\s/u.test(after)];
-    const [markBefore, markAfter] = [PUNCTUATION.test(before), PUNCTUATION.test(after)];
-    const left = !spaceAfter && (!markAfter || spaceBefore || markBefore);
-    const right = !spaceBefore && (!markBefore || spaceAfter || markAfter);
-    const inWord = mark === "_";
-    this.items.push({
-      kind: "run", mark, from: this.place, count, left: count, opens: [], closes: [],
-      canOpen: left && (!inWord || !right || markBefore),
-      canClose: right && (!inWord || !left || markAfter),
-    });
-    this.place = end;
-  }
-
-  bracket(isImage, length) {
-    this.brackets.push({ item: this.items.length, isImage, isActive: true });
-    this.literal(this.place + length);
-  }
-
-  /** A closing bracket: of a link if an address follows that may be visited. */
-  close() {
-    const open = this.brackets.pop();
-    const target = open?.isActive ? destination(this.text, this.place + 1) : null;
-    const href = target ? safeAddress(target.address) : null;
-    if (href === null) {
-      this.literal(this.place + 1);
-      return;
-    }
-    const children = unlinked(this.built(open.item + 1));
-    this.items.length = open.item;
-    this.place = target.end;
-    const shown = children.length ? children : [this.part("text", target.from, target.to)];
-    this.items.push({ kind: "node", node: { type: "link", href, children: shown } });
-    if (!open.isImage) for (const earlier of this.brackets) earlier.isActive = false;
-  }
-
-  /** An address that stands in the text by itself, or in angle brackets. */
-  address(c) {
-    const pattern = c === "<" ? ANGLE : ADDRESS;
-    pattern.lastIndex = this.place;
-    const found = c === "h" && this.place > 0 && /[\p{L}\p{N}]/u.test(this.text[this.place - 1]) ? null : pattern.exec(this.text);
-    const shown = found && (c === "<" ? found[1] : withoutEnd(found[0]));
-    const href = shown ? safeAddress(shown) : null;
-    if (href === null) {
-      this.words();
-      return;
-    }
-    const from = this.place + (c === "<" ? 1 : 0);
-    const child = this.part("text", from, from + shown.length);
-    this.node({ type: "link", href, children: [child] }, c === "<" ? found[0].length : shown.length);
-  }
-
-  /** The tree of the items from number `first` on. */
-  built(first) {
-    const items = this.items.slice(first);
-    emphasis(items.filter((item) => item.kind === "run"));
-    const root = [];
-    const open = [root];
-    for (const item of items) {
-      if (item.kind === "node") open.at(-1).push(item.node);
-      else if (item.kind === "text") this.push(open.at(-1), item.from, item.to);
-      else {
-        for (let i = 0; i < item.closes.length; i += 1) open.pop();
-        this.push(open.at(-1), item.from, item.from + item.left);
-        for (const type of item.opens.reverse()) {
-          const node = { type, children: [] };
-          open.at(-1).push(node);
-          open.push(node.children);
-        }
-      }
-    }
-    return root;
-  }
-
-  /** Add text, to the one before it if it continues that. */
-  push(children, from, to) {
-    if (from === to) return;
-    const last = children.at(-1);
-    const offset = last?.type === "text" ? last.at.byteOffset / 4 + last.at.length - this.at.byteOffset / 4 : -1;
-    if (offset === from) children[children.length - 1] = this.part("text", from - last.text.length, to);
-    else children.push(this.part("text", from, to));
-  }
-}
-
-/** Pair runs of marks, the innermost first. Fills in what each run opens and closes, and how many marks are left as text. */
-function emphasis(runs) {
-  const openers = []; // numbers of runs that may still open something, in order
-  const floor = new Map(); // by kind of closer: below this number there is no opener for it
-  runs.forEach((closer, number) => {
-    const kind = `${closer.mark}${closer.count % 3}${closer.canOpen}`;
-    while (closer.canClose && closer.left > 0) {
-      let k = openers.length - 1;
-      const least = floor.get(kind) ?? -1;
-      while (k >= 0 && openers[k] > least && !pairs(runs[openers[k]], closer)) k -= 1;
-      if (k < 0 || openers[k] <= least) {
-        floor.set(kind, number - 1);
-        break;
-      }
-      const opener = runs[openers[k]];
-      openers.length = k + 1; // what lies between cannot open any more
-      const two = opener.left >= 2 && closer.left >= 2;
-      const type = closer.mark === "~" ? "del" : two ? "strong" : "em";
-      opener.opens.push(type);
-      closer.closes.push(type);
-      opener.left -= two ? 2 : 1;
-      closer.left -= two ? 2 : 1;
-      if (opener.left === 0) openers.pop();
-    }
-    if (closer.canOpen && closer.left > 0) openers.push(number);
-  });
-}
-
-function pairs(opener, closer) {
-  if (opener.mark !== closer.mark) return false;
-  const both = opener.canClose || closer.canOpen;
-  return !(both && (opener.count + closer.count) % 3 === 0 && (opener.count % 3 !== 0 || closer.count % 3 !== 0));
-}
-
-/** Where a run of exactly so many backticks begins, from `place` on; -1 where there is none. */
-function closing(text, place, length) {
-  for (let at = text.indexOf("`", place); at >= 0; ) {
-    let end = at;
-    while (text[end] === "`") end += 1;
-    if (end - at === length) return at;
-    at = text.indexOf("`", end);
-  }
-  return -1;
-}
-
-function characterBefore(text, place) {
-  const low = text.charCodeAt(place - 1);
-  return low >= 0xdc00 && low <= 0xdfff && place > 1 ? text.slice(place - 2, place) : text[place - 1];
-}
-
-/** `(address "title")` at `place`: the address, where it stands, and what is behind. Null where that is not there. */
-function destination(text, place) {
-  if (text[place] !== "(") return null;
-  let from = place + 1;
-  while (text[from] === " " || text[from] === "\n") from += 1;
-  let to = from;
-  let end;
-  if (text[from] === "<") {
-    from += 1;
-    to = from;
-    while (to < text.length && to - from <= LONGEST_ADDRESS && !"<>\n".includes(text[to])) to += 1;
-    if (text[to] !== ">") return null;
-    end = to + 1;
-  } else {
-    let depth = 0;
-    for (; to < text.length && to - from <= LONGEST_ADDRESS && !" \t\n".includes(text[to]); to += 1) {
-      if (text[to] === "(") depth += 1;
-      else if (text[to] === ")" && depth-- === 0) break;
-    }
-    end = to;
-  }
-  const rest = /[ \n]*(?:"[^"\n]{0,500}"|'[^'\n]{0,500}')?[ \n]*\)/y;
-  rest.lastIndex = end;
-  return rest.test(text) && to > from ? { address: text.slice(from, to), from, to, end: rest.lastIndex } : null;
-}
-
-/** An address in running text without the punctuation of the sentence around it. */
-function withoutEnd(address) {
-  let end = address.length;
-  let unopened = 0; // closing parentheses that nothing in the address opens
-  for (const c of address) unopened += c === "(" ? -1 : c === ")" ? 1 : 0;
-  for (; end > 0; end -= 1) {
-    const c = address[end - 1];
-    if (c === ")" && unopened > 0) unopened -= 1;
-    else if (!".,:;!?*_~']|".includes(c)) break;
-  }
-  return address.slice(0, end);
-}
-
-/** Without links, which cannot lie in a link. */
-function unlinked(children) {
-  return children.flatMap((node) => {
-    if (node.type === "link") return unlinked(node.children);
-    return node.children ? [{ ...node, children: unlinked(node.children) }] : [node];
-  });
 }

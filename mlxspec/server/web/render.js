@@ -151,6 +151,8 @@ function inlines(nodes, marks) {
         return [element("code", {}, ...texts(node.text, node.at, marks))];
       case "break":
         return [element("br")];
+      case "task":
+        return [element("input", { type: "checkbox", disabled: true, checked: node.done, "aria-label": node.done ? "done" : "to do" }), " "];
       case "link": // markdown.js lets http and https through, nothing else
         return [
           element(
