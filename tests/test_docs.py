@@ -216,16 +216,6 @@ def test_files_that_pages_name_are_there(page: Path) -> None:
         )
 
 
-def test_tests_that_pages_name_are_there() -> None:
-    """The name of a test stands behind its file: `tests/room/test_file.py`, `test_name`."""
-    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    named = re.findall(r"`(tests/[\w/]+\.py)`, `(test_\w+)`", text)
-    assert len(named) >= 12
-    assert len(named) == len(re.findall(r"`test_\w+`", text)), "a test is named without its file"
-    for path, name in named:
-        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
-
-
 def test_no_paragraph_stands_twice() -> None:
     """Paragraphs and list items of at least twelve words, over all pages."""
     seen: dict[str, str] = {}

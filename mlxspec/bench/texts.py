@@ -1,4 +1,4 @@
-"""Texts out of files and folders, for counting tokens and for adapting drafters. Knows files; knows no tokens."""
+"""Reads the texts that `tune` and `bench` are given, out of files and folders."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ _HIDDEN = "."
 
 
 def texts_in(paths: Iterable[Path]) -> Iterator[str]:
-    """The texts of `named_texts_in`."""
-    return (text for _, text in named_texts_in(paths, []))
-
-
-def named_texts_in(paths: Iterable[Path], passed_over: list[Path]) -> Iterator[tuple[str, str]]:
-    """Path and text of every file among `paths` and in the folders among them, in the order of their names. What is not UTF-8, or larger
-    than 16 MiB, is passed over inside folders and added to `passed_over`. Raises ConfigError for a path that cannot be read or is no text.
-    """
+    """Read the text of every file among `paths` and in the folders among them, in the order of their names. A file in a folder that is not
+    UTF-8, is empty or is larger than 16 MiB is left out. Raises ConfigError for a path that cannot be read or is no text."""
     for path in paths:
         if path.is_dir():
-            for file in sorted(path.rglob("*")):
-                if file.is_file() and not any(p.startswith(_HIDDEN) for p in file.relative_to(path).parts):
-                    text = _text(file)
-                    if text:
-                        yield str(file), text
-                    elif text is None:
-                        passed_over.append(file)
+            files = (file for file in sorted(path.rglob("*")) if file.is_file())
+            shown = (f for f in files if not any(p.startswith(_HIDDEN) for p in f.relative_to(path).parts))
+            yield from filter(None, map(_text, shown))
             continue
         try:
             text = _text(path, is_named=True)
@@ -36,7 +26,7 @@ def named_texts_in(paths: Iterable[Path], passed_over: list[Path]) -> Iterator[t
             raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
         if text is None:
             raise ConfigError(f"{path} is no UTF-8 text of up to {_LARGEST >> 20} MiB.")
-        yield str(path), text
+        yield text
 
 
 def _text(file: Path, *, is_named: bool = False) -> str | None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlxspec.checkpoints import adapted_head
 from mlxspec.checkpoints.memory import expected
 from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import hub, repositories
@@ -16,7 +15,7 @@ from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, is_unpacked, of_mlx
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.folder import ModelFolder, kind_by
+from mlxspec.models.folder import kind_by
 from mlxspec.models.runnable import judge
 
 
@@ -106,19 +105,8 @@ def removal(name: str, revision: str | None = None) -> Removal:
     parts = (
         list((repo.repo_path / "blobs").glob("*.incomplete")) if len(chosen) == len(repo.revisions) else []
     )
-    parts += [
-        path for r in repo.revisions if r.commit_hash in chosen for path in _adapted(Path(r.snapshot_path))
-    ]
     alone = replace(info, repos=frozenset({repo}))  # a copy of a repository has the same commits
     return Removal(name, tuple(chosen), alone.delete_revisions(*chosen), tuple(parts))
-
-
-def _adapted(folder: Path) -> list[Path]:
-    """What was adapted for the model in this folder, or of the drafter in it."""
-    try:
-        return adapted_head.files_of(ModelFolder(folder))
-    except (ModelError, StorageError):
-        return []
 
 
 def _scan() -> Any:

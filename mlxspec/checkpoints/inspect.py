@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.cache.windowed import WindowedLayerCache
-from mlxspec.checkpoints import adapted_head, memory
+from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.inspect_report import Head, InspectReport, Layers, Tower, Usable
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.pairing import paired
@@ -100,8 +100,7 @@ def inspect(
     check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
     pair = paired(folder.path)[0] if draft_model is None else None
     beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
-    adapted = _adapted(folder, draft_model if pair is None else str(pair), beside)
-    drafters = _usable(facts["head"], beside, made, adapted)
+    drafters = _usable(facts["head"], beside, made)
     modules = made, beside and beside.module
     return InspectReport(
         name=name,
@@ -127,11 +126,7 @@ def _read_facts(folder: ModelFolder) -> tuple[Assembled, dict[str, Any]]:
     text = {k: v for k, v in weights.items() if not is_of_a_tower(k)}
     trunk, own = as_stored(text, *kind.sanitize(text, made.config))
     vision = {k: v for k, v in weights.items() if is_of_vision(k)}
-    adapted = adapted_head.find(folder)
-    head = replace(
-        _head(kind, made, own, plain, _Packed.of(weights, lambda name: HEAD.match(name) is not None)),
-        adapted="" if adapted is None else adapted.card.told(),
-    )
+    head = _head(kind, made, own, plain, _Packed.of(weights, lambda name: HEAD.match(name) is not None))
     tower = _tower(made, vision, _Packed.of(weights, vision.__contains__))
     rest = {k: v for k, v in weights.items() if k not in text}
     packed = _Packed.of(weights, lambda name: name in text and HEAD.match(name) is None)
@@ -326,16 +321,6 @@ def _memory(
     )
 
 
-def _adapted(folder: ModelFolder, drafter: str | None, beside: _Beside | None) -> str:
-    """What is known of what was adapted of a drafter in a folder of its own, for the end of a sentence."""
-    if drafter is None or beside is None or beside.kind not in ("eagle3", "dflash", "model"):
-        return ""
-    place = adapted_head.folder_of(drafter)
-    found, made = adapted_head.find(folder, place), adapted_head.card_in(place.path)
-    told = "" if made is None else f"; made anew: {made.told()}"
-    return told if found is None else f"{told}; adapted: {found.card.told()}"
-
-
 # what --draft-model must be for them, and what others need
 _NEEDS = {
     "eagle3": "an EAGLE-3 drafter made for this model",
@@ -345,8 +330,7 @@ _NEEDS = {
 _FREE = {"forced": "what a grammar forces", "predicted": "what a request predicts"}
 
 
-def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -> tuple[Usable, ...]:
-    """adapted: what to add on the drafter beside."""
+def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable, ...]:
     found, hides_layers = [], bool(getattr(made.model, "by_rows", ""))
     drafts_as = None if beside is None else DRAFTS_AS[beside.kind]
     for name in DRAFTER_NAMES:
@@ -363,7 +347,6 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled, adapted: str) -
             usable, why = False, f"needs --draft-model, {_NEEDS[name]}"
             if name == "draft-model" and beside is not None:
                 why = f"{beside.name} is no model of its own; it drafts as {drafts_as}"
-        why += adapted if usable and name == drafts_as else ""
         read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)
         found.append(Usable(name=name, usable=usable, why=why, proposing=read))
     return tuple(found)

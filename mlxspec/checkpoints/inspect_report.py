@@ -26,15 +26,13 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty. adapted: what is known
-    of the one that `scripts/adapt` made of it, else empty."""
+    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty."""
 
     present: bool = False
     parameters: int = 0
     bytes: int = 0
     formats: dict[str, int] = field(default_factory=dict)
     advice: str = ""
-    adapted: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

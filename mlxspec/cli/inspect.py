@@ -79,7 +79,6 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
             f"{count(head.parameters)}, {amount(head.bytes)}" if head.present else f"none: {head.advice}",
         ),
         *[("", f"{form}: {count(n)}") for form, n in head.formats.items()],
-        *([("adapted head", head.adapted)] if head.adapted else []),
         *([] if r.has_tokenizer else [("tokenizer", NO_TOKENIZER)]),
         ("images", _images(r.vision)),
         (

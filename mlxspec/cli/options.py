@@ -69,7 +69,6 @@ _MOVED = {
     "cache": "`mlxspec doctor` says what is kept of earlier texts, and where; removing the folder clears it.",
     "stop": "Ctrl-C ends `mlxspec serve`; its --idle-unload unloads models by itself.",
     "bench mtp": "`mlxspec bench --workloads mtp` asks the ten tasks.",
-    "adapt": "`adapt` is no command of the package any more; `scripts/adapt` in a checkout of the repository does the same.",
 }
 DEMO = "demo"
 DEMO_VISION = "demo-vision"
@@ -77,7 +76,6 @@ DEMO_AGENT = "demo-agent"
 DEMO_FAMILY = (DEMO, "demo-gemma", DEMO_VISION, DEMO_AGENT)
 DTYPES = ("float32", "float16", "bfloat16")
 ENGINES = ("auto", "mlx-lm")
-HEADS = ("adapted", "base")
 
 SAMPLING = {o.name: o.flag for o in option_rows(SamplingParams).values() if o.flag}
 _CONFIGS = (SamplingParams, SpecConfig, EngineConfig, ServerConfig)
@@ -238,7 +236,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         group,
         ("--draft", str, "LIST", f"off, auto (the default), or drafters, asked in this order: {', '.join(DRAFTER_NAMES)}", "auto"),
         DRAFT_MODEL,
-        ("--head", HEADS, None, "adapted drafters (the default; by `scripts/adapt`) where there are any, or base, those in the folders"),
     )  # fmt: skip
     declare_options(group, SpecConfig)
 
@@ -393,7 +390,6 @@ def load_engine(
             images=not args.no_images,
             ranks=getattr(args, "ranks", None),
             engine=args.engine,
-            head=getattr(args, "head", None) or "adapted",
         )
         notices = [*engine.notices, *_tell_template(engine, variables)]
     if quiet:

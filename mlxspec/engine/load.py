@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxspec.cache.quantized import check_kv_bits
-from mlxspec.checkpoints.adapted_head import AdaptedHead
-from mlxspec.checkpoints.adapted_head import find as find_adapted
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig
@@ -52,7 +50,7 @@ from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
-from mlxspec.models.folder import DRAFTS_AS, ModelFolder
+from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.runnable import Engine as ModelEngine
 from mlxspec.models.runnable import judge
@@ -62,9 +60,6 @@ from mlxspec.platform import device
 from mlxspec.policy.cost_file import CostFile, models_of
 from mlxspec.policy.costs import CostModel
 
-HeadChoice = Literal[
-    "adapted", "base"
-]  # drafters that were adapted to the user's texts, or those in the folders
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
@@ -85,7 +80,6 @@ def load(
     images: bool = True,
     ranks: Ranks | None = None,
     engine: ModelEngine = "auto",
-    head: HeadChoice = "adapted",
 ) -> Engine:
     """Load a model and its drafters.
 
@@ -101,8 +95,7 @@ def load(
     PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer
     has. chat_template: a file with a template that counts instead of the model's own. images: load the vision tower of a model that has
     one. ranks: those among which the model is divided (engine/ranks.py); all of them load it together. engine: "mlx-lm" runs
-    the model by mlx-lm's code; "auto" does so where we have none. head: "adapted" drafts with what
-    `scripts/adapt` made of a drafter, where there is such; "base" with the drafter itself.
+    the model by mlx-lm's code; "auto" does so where we have none.
 
     Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
     and the options tell is checked before any weight is read.
@@ -119,8 +112,6 @@ def load(
         raise ConfigError(f"engine must be auto or mlx-lm, not {shown(engine)}.")
     if isinstance(adapter, Mapping) and config.exact:
         raise ConfigError("Several adapters cannot be had with exact.")
-    if head not in get_args(HeadChoice):
-        raise ConfigError(f"head must be adapted or base, not {shown(head)}.")
     own = own_drafters(drafters)
     if ranks is not None and own:
         raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
@@ -176,15 +167,6 @@ def load(
         if tokenizer.template is not None:
             tokenizer.template.prepare()
         names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
-        adapted: dict[str, AdaptedHead] = {}
-        if head == "adapted" and ranks is None:
-            kind = None if beside is None else beside.kind()
-            places = [
-                ("mtp", None),
-                *([(DRAFTS_AS[kind], beside)] if kind in ("eagle3", "dflash", "model") else []),
-            ]
-            found = {name: find_adapted(folder, place) for name, place in places if name in names}
-            adapted = {name: made for name, made in found.items() if made is not None}
         builder = DrafterBuilder(
             spec=spec,
             target=target,
@@ -193,7 +175,6 @@ def load(
             dtype=weights_dtype,
             modules=[target.model, *towers_of(target)],
             notices=[*target.notices, *pair_notices],
-            adapted=adapted,
         )
         made = [
             own[name] if name in own else builder.drafter(name) for name in names if name not in ALWAYS_THERE
@@ -204,7 +185,7 @@ def load(
         check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
         evaluate(modules)
         tune.check_kernels(modules)
-        builder.notices.extend(_notices_of_adapted(modules))
+        builder.notices.extend(_notices_of_mlx_lms_models(modules))
         if not target.model.num_layers and any(drafter.needs.layers for drafter in made):
             raise ModelError(
                 "The drafter reads layers, which this model does not show: its rows do not share all of a forward."
@@ -212,10 +193,7 @@ def load(
         for module in modules:
             if isinstance(module, Eagle3Head | DFlash):
                 check_finite(module, f"The {module.title}")
-        files += [
-            *(beside.files() if beside is not None else ()),
-            *(found.path for found in adapted.values()),
-        ]
+        files += beside.files() if beside is not None else ()
         made, useless = _without_useless_head(made, tokenizer, files, adapter, ranks)
         names = tuple(name for name in names if not (useless and name == "mtp"))
     if ranks is not None:
@@ -258,7 +236,7 @@ def load(
     return loaded
 
 
-def _notices_of_adapted(modules: Sequence[Any]) -> list[str]:
+def _notices_of_mlx_lms_models(modules: Sequence[Any]) -> list[str]:
     """Notices on models that run by mlx-lm's code, which are no modules of ours: whether rows can share a forward, and whether rejected
     tokens can be taken back, is tried."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]

@@ -4,15 +4,12 @@ without their weights, and collects the modules that must be evaluated before th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.checkpoints.adapted_head import AdaptedHead
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.checked import check_description
@@ -25,27 +22,16 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading.added_tokens import has_vocabulary
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, not_read
 from mlxspec.models.assemble_drafter import (
     assemble_drafter,
     assemble_head_lazily,
-    assemble_named_head,
 )
 from mlxspec.models.folder import DRAFTS_AS, ModelFolder
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
-from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.vision.base import Vision
 from mlxspec.option import near, of_kind, shown, texts
-
-Made = TypeVar("Made", bound=nn.Module)
-_TITLES = {
-    "mtp": "MTP head",
-    "eagle3": "EAGLE-3 drafter",
-    "dflash": "block drafter",
-    "draft-model": "draft model",
-}
 
 
 def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
@@ -146,7 +132,7 @@ def drafters_that_draft(
 class DrafterBuilder:
     """Makes drafters, and collects what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
     floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
-    and on what is not used. adapted: by name, drafters that were adapted to the user's texts, in the place of those in the folders."""
+    and on what is not used."""
 
     spec: SpecConfig
     target: Assembled
@@ -155,7 +141,6 @@ class DrafterBuilder:
     dtype: mx.Dtype | None
     modules: list[nn.Module]
     notices: list[str]
-    adapted: Mapping[str, AdaptedHead] = field(default_factory=dict)
 
     def drafter(self, name: str) -> Drafter:
         """Without its weights. Raises ConfigError and ModelError."""
@@ -175,13 +160,8 @@ class DrafterBuilder:
         raise ConfigError(f"The drafter {name} cannot be made.")
 
     def _draft_model(self, beside: ModelFolder) -> Drafter:
-        vocab_size, found = self.target.model.vocab_size, self.adapted.get("draft-model")
-        sees = self.target.vision is not None
-
-        def make(adapter: Path | None = None) -> Assembled:
-            return assemble_folder(beside, self.dtype, images=sees, adapter=adapter)
-
-        small = (found and self._adapted("draft-model", lambda _: make(found.path))) or make()
+        vocab_size = self.target.model.vocab_size
+        small = assemble_folder(beside, self.dtype, images=self.target.vision is not None)
         self.notices.extend(f"Of the draft model: {notice}" for notice in small.notices)
         vision = _draft_vision(small, self.target, self.notices)
         self.modules.extend(towers_of(small) if vision is not None else [])
@@ -199,11 +179,7 @@ class DrafterBuilder:
 
     def _eagle3(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
-
-        def make(read: Callable[[], Weights]) -> Any:
-            return assemble_drafter("eagle3", config, read, model, self.dtype)
-
-        head = self._adapted("eagle3", make) or make(beside.read)
+        head = assemble_drafter("eagle3", config, beside.read, model, self.dtype)
         self._check_own_tokenizer(beside)
         self._say_unread(head.config.unread, "the EAGLE-3 drafter's config.json")
         if self.spec.draft_vocab:
@@ -216,11 +192,7 @@ class DrafterBuilder:
     def _dflash(self, beside: ModelFolder) -> Drafter:
         config, model = beside.config(), self.target.model
         bits = self.spec.draft_bits
-
-        def make(read: Callable[[], Weights]) -> Any:
-            return assemble_drafter("dflash", config, read, model, self.dtype, draft_bits=bits)
-
-        block = self._adapted("dflash", make) or make(beside.read)
+        block = assemble_drafter("dflash", config, beside.read, model, self.dtype, draft_bits=bits)
         self._check_own_tokenizer(beside)
         self.notices.append(
             f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
@@ -241,7 +213,7 @@ class DrafterBuilder:
             self._say_unread(assistant.config.text.unread, "the assistant's config.json")
             self.modules.append(assistant)
             return GemmaAssistant(assistant, model.max_context, self._head_rows("mtp", assistant))
-        head = self._own_head()
+        head = self.target.mtp
         if beside is not None and (kind == "head" or head is None):
             head = assemble_head_lazily(beside.read, self.target, self.dtype, draft_bits=self.spec.draft_bits)
         if head is None:
@@ -250,29 +222,6 @@ class DrafterBuilder:
         self.modules.append(head)
         rows = self._head_rows("mtp", head)
         return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
-
-    def _own_head(self) -> Qwen35Mtp | None:
-        """The model's, or the one that was adapted from it."""
-
-        def make(read: Callable[[], Weights]) -> Qwen35Mtp:
-            return assemble_named_head(read(), self.target, self.dtype, draft_bits=self.spec.draft_bits)
-
-        return self._adapted("mtp", make) or self.target.mtp
-
-    def _adapted(self, name: str, make: Callable[[Callable[[], Weights]], Made]) -> Made | None:
-        """The drafter that was adapted, None where there is none. A damaged one costs a notice."""
-        found = self.adapted.get(name)
-        if found is None:
-            return None
-        try:
-            made = make(found.weights)
-        except ModelError as error:
-            self.notices.append(f"The adapted {_TITLES[name]} is not used: {error}")
-            return None
-        self.notices.append(
-            f"The adapted {_TITLES[name]} drafts: {found.card.told()}. --head base leaves it."
-        )
-        return made
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
         """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""

@@ -72,16 +72,10 @@ class AdapterChanges(NamedTuple):
 
 @contextmanager
 def read_adapter(adapter: str | Path, modules: Modules) -> Iterator[AdapterChanges]:
-    """The adapter in a folder, lazily, by the paths of these modules; a path may be that of a file of `scripts/adapt`. Whatever is wrong
-    with it, also within the `with`, is raised as ModelError with one sentence."""
-    is_file = isinstance(adapter, Path) and adapter.is_file()
-    folder = Path(adapter) if is_file else _folder(str(adapter))
+    """The adapter in a folder, lazily, by the paths of these modules. Whatever is wrong with it, also within the `with`, is raised as
+    ModelError with one sentence."""
+    folder = _folder(str(adapter))
     try:
-        if is_file:
-            tensors = read_file(folder)
-            rank = next((x.shape[-1] for name, x in tensors.items() if name.endswith("lora_a")), 0)
-            yield _of_mlx_lm(tensors, {"lora_parameters": {"scale": 1.0, "rank": rank}}, modules)
-            return
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ModelError(f"{CONFIG_FILE} is no object.")

@@ -40,8 +40,8 @@ _ALONE = "which a model can have for all requests only: load it alone, with --ad
 
 
 def add_adapter(model: nn.Module, adapter: str | Path) -> None:
-    """Put the adapter in a folder into `model`, lazily; a path may be that of a file of `scripts/adapt`. Raises ModelError, also where any
-    of its tensors has no place in the model."""
+    """Put the adapter in a folder into `model`, lazily. Raises ModelError, also where any of its tensors has no
+    place in the model."""
     modules = dict(model.named_modules())
     with read_adapter(adapter, modules) as found:
         if found.tensors:

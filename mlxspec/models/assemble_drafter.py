@@ -52,15 +52,6 @@ def assemble_head_lazily(
     head = head_of(weights, target.qk_norms)
     if not head:
         raise ModelError(f"The draft model's folder holds no MTP head either; {HOW_TO_GET_A_HEAD}.")
-    return assemble_named_head(head, target, dtype, draft_bits=draft_bits)
-
-
-def assemble_named_head(
-    head: Weights, target: Assembled, dtype: mx.Dtype | None = None, *, draft_bits: int = 16
-) -> Qwen35Mtp:
-    """As `assemble_head_lazily`, of weights under our names with shifted norms. Raises ModelError."""
-    if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
-        raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     mtp = Qwen35Mtp(target.config, target.model)
     head_is_packed = bool(fill(mtp, head, dtype, "The MTP head"))
     if is_packed(target.model) and not head_is_packed:

@@ -211,6 +211,5 @@ def test_what_is_wrong_is_said_before_a_port_is_taken(run: Run) -> None:
 
 
 def test_a_command_that_moved_says_where_it_is(run: Run) -> None:
-    refused(run("adapt", "demo", "--texts", "notes"), "`scripts/adapt` in a checkout")
     refused(run("list"), "`mlxspec models` lists")
     refused(run("search", "qwen"), "`mlxspec models WORD` searches")

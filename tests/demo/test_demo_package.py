@@ -7,17 +7,11 @@ import json
 import struct
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
-from training.demo.chat import CHAT_TEMPLATE
-from training.pupil import Pupil
-from training.states import Batch
 
-from mlxspec import demo, load
+from mlxspec import demo
 from mlxspec.errors import ConfigError
-from mlxspec.models.assemble import assemble_folder
-from mlxspec.models.folder import ModelFolder
 
 MEMBERS = {"target": demo.TARGET, "draft": demo.DRAFT}
 EVERY = {**MEMBERS, "gemma": demo.GEMMA}
@@ -134,8 +128,8 @@ def test_tokenizer_template_and_end_of_turn(member: str) -> None:
     ends = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     assert generation["eos_token_id"] == ends
     described = json.loads((folder / "tokenizer_config.json").read_text())
-    assert described["chat_template"] == CHAT_TEMPLATE
-    assert (folder / "chat_template.jinja").read_text() == CHAT_TEMPLATE + "\n"
+    template = (demo.TARGET / "chat_template.jinja").read_text()
+    assert (folder / "chat_template.jinja").read_text() == template == described["chat_template"] + "\n"
     text = "def f(naïve):\n\treturn '日本'  # ok\r\n"
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
@@ -188,26 +182,3 @@ def test_workloads_are_held_out_texts_without_loops(name: str) -> None:
 def test_an_unknown_workload_is_named() -> None:
     with pytest.raises(ConfigError, match="nonsense"):
         demo.workload("nonsense")
-
-
-@pytest.mark.slow
-def test_the_weights_reach_the_recorded_acceptance() -> None:
-    items = json.loads(demo.workload("sampled").read_text())["items"]
-    tokens = [item["prompt_ids"] + item["reference_ids"] for item in items]
-    end, skip = len(tokens[0]) - 32, 32
-    engine = load("demo", draft=["mtp"], dtype="float32")
-    pupil, draft = Pupil.of(engine, None), assemble_folder(ModelFolder(demo.DRAFT), mx.float32).model
-    batch = Batch.of(engine.model, (), tokens)
-    places = mx.arange(skip - 1, end - 1)
-    scored = list(pupil.network.scored(pupil.base, batch, places, is_drafting=True))
-    best = scored[0].right.argmax(axis=-1)
-    hidden = Batch.of(draft, (), tokens).hidden[:, places + 1]
-    of_draft = draft.head(hidden.reshape(-1, hidden.shape[-1])).argmax(axis=-1) == best.reshape(-1)
-    agreed, found = mx.ones_like(best), []
-    for each in scored:  # given that the depths before agreed
-        same = agreed * (each.own.argmax(axis=-1) == each.right.argmax(axis=-1))
-        found.append((same.sum() / agreed.sum()).item())
-        agreed = same
-    recorded = FIGURES["workload_sampled"]
-    assert found == pytest.approx(recorded["mtp_accepted_at_depth"], abs=0.01)
-    assert of_draft.mean().item() == pytest.approx(recorded["draft_accepted"], abs=0.01)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
-from difflib import SequenceMatcher
-from statistics import fmean
 
 import pytest
 
@@ -49,19 +46,3 @@ def test_every_drafter_and_policy(engine: Engine, params: SamplingParams) -> Non
             spec = replace(engine.spec, drafters=names, policy=policy)
             together = engine.generate(prompts, params, spec=spec)
             assert [r.tokens for r in together] == [r.tokens for r in plain]
-
-
-@pytest.mark.slow
-def test_the_recorded_figures(engine: Engine) -> None:
-    """The characters that are read in a tenth of the pictures that the figures were measured on."""
-    pytest.importorskip("matplotlib", reason="pictures are drawn with its fonts")
-    from training.demo.pictures import picture
-
-    rng = random.Random(9001)  # pictures that no step of training has drawn
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for shown in (picture(rng) for _ in range(60)):
-        parts = [{"type": "image", "image": shown.image}, {"type": "text", "text": shown.question}]
-        text = engine.generate(engine.chat_input([{"role": "user", "content": parts}]), GREEDY).text
-        found[shown.kind].append(SequenceMatcher(None, text, shown.text, autojunk=False).ratio())
-    for kind, known in KINDS.items():
-        assert abs(fmean(found[kind]) - known["characters_right"]) < 0.1
