@@ -112,6 +112,9 @@ def run(args: argparse.Namespace) -> int:
             terminal.say(f"{reduction(reduced)}\n")
         terminal.say(f"\n{verdict(winner, plain, scores)}\n")
         terminal.note(f"costs are kept in {path} for --policy auto · {stats_line.machine()}")
+        for report in engine.kernels:
+            if report.refusals:
+                terminal.note(str(report.notice))
     return 1 if any(s.num_different for s in scores) else 0
 
 

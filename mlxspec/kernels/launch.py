@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -105,7 +105,8 @@ class Check:
 class KernelReport:
     """What statistics show of one kernel. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own
     time over ours. is_ours: False for one of MLX's that was found wrong here. matches_mlx: as in `Check`; a kernel in use that does not
-    match is launched only where it does all products of 1 to 8 rows, that is, with `exact`."""
+    match is launched only where it does all products of 1 to 8 rows, that is, with `exact`. `refusals` has, by what was raced, why this
+    device could not run it."""
 
     name: str
     in_use: bool
@@ -115,12 +116,19 @@ class KernelReport:
     is_ours: bool = True
     matches_mlx: bool = True
     speedups: Mapping[str, float] = field(default_factory=dict)
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def notice(self) -> str | None:
         """A sentence for the user where the kernel is not used although it could run here; None where there is nothing to say."""
         if self.failed:
             return f"The kernel {self.name} is switched off: it {self.reason}."
+        if self.refusals:
+            width, why = next(iter(self.refusals.items()))
+            return (
+                f"This device cannot run {len(self.refusals)} of the kernel {self.name}'s variants, such as {width}: {why}. MLX's own "
+                "operation is used there."
+            )
         if self.in_use and not self.matches_mlx and _has_won(self.speedups):
             return (
                 f"The kernel {self.name} is faster here, but is used with --exact only: its results differ in their last bits from MLX's "
@@ -137,6 +145,8 @@ _checked: set[tuple[Any, ...]] = set()  # kernels, with what models use them for
 _texts: dict[str, str] = {}
 _reports: dict[str, KernelReport] = {}
 _speedups: dict[str, dict[str, float]] = {}
+_refusals: dict[str, dict[str, str]] = {}
+_before_race: Callable[[str, str], object] | None = None
 
 
 def self_check(
@@ -214,7 +224,10 @@ def add_report(report: KernelReport) -> None:
 def _all_reports() -> tuple[KernelReport, ...]:
     names = [*sorted(_checks), *sorted(set(_reports) - set(_checks))]
     found = (_reports.get(n, KernelReport(name=n, in_use=False, reason=_waiting(n))) for n in names)
-    return tuple(replace(r, speedups=dict(_speedups.get(r.name, {}))) for r in found)
+    return tuple(
+        replace(r, speedups=dict(_speedups.get(r.name, {})), refusals=dict(_refusals.get(r.name, {})))
+        for r in found
+    )
 
 
 def _waiting(name: str) -> str:
@@ -228,6 +241,7 @@ def forget() -> None:
     _reports.clear()
     _checked.clear()
     _speedups.clear()
+    _refusals.clear()
 
 
 def _may_run() -> bool:
@@ -249,8 +263,9 @@ def _decide(name: str, *used_for: Any) -> KernelReport:
         check = _checks[name](*used_for)
     except Exception as error:
         # Whatever a GPU's compiler or MLX finds wrong with a kernel must cost only that kernel.
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        return KernelReport(name=name, in_use=False, failed=True, reason=f"did not run on this device: {why}")
+        return KernelReport(
+            name=name, in_use=False, failed=True, reason=f"did not run on this device: {_first_line(error)}"
+        )
     if not check.error <= check.limit:
         reason = f"differs from plain MLX operations on this device: error {check.error:.2e}, limit {check.limit:.0e}"
         return KernelReport(name=name, in_use=False, failed=True, reason=reason)
@@ -310,12 +325,21 @@ def race(
     *,
     num_bytes: int = 0,
 ) -> float:
-    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours). A race is lost without one, and our
-    kernel switched off, where their results differ.
+    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours). A race is lost without one where
+    this device cannot run our kernel; where their results differ, our kernel is switched off as well.
 
     Calls are evaluated together, so that the wait for the GPU does not hide what they take: fewer of them, and in fewer rounds, the more
     bytes one call reads. num_bytes: of weights.
     """
+    ratio = attempt(name, width, lambda: _timed(name, width, ours, theirs, num_bytes))
+    ratio = LOST if ratio is None else ratio
+    set_speedup(name, width, ratio)
+    return ratio
+
+
+def _timed(
+    name: str, width: str, ours: Callable[[], Any], theirs: Callable[[], Any], num_bytes: int
+) -> float:
     repeat = max(1, min(_REPEAT, _BYTES_AT_ONCE // max(1, num_bytes)))
     num_rounds = _ROUNDS if repeat > 1 else _FEW_ROUNDS
     times: tuple[list[float], list[float]] = ([], [])
@@ -323,16 +347,51 @@ def race(
     if not (error := largest_error(*results)) <= ROUNDED:
         reason = f"differs from MLX's own operation ({width}): error {error:.2e}, limit {ROUNDED}"
         add_report(KernelReport(name=name, in_use=False, failed=True, reason=reason))
-        set_speedup(name, width, LOST)
         return LOST
     for _ in range(num_rounds):
         for function, found in zip((ours, theirs), times, strict=True):
             start = time.perf_counter()
             mx.eval([function() for _ in range(repeat)])
             found.append(time.perf_counter() - start)
-    ratio = statistics.median(times[1]) / statistics.median(times[0])
-    set_speedup(name, width, ratio)
-    return ratio
+    return statistics.median(times[1]) / statistics.median(times[0])
+
+
+Result = TypeVar("Result")
+
+
+def attempt(name: str, width: str, run: Callable[[], Result]) -> Result | None:
+    """Run a variant of kernel `name` and return its result, which `run` must have evaluated. Return None where this device cannot run the
+    variant, now or earlier: what a GPU's compiler, its limits or MLX refuse costs that variant and nothing else."""
+    if width in _refusals.get(name, {}):
+        return None
+    if _before_race is not None:
+        _before_race(name, width)
+    try:
+        return run()
+    except Exception as error:
+        refuse(name, width, _first_line(error))
+        return None
+
+
+def refuse(name: str, width: str, why: str) -> None:
+    """Remember that this device cannot run a variant of kernel `name`. It has lost its race and is not run again."""
+    _refusals.setdefault(name, {})[width] = why
+    set_speedup(name, width, LOST)
+
+
+def refusals() -> dict[str, dict[str, str]]:
+    """Return, by kernel and what was raced, why this device could not run it."""
+    return {name: dict(by_width) for name, by_width in _refusals.items()}
+
+
+def call_before_races(function: Callable[[str, str], object] | None) -> None:
+    """Have `function` called with a kernel's name and what is raced, each time before that variant runs."""
+    global _before_race
+    _before_race = function
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def set_speedup(name: str, width: str, ratio: float) -> None:

@@ -78,7 +78,7 @@ def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, di
 
 def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, float]:
     """Race the kernels that run against MLX's own operation on this weight for so many rows of `dtype`. Returns MLX's time over theirs, by
-    their names. A race whose winner could not be used for its bits is lost at once."""
+    their names. A race whose winner could not be used for its bits is lost at once, and so is one that this device cannot run."""
     found = {}
     for kernel in KERNELS:
         name, key = kernel.name_of(weight), race_key(num_rows, weight, dtype)
@@ -86,9 +86,9 @@ def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, f
             continue
         x, ratio = random_rows(num_rows, weight, dtype), launch.LOST
         ours, theirs = partial(kernel.run, x, weight), partial(product_ops, x, weight)
-        if not _loses_by_bits(kernel, x, weight):
+        if launch.attempt(name, key, partial(_loses_by_bits, kernel, x, weight)) is False:
             ratio = launch.race(name, key, ours, theirs, num_bytes=weight.nbytes)
-        is_own = kernel.keeps_bits and kernel.may_run(weight)
+        is_own = ratio > launch.LOST and kernel.keeps_bits and kernel.may_run(weight)
         if is_own and ratio < launch.RACE_MARGIN and has_bits_of_single_rows(theirs(), x, weight):
             ratio = launch.LOST  # MLX's operation has the same bits there, so that a tie gains nothing
         launch.set_speedup(name, key, ratio)

@@ -1,5 +1,8 @@
 """Keeps the results of races between our kernels and MLX's own operations on this device, in one small file.
 
+Before a variant of a kernel runs it is marked as begun in that file. A mark that a later process finds means that the process ended while
+the variant ran, by a hang or a crash of the GPU: the variant is not run again.
+
 A ratio counts only for the device, the system, the MLX and the kernel's text it was measured with: each device, system and MLX has a file
 of its own, and what does not fit is as good as none. `tune` runs races and `launch` decides by them.
 """
@@ -23,6 +26,7 @@ def prepare() -> tuple[launch.KernelReport, ...]:
     """What loading a model does: take the ratios on record, then decide every kernel that may run. Without a GPU there are none."""
     if device.backend() != "cpu":
         restore()
+        launch.call_before_races(mark)
     return launch.needed()
 
 
@@ -41,33 +45,60 @@ def path() -> Path:
 
 def restore() -> None:
     """Give the ratios on record to `launch`. Those of a kernel that has changed are left out."""
-    for name, by_width in _on_record().items():
-        for width, ratio in by_width.items():
+    for name, kernel in _known().items():
+        for width, ratio in _ratios_of(kernel).items():
             launch.set_speedup(name, width, ratio)
+        if isinstance(begun := kernel.get("begun"), str):
+            launch.refuse(name, begun, "an earlier process ended while it ran")
 
 
 def save() -> Path:
     """Write the ratios that `launch` knows, beside those on record that it does not; returns the file."""
+    return _write(None)
+
+
+def mark(name: str, width: str) -> None:
+    """Write, beside the ratios, that a variant of kernel `name` is about to run. The next `mark` or `save` takes the mark away."""
+    _write((name, width))
+
+
+def _write(begun: tuple[str, str] | None) -> Path:
     ratios = _on_record()
     for name, by_width in launch.speedups().items():
         ratios[name] = {**ratios.get(name, {}), **by_width}
-    data = {name: {"text": _digest(name), "speedups": ratios[name]} for name in sorted(ratios)}
+    data: dict[str, Any] = {
+        name: {"text": _digest(name), "speedups": ratios[name]} for name in sorted(ratios)
+    }
+    if begun is not None:
+        name, width = begun
+        data.setdefault(name, {"text": _digest(name), "speedups": {}})["begun"] = width
     file = path()
     kept_json.write(file, data)
     return file
 
 
 def _on_record() -> dict[str, dict[str, float]]:
-    """Ratios by kernel and what was raced; none of a kernel whose entry is damaged."""
-    found, ratios = kept_json.read(path()), dict[str, dict[str, float]]()
-    for name in launch.raced() if isinstance(found, Mapping) else ():
-        kernel = found.get(name)
-        if not isinstance(kernel, Mapping) or kernel.get("text") != _digest(name):
-            continue
-        by_width = kernel.get("speedups")
-        if isinstance(by_width, Mapping) and all(map(_is_ratio, by_width.values())):
-            ratios[name] = {str(width): float(ratio) for width, ratio in by_width.items()}
-    return ratios
+    """Return the ratios on record, by kernel and what was raced."""
+    return {name: ratios for name, kernel in _known().items() if (ratios := _ratios_of(kernel))}
+
+
+def _known() -> dict[str, Mapping[str, Any]]:
+    """Return the entries on record of kernels whose text is the same."""
+    found = kept_json.read(path())
+    entries = {name: found.get(name) for name in launch.raced()} if isinstance(found, Mapping) else {}
+    return {
+        name: kernel
+        for name, kernel in entries.items()
+        if isinstance(kernel, Mapping) and kernel.get("text") == _digest(name)
+    }
+
+
+def _ratios_of(kernel: Mapping[str, Any]) -> dict[str, float]:
+    """Return an entry's ratios; none of an entry that is damaged."""
+    by_width = kernel.get("speedups")
+    if not isinstance(by_width, Mapping) or not all(map(_is_ratio, by_width.values())):
+        return {}
+    return {str(width): float(ratio) for width, ratio in by_width.items()}
 
 
 def _digest(name: str) -> str:

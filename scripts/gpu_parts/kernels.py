@@ -82,6 +82,7 @@ def qmv_race(here: Here) -> None:
     print("MLX's time over ours, bfloat16; from 1.02 on ours is used\n")
     table(["shape", "format", "kernel", *(f"{n} rows" for n in products.RACED_ROWS)], rows)
     here.tell("rows at which races were won: " + "; ".join(won))
+    tell_refusals(here)
 
 
 def kv_race(here: Here) -> None:
@@ -99,6 +100,14 @@ def kv_race(here: Here) -> None:
     print("MLX's time over ours, behind 16,384 tokens; from 1.02 on ours is used\n")
     table(["heads, bits and queries", "ratio"], rows)
     here.tell("quantized keys and values at which kv_attend won: " + ("; ".join(won) or "none"))
+    tell_refusals(here)
+
+
+def tell_refusals(here: Here) -> None:
+    """Report the variants that this GPU could not run, with the reason."""
+    for name, by_width in launch.refusals().items():
+        for width, why in by_width.items():
+            here.tell(f"{name} cannot run here: {width}: {why}")
 
 
 def prefill(here: Here) -> None:
