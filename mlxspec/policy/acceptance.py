@@ -1,8 +1,9 @@
 """Estimates how likely drafted tokens are to be accepted: one table for each kind of request and drafter, counted from the texts that came.
 
 A drafter that knows probabilities is read by them: a token's confidence picks a cell of the table. One that does not (a lookup) is read by
-its streak: how many tokens in a row its place, or else the drafter, has predicted right before this one. Drafts need not be verified to be
-learned from: the text that comes decides. Plain numbers; knows no tokens, no costs and no models.
+its streak: how many tokens in a row its place, or else the drafter, has predicted right before this one. A draft
+that is not known yet is read by depth. Drafts need not be verified to be learned from: the text that comes decides. Plain numbers; knows
+no tokens, no costs and no models.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ MODEL_DEPTH = 11  # tokens of the longest draft that a model is asked for
 CONFIDENCES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # edges of cells
 STREAKS = (1, 2, 3, 4, 6, 9, 13, 21, 41)  # likewise
 FIRST_CHANCE = 0.8  # that a token of a model's draft is accepted, before anything is known of the drafter
-TRUST = 4.0  # tokens or drafts that a first guess counts for
+TRUST = (
+    4.0  # tokens that a first guess counts for, and what the kind is taken to be beside a row's own tokens
+)
 PROBED = 8.0  # tokens until the first probe of a drafter that does not draft
 _FIRST_LOOKUP = 0.75  # the chance of a lookup's token without a streak, before anything is known
 _MEMORY = 333.0  # tokens that a cell's rate is a mean of, at most
-_DRAFTS = 20.0  # drafts, likewise
 _LARGEST = 1e9  # of any number in a file
+_TABLES = ("sure", "streaks", "depths")
 
 # the middles of cells; and of streaks: the longer it was right, the less doubt
 _SURE = (0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.965, 0.985)
@@ -68,15 +71,15 @@ class Cells:
 class Acceptance:
     """Acceptance of one drafter for one kind of request.
 
-    sure, streaks: rates by cell of confidence and of streak. reach: the chance that the first i + 1 tokens of a model's draft are accepted.
-    gap: tokens between two probes; asked_at: tokens of this kind that had come when the drafter was last asked.
+    sure, streaks, depths: rates by cell of confidence, by cell of streak and by place in the draft, each of tokens behind right ones. gap:
+    tokens between two probes; asked_at: tokens of this kind that had come when the drafter was last asked.
     """
 
-    __slots__ = ("_num_drafts", "asked_at", "gap", "reach", "streaks", "sure")
+    __slots__ = ("asked_at", "depths", "gap", "streaks", "sure")
 
     def __init__(self) -> None:
         self.sure, self.streaks = Cells(_SURE), Cells(_STREAK)
-        self.reach, self._num_drafts = [FIRST_CHANCE ** (i + 1) for i in range(MODEL_DEPTH)], TRUST
+        self.depths = Cells([FIRST_CHANCE] * MODEL_DEPTH)
         self.gap, self.asked_at = PROBED, -PROBED
 
     def cells(self, offer: Offer, streak: int, most: int) -> tuple[Cells, list[int]]:
@@ -92,24 +95,16 @@ class Acceptance:
         for i, cell in enumerate(cells):
             table.count(cell, i < matched)
 
-    def drafted(self, reach: Sequence[float]) -> None:
-        """A model's draft is expected to be accepted so far, see `reach`."""
-        num = self._num_drafts = min(self._num_drafts + 1.0, _DRAFTS)
-        self.reach = [a + (b - a) / num for a, b in zip(self.reach, reach, strict=True)]
-
     def as_data(self) -> dict[str, Any]:
         """For `from_data`, plain JSON."""
-        tables = {name: getattr(self, name).as_data() for name in ("sure", "streaks")}
-        return {**tables, "reach": self.reach, "drafts": self._num_drafts, "gap": self.gap}
+        return {name: getattr(self, name).as_data() for name in _TABLES} | {"gap": self.gap}
 
     @classmethod
     def from_data(cls, data: Any) -> Acceptance:
         """Raises ConfigError, KeyError, TypeError or ValueError for what `as_data` does not return."""
         found = cls()
-        for name in ("sure", "streaks"):
+        for name in _TABLES:
             getattr(found, name).read(data[name])
-        found.reach = [checked(x, 0.0, 1.0) for x, _ in zip(data["reach"], found.reach, strict=True)]
-        found._num_drafts = checked(data["drafts"], TRUST, _DRAFTS)
         found.gap, found.asked_at = checked(data["gap"], PROBED), 0.0
         return found
 

@@ -155,7 +155,7 @@ class Auto(Policy):
         for pending in waiting:
             offer = pending.offer
             if offer is None:
-                self.control.read(row, offer := pending.read())
+                offer = pending.read()
             matched = pending.compare(tokens)
             if pending.lasts and matched == len(pending.heard) < offer.length:
                 row.waiting.append(pending)
@@ -335,8 +335,6 @@ class Auto(Policy):
                 if draft.length:
                     offer = _offer(name, draft) if looks else None
                     drafts[i] = Pending(drafter=name, draft=draft, offer=offer, lasts=choices[i].probe)
-                    if offer is not None:
-                        self.control.read(rows[i], offer)
         return calls
 
     def _ask(self, plan: RoundPlan, state: ChainRow, row: AutoRow, choice: Choice, *, looks: bool) -> Ask:

@@ -1,14 +1,15 @@
-"""Chooses for each round who drafts, how long, and how much of each draft is verified: the choice with the largest expected gain.
+"""Chooses for each round who drafts, how long, and how much of each draft is verified: of all choices the one with the most expected tokens
+a second in this round.
 
-    gain = expected accepted tokens - rate x (seconds of the round - seconds of a plain round)
+    (rows + expected accepted tokens) / seconds of the round, its drafts included
 
-rate: the row's tokens a second. Plain decoding gains 0. A round whose worst case the rows' accounts cannot pay is not run (account.py). A
-drafter that is not expected to gain is asked now and then all the same, ever more rarely: a probe. Until a plain round has been timed all
-rounds are plain: what drafts cost is guessed in plain rounds, and nothing could be weighed against the seconds that they take.
+Plain decoding is one of the choices. A round whose worst case the rows' accounts cannot pay is not run (account.py). A drafter that is not
+expected to gain is asked now and then all the same, ever more rarely: a probe. Until a plain round has been timed all rounds are plain:
+what drafts cost is guessed in plain rounds, and nothing could be weighed against the seconds that they take.
 
-The calls of a round are `choose`, `asked` for each draft that a model makes and `read` once that draft is known, `trim`, and when the round
-has been read `learn` for each draft and `spent`, which also teaches the costs. Rounds may be decided before those in front of them are
-read, because the accounts reserve their worst cases; such rounds are told to `spent` in their order, each with its own decision.
+The calls of a round are `choose`, `asked` for each draft that a model makes, `trim`, and when the round has been read `learn` for each
+draft and `spent`, which also teaches the costs. Rounds may be decided before those in front of them are read, because the accounts reserve
+their worst cases; such rounds are told to `spent` in their order, each with its own decision.
 
 Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 """
@@ -16,16 +17,17 @@ Knows costs and chances as numbers; knows no tokens, no arrays and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from itertools import accumulate
+from math import ceil
+from operator import mul
 from typing import NamedTuple
 
 from mlxspec.kernels.flat import LADDER
-from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, Offer
+from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, TRUST, Offer
 from mlxspec.policy.account import CAP, Account, Bank
 from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, DraftCall
-from mlxspec.policy.shares import share_out
 
-MARGIN = 0.02  # tokens that a draft must gain beyond plain decoding, so that rounding alone never drafts
+MARGIN = 1.02  # times the tokens a second of plain decoding that a draft must give, so that rounding alone never drafts
 PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
@@ -37,16 +39,13 @@ SMALL_SHARE = 0.1  # of the time of reading a prompt: a drafter that adds no mor
 READ = 0.1  # plain rounds that reading a token of a prompt is taken to take
 LENGTH = 128.0  # tokens of an answer, until some have ended
 _SHARED = 8.0  # drafts that share the price of catching up
-_OWN = 4.0  # drafts of the kind that count beside a row's own
-_OWN_DRAFTS = 16.0  # of a row's drafts that its mean is of, at most
-_ROUNDS = 8.0  # plain rounds at the usual pace that a row's own pace is weighed against
-_PACE = 0.01  # share of the usual pace that a plain round's time replaces
+_KEPT = 0.97  # of a row's own rate of acceptance, that each further token leaves
 
 
 class Choice(NamedTuple):
     """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked. depth: tokens of it that are verified
-    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens expected beyond plain decoding. price:
-    seconds of drafting at most."""
+    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens that are expected beyond plain decoding in
+    the time of a plain round. price: seconds of drafting at most."""
 
     offer: int | None = None
     model: str | None = None
@@ -61,11 +60,10 @@ PLAIN = Choice()
 
 class Decision(NamedTuple):
     """A decided round. widths: by row, how many drafted tokens are verified. worst: plain rounds by which it may be late, None if it is
-    plain. by_lookup: rows whose drafts are lookups'. calls: of models that drafted for it."""
+    plain. calls: of models that drafted for it."""
 
     widths: Sequence[int] = ()
     worst: float | None = None
-    by_lookup: frozenset[PolicyRow] = frozenset()
     calls: tuple[DraftCall, ...] = ()
 
 
@@ -74,29 +72,17 @@ PLAIN_ROUND = Decision()
 
 class PolicyRow:
     """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
-    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. reach: by model, the mean
-    reach of its drafts and how many there were. is_drafting: its last decided round was not plain;
+    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. own: by drafter, how many
+    of its tokens were accepted and how many met the text, both fading. is_drafting: its last decided round was not plain;
     is_behind_drafts: the last one that was read was not."""
 
-    __slots__ = (
-        "account",
-        "bucket",
-        "is_behind_drafts",
-        "is_drafting",
-        "kind",
-        "reach",
-        "room",
-        "seconds",
-        "streak",
-        "tokens",
-    )
+    __slots__ = ("account", "bucket", "is_behind_drafts", "is_drafting", "kind", "own", "room", "streak")
 
     def __init__(self, kind: str, bucket: int, start: float) -> None:
         self.kind, self.bucket, self.account = kind, bucket, Account(start)
-        self.tokens = self.seconds = 0.0  # both fade
         self.room = MAX_TOKENS
         self.streak: dict[str, int] = {}
-        self.reach: dict[str, tuple[list[float], float]] = {}
+        self.own: dict[str, tuple[float, float]] = {}
         self.is_drafting = self.is_behind_drafts = False
 
 
@@ -123,30 +109,28 @@ class Controller:
     # --- chances
 
     def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
-        """For each token of a draft the probability that it and all before it are accepted; shorter where hardly any is."""
-        table, out, reach = self.costs.accepted(row.kind, offer.drafter), [], 1.0
+        """For each token of a draft the probability that it and all before it are accepted."""
+        table = self.costs.accepted(row.kind, offer.drafter)
         cells, places = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
-        for place in places:
-            reach *= cells.rates[place]
-            out.append(reach)
-            if reach < MARGIN:
-                break
-        return out
+        return list(accumulate((cells.rates[place] for place in places), mul))
+
+    def _usual(self, row: PolicyRow, name: str, limit: int) -> list[float]:
+        """The same of a model's next draft, which is not known yet: by depth for all rows of the kind, beside what this row accepted."""
+        right, num = row.own.get(name, (0.0, 0.0))
+        usual = self.costs.accepted(row.kind, name).depths.rates[:limit]
+        return list(accumulate(((TRUST * rate + right) / (TRUST + num) for rate in usual), mul))
 
     def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
         """Learn how a draft fared, verified or not: `known` tokens have come, and its first `matched` tokens are among them. The tokens
         after its first wrong one teach nothing."""
         name, known = offer.drafter, min(offer.length, known)
         table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
-        cells, places = table.cells(offer, streak, min(known, matched + 1))
-        table.count(cells, places, matched)
+        num = min(known, matched + 1)
+        table.count(*table.cells(offer, streak, num), matched)
+        table.count(table.depths, range(min(num, MODEL_DEPTH)), matched)
+        right, met = row.own.get(name, (0.0, 0.0))
+        row.own[name] = _KEPT**num * right + min(matched, num), _KEPT**num * met + num
         row.streak[name] = streak + matched if offer.length and matched >= known else 0
-
-    def _reach(self, row: PolicyRow, name: str) -> list[float]:
-        """The chances of a model's next draft by depth: of its drafts for this row, beside those for all rows of the kind."""
-        usual = self.costs.accepted(row.kind, name).reach
-        own, num = row.reach.get(name, (usual, 0.0))
-        return [(_OWN * u + num * o) / (_OWN + num) for u, o in zip(usual, own, strict=True)]
 
     # --- choosing who drafts
 
@@ -162,146 +146,96 @@ class Controller:
         if not self.is_sure(curve):
             return [PLAIN] * num_rows
         left = self._available(rows, curve)
-        choices, reaches, is_probing = list[Choice](), list[Sequence[float]](), False
+        choices, reaches, is_probing = list[Choice](), list[list[float]](), False
         for row, given, asked in zip(rows, offers, models, strict=True):
             choice, reach = PLAIN, list[float]()
             for i, offer in enumerate(given):
-                expected = self.reaches(row, offer)
-                gain, depth = self._longest(row, expected, num_rows, left, curve=curve)
-                if gain > max(choice.gain, MARGIN):
-                    choice, reach = Choice(offer=i, depth=depth, gain=gain), expected
+                chances = self.reaches(row, offer)
+                gain, depth = self._best(row, chances, curve, num_rows, left, each=num_rows, is_lookup=True)
+                if gain > choice.gain:
+                    choice, reach = Choice(offer=i, depth=depth, gain=gain), chances
             for name, (limit, queued) in asked.items():
-                found = self._model(row, name, limit, queued, curve, num_rows, left)
-                if found.gain > max(choice.gain, MARGIN):
-                    choice, reach = found, self._reach(row, name)
+                chances = self._usual(row, name, limit)
+                found = self._model(row, name, chances, queued, curve, num_rows, left)
+                if found.gain > choice.gain:
+                    choice, reach = found, chances
             if choice is PLAIN and asked and not is_probing:  # one row's probe holds up all: they take turns
-                choice = self._probe(row, asked, curve, num_rows, left)
+                choice = self._probe(row, asked, curve, left)
                 is_probing = choice.probe
             choices.append(choice)
             reaches.append([] if choice.probe else reach[: choice.depth])
         return choices if num_rows == 1 else self._together(rows, choices, reaches, models, curve, left)
 
-    def _together(
-        self,
-        rows: Sequence[PolicyRow],
-        choices: Sequence[Choice],
-        reaches: Sequence[Sequence[float]],
-        models: Sequence[Mapping[str, tuple[int, int]]],
-        curve: Curve,
-        left: float,
-    ) -> list[Choice]:
-        """What each of several rows chose if all drafted alike, cut to its share of a round that pays as a whole."""
-        prices: dict[str | None, float] = {None: 0.0}
-        for name in {c.model for c in choices if c.model is not None}:
-            places = [i for i, c in enumerate(choices) if c.model == name]
-            cost = self.costs.draft(name, dearest([rows[i] for i in places]), curve.plain)
-            depth, queued = max(choices[i].depth for i in places), sum(models[i][name][1] for i in places)
-            prices[name] = cost.seconds(depth, queued, len(places)) / len(places)
-        priced = [c._replace(price=prices[c.model]) for c in choices]
-        shares = self._shares(rows, priced, reaches, curve, left - sum(c.price for c in priced))
-        return [
-            c if c.probe else c._replace(depth=num) if num else PLAIN
-            for c, num in zip(priced, shares, strict=True)
-        ]
-
-    def _shares(
-        self,
-        rows: Sequence[PolicyRow],
-        choices: Sequence[Choice],
-        reaches: Sequence[Sequence[float]],
-        curve: Curve,
-        left: float,
-    ) -> list[int]:
-        """How many tokens of each row's draft several rows verify together. left: seconds that verifying may take longer."""
-        num_rows, plain = len(rows), curve.plain
-
-        def longer(num: int, accepted: float) -> float:
-            seconds = curve.seconds(num_rows + num) - plain
-            if seconds > left:
-                return inf
-            return seconds + self._compiling(rows[0], num_rows, num_rows + num, accepted / num_rows)
-
-        rates = [
-            num_rows / plain if c.model is None else self._rate(row, plain, num_rows)
-            for row, c in zip(rows, choices, strict=True)
-        ]
-        return share_out(reaches, rates, longer)
-
-    def _longest(
+    def _best(
         self,
         row: PolicyRow,
         reach: Sequence[float],
+        curve: Curve,
         num_rows: int,
         left: float,
         *,
-        curve: Curve,
-        rate: float | None = None,
+        each: int = 1,
         call: float = 0.0,
         step: float = 0.0,
-        worst: float = 0.0,
+        risk: float = 0.0,
+        is_lookup: bool = False,
     ) -> tuple[float, int]:
-        """Expected gain of a draft if all rows draft as much, and the length that it is cut to; (0, 0) if it does not gain.
+        """What the best length of a draft is expected to gain (`Choice.gain`), and that length; (0, 0) where plain decoding is better.
 
-        reach[i]: the chance that its first i + 1 tokens are accepted. left: seconds that verifying may take longer, and drafting. call,
-        step: seconds of drafting however long, and for each token; worst: for each token if no other row shares the call. rate: tokens a
-        second without the draft; None for a lookup's: lookups come in bursts, which set a pace of their own, so what counts is the gain
-        over plain decoding for each second of the round. A lookup's draft that fails leaves enough for the next one: what verifying takes
-        longer must be within that share of what is left which is the chance that as many tokens are accepted as pay for it."""
-        narrow, price = curve.plain, num_rows / curve.plain if rate is None else rate
-        best, depth, total, done = 0.0, 0, 0.0, 0
-        for length in _lengths(len(reach)):
-            longer = (curve.seconds(num_rows + num_rows * length) - narrow) / num_rows
-            if longer + worst * length > left:
-                break
-            total += sum(reach[done:length])
-            done = length
-            back = min(length, ceil(longer * price)) if rate is None else 0
-            if back and longer > reach[back - 1] * left:
+        reach: for each token the chance that it is accepted. each: how many rows draft as much. left: seconds that verifying may take
+        longer, and drafting at worst, which is `risk` for each token. call, step: seconds of drafting however long, and for each token. A
+        lookup's draft that fails leaves enough for the next one: what verifying takes longer must be within that share of what is left
+        which is the chance that as many tokens are accepted as pay for it."""
+        plain, best, length, total = curve.plain, MARGIN * num_rows / curve.plain, 0, 0.0
+        for i, chance in enumerate(reach, 1):
+            total += each * chance
+            width = num_rows + each * i
+            if (1 + i if num_rows == each else i) not in LADDER:
                 continue
-            longer = (
-                PRUDENCE * longer
-                + call
-                + step * length
-                + self._compiling(row, num_rows, num_rows * (1 + length), total)
-            )
-            gain = total - price * longer
-            if rate is None:
-                gain *= narrow / (narrow + longer)
-            if gain > best:
-                best, depth = gain, length
-        return best, depth
+            longer = curve.seconds(width) - plain
+            if longer + risk * i > left:
+                break
+            if is_lookup and longer > left * reach[_pays_back(longer * num_rows / plain / each, i) - 1]:
+                continue
+            seconds = plain + PRUDENCE * longer + call + step * i
+            pace = (num_rows + total) / (seconds + self._compiling(row, num_rows, width, total / num_rows))
+            if pace > best:
+                best, length = pace, i
+        return (best * plain - num_rows, length) if length else (0.0, 0)
 
     def _model(
-        self, row: PolicyRow, name: str, limit: int, queued: int, curve: Curve, num_rows: int, left: float
+        self,
+        row: PolicyRow,
+        name: str,
+        reach: Sequence[float],
+        queued: int,
+        curve: Curve,
+        num_rows: int,
+        left: float,
     ) -> Choice:
-        """The best draft of a model drafter, as far as the accounts can pay; PLAIN if there is none."""
-        cost, rate = self.costs.draft(name, row.kind, curve.plain), self._rate(row, curve.plain, num_rows)
-        missed = cost.queued * max(0, queued - 2) / _SHARED
-        call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) / num_rows + missed
-        step = cost.step * (1.0 + cost.row * (num_rows - 1)) / num_rows
-        at_least, reach = cost.seconds(0, queued), self._reach(row, name)[:limit]
-        gain, depth = self._longest(
+        """The best draft of a model drafter, as far as the accounts can pay, if as many rows draft alike; PLAIN if there is none."""
+        cost = self.costs.draft(name, row.kind, curve.plain)
+        missed = num_rows * cost.queued * max(0, queued - 2) / _SHARED
+        call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) + missed
+        step = cost.step * (1.0 + cost.row * (num_rows - 1))
+        at_least = cost.seconds(0, queued)
+        gain, depth = self._best(
             row,
             reach,
+            curve,
             num_rows,
             left - at_least,
-            curve=curve,
-            rate=rate,
+            each=num_rows,
             call=call,
             step=step,
-            worst=cost.step,
+            risk=cost.step,
         )
         if not depth:
             return PLAIN
         return Choice(model=name, depth=depth, gain=gain, price=at_least + cost.step * depth)
 
     def _probe(
-        self,
-        row: PolicyRow,
-        models: Mapping[str, tuple[int, int]],
-        curve: Curve,
-        num_rows: int,
-        left: float,
+        self, row: PolicyRow, models: Mapping[str, tuple[int, int]], curve: Curve, left: float
     ) -> Choice:
         """The drafter that was asked least lately, if a probe of it is due and can be paid for; else PLAIN."""
         most = min(PROBE_COST * curve.plain, PROBE_SHARE * left)
@@ -323,28 +257,75 @@ class Controller:
         `gained` tokens more than a plain one."""
         if not self.costs.cold or (num_rows, width) in self.costs.ran:
             return 0.0
-        left = min(row.room, self.costs.lengths.get(row.kind, LENGTH))
-        return self.costs.cold / max(1.0, left / (1.0 + gained))
+        return self.costs.cold / max(1.0, min(row.room, self._length(row)) / (1.0 + gained))
+
+    def _length(self, row: PolicyRow) -> float:
+        """Tokens of the usual answer."""
+        return self.costs.lengths.get(row.kind, LENGTH)
+
+    def _together(
+        self,
+        rows: Sequence[PolicyRow],
+        choices: Sequence[Choice],
+        reaches: Sequence[Sequence[float]],
+        models: Sequence[Mapping[str, tuple[int, int]]],
+        curve: Curve,
+        left: float,
+    ) -> list[Choice]:
+        """What each of several rows chose if all drafted alike, cut to its share of a round that pays as a whole."""
+        prices: dict[str | None, float] = {None: 0.0}
+        for name in {c.model for c in choices if c.model is not None}:
+            places = [i for i, c in enumerate(choices) if c.model == name]
+            cost = self.costs.draft(name, dearest([rows[i] for i in places]), curve.plain)
+            depth, queued = max(choices[i].depth for i in places), sum(models[i][name][1] for i in places)
+            prices[name] = cost.seconds(depth, queued, len(places)) / len(places)
+        priced = [c._replace(price=prices[c.model]) for c in choices]
+        drafting = sum(c.price for c in priced)
+        shares = self._share(rows, reaches, curve, left - drafting, drafting)
+        return [
+            c if c.probe else c._replace(depth=num) if num else PLAIN
+            for c, num in zip(priced, shares, strict=True)
+        ]
+
+    def _share(
+        self,
+        rows: Sequence[PolicyRow],
+        reaches: Sequence[Sequence[float]],
+        curve: Curve,
+        left: float,
+        drafting: float = 0.0,
+    ) -> list[int]:
+        """How many tokens of each row's draft a round verifies: the likeliest of all, whichever row they are of, because all rows wait for
+        a round. The first tokens of a wide round can be dear and the next ones nearly free, so no row pays for a step of the curve alone.
+        left: seconds that verifying may take longer."""
+        order = sorted((-chance, row) for row, reach in enumerate(reaches) for chance in reach)
+        chances = [-chance for chance, _ in order]
+        num = self._best(rows[0], chances, curve, len(rows), left, call=drafting)[1]
+        shares = [0] * len(rows)
+        for _, row in order[:num]:
+            shares[row] += 1
+        return shares
 
     def stops(self, row: PolicyRow, name: str, confidences: Sequence[float]) -> bool:
         """Whether a model's draft, of which these tokens have been made, is better verified as it is than continued: the next token, taken
-        to be as likely as those on average, does not pay for its own step and place."""
-        offer, num = Offer(name, len(confidences), confidences), len(confidences)
-        reach = self.reaches(row, offer)
-        if len(reach) < num:
-            return True
-        curve = self.curve([row])
+        to be as likely as those on average, lowers the tokens a second of the round."""
+        num, curve = len(confidences), self.curve([row])
+        reach, cost = (
+            self.reaches(row, Offer(name, num, confidences)),
+            self.costs.draft(name, row.kind, curve.plain),
+        )
+        seconds = cost.seconds(num, 1) + curve.seconds(1 + num)
+        pace = max((1.0 + sum(reach)) / seconds, 1.0 / curve.plain)
         wider = curve.seconds(2 + num) - curve.seconds(1 + num)
-        more = self.costs.draft(name, row.kind, curve.plain).step + PRUDENCE * reach[-1] * wider
         chance: float = reach[-1] ** (1.0 + 1.0 / num)
-        return chance < self._rate(row, curve.plain, 1) * more
+        return chance < pace * (cost.step + reach[-1] * wider)
 
     # --- what else has to be weighed
 
     def should_read(self, row: PolicyRow, name: str, queued: int, *, is_beside: bool = True) -> bool:
         """Whether a drafter reads so many tokens of a prompt. is_beside: the target reads them too; a drafter that adds little to that
         reads them in any case, so that it can be judged. Otherwise it reads what costs a plain round at most, or a probe where one
-        is due, and what its drafts are expected to gain in an answer of the usual length."""
+        is due, and what its drafts are expected to save in an answer of the usual length."""
         curve = self.costs.curve(row.bucket, 1, row.kind)
         cost = self.costs.draft(name, row.kind, curve.plain)
         if is_beside and cost.share < SMALL_SHARE:
@@ -352,9 +333,9 @@ class Controller:
         price = cost.share * READ * queued  # plain rounds
         if price <= (PROBE_COST if self._is_due(row, name) else 1.0):
             return True
-        gain = self._model(row, name, MODEL_DEPTH, 1, curve, 1, CAP * curve.plain).gain
-        rounds = self.costs.lengths.get(row.kind, LENGTH) / (1.0 + sum(self._reach(row, name)[:PROBE_DEPTH]))
-        return gain * rounds > self._rate(row, curve.plain, 1) * price * curve.plain
+        reach = self._usual(row, name, MODEL_DEPTH)
+        gain = self._model(row, name, reach, 1, curve, 1, CAP * curve.plain).gain
+        return self._length(row) * gain / (1.0 + gain) > price
 
     def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
         """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
@@ -371,13 +352,6 @@ class Controller:
         """Seconds by which the plain round behind is longer if these rows leave plain decoding now; nothing if they have left it."""
         return 0.0 if rows[0].is_drafting else curve.pause
 
-    def _rate(self, row: PolicyRow, plain: float, num_rows: int) -> float:
-        """Tokens a second that the row gets without the draft in question, as though some time at the usual pace of such rows had gone
-        before; at least those of plain decoding."""
-        usual = self.costs.pace.get((row.kind, num_rows), 1.0)
-        own = (row.tokens + _ROUNDS * usual) / (row.seconds + _ROUNDS * plain / num_rows)
-        return max(own, num_rows / plain)
-
     # --- with drafts at hand
 
     def asked(self, row: PolicyRow, choice: Choice) -> None:
@@ -385,19 +359,6 @@ class Controller:
         table = self.costs.accepted(row.kind, choice.model or "")
         table.asked_at = self._num_tokens.get(row.kind, 0)
         table.gap = min(2.0 * table.gap, PROBE_GAP) if choice.probe else PROBED
-
-    def read(self, row: PolicyRow, draft: Offer) -> None:
-        """What a model has drafted is known, at once or with the round that verified it."""
-        table, reach = self.costs.accepted(row.kind, draft.drafter), self.reaches(row, draft)
-        if not reach:
-            return
-        more = reach[-1] ** (1.0 / len(reach)) if len(reach) >= draft.length else 0.0
-        while len(reach) < MODEL_DEPTH:
-            reach.append(reach[-1] * more)
-        own, num = row.reach.get(draft.drafter, (reach, 0.0))
-        num = min(num + 1.0, _OWN_DRAFTS)
-        row.reach[draft.drafter] = [a + (b - a) / num for a, b in zip(own, reach, strict=False)], num
-        table.drafted(reach[:MODEL_DEPTH])
 
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
@@ -409,7 +370,6 @@ class Controller:
                 row.is_drafting = False
             return Decision([0] * len(rows))
         curve, num_rows, drafting = self.curve(rows), len(rows), sum(c.price for c in choices)
-        left = self._available(rows, curve) - drafting
         reaches, unread = list[list[float]](), [0] * num_rows
         for i, (row, draft, choice) in enumerate(zip(rows, drafts, choices, strict=True)):
             is_read = draft is not None and (choice.model is None or draft.confidences is not None)
@@ -418,25 +378,22 @@ class Controller:
                 reaches[i] = reaches[i][: choice.depth]
             elif draft is not None and not is_read and not choice.probe:
                 unread[i] = draft.length
-        if num_rows > 1:
-            left -= curve.seconds(num_rows + sum(unread)) - curve.plain
-            shares = self._shares(rows, choices, reaches, curve, left)
-        elif choices[0].offer is not None:
+        if num_rows == 1 and choices[0].offer is not None:
             shares = [choices[0].depth]
         else:
-            rate = self._rate(rows[0], curve.plain, 1)
-            shares = [self._longest(rows[0], reaches[0], 1, left, curve=curve, rate=rate)[1]]
+            left = self._available(rows, curve) - drafting
+            shares = self._share(
+                rows, reaches, curve, left - curve.seconds(num_rows + sum(unread)) + curve.plain
+            )
         widths = [a + b for a, b in zip(shares, unread, strict=True)]
-        width = num_rows + sum(widths)
-        worst = None
+        width, worst = num_rows + sum(widths), None
         if drafting or width > num_rows:
             longer = max(0.0, curve.seconds(width) - curve.plain)
             worst = (drafting + longer + self._pause(rows, curve)) / curve.plain
         for row in rows:
             row.is_drafting = worst is not None
             row.account.reserve(worst or 0.0)
-        looked_up = (row for row, choice in zip(rows, choices, strict=True) if choice.offer is not None)
-        return Decision(widths, worst, frozenset(looked_up))
+        return Decision(widths, worst)
 
     # --- when rounds have been read
 
@@ -470,27 +427,19 @@ class Controller:
             gained, seconds = -curve.pause / curve.plain, curve.plain + curve.pause
         elif decision.calls or width > num_rows or worst is None:
             seconds = num_rounds * self.costs.took(curve, width, decision.calls, seconds / num_rounds)
-        rounds, share = seconds / curve.plain, seconds / num_rows
+        rounds = seconds / curve.plain
         if worst is not None:
             gained = max(-worst, sum(num for _, num in parts) / len(parts) - rounds)
         self.bank.settle(rounds, gained)
         self.costs.bank = self.bank.balance
-        fade = FADE if num_rounds == 1 else 1.0 - (1.0 - FADE) ** num_rounds
         for row, num_tokens in parts:
             row.is_behind_drafts = worst is not None
             row.account.settle(rounds, gained, worst or 0.0)
             self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
-            if row in decision.by_lookup:
-                continue  # the pace between lookups is the one at which a model's draft saves time
-            key = row.kind, num_rows
-            pace = self.costs.pace.get(key, 1.0)
-            self.costs.pace[key] = pace + _PACE * min(rounds, _ROUNDS) * (num_tokens / rounds - pace)
-            row.tokens += num_tokens - fade * row.tokens
-            row.seconds += share - fade * row.seconds
 
     def ended(self, row: PolicyRow, num_tokens: int) -> None:
         """An answer of so many tokens has ended."""
-        usual = self.costs.lengths.get(row.kind, LENGTH)
+        usual = self._length(row)
         self.costs.lengths[row.kind] = usual + FADE * (num_tokens - usual)
 
 
@@ -499,6 +448,6 @@ def dearest(rows: Sequence[PolicyRow]) -> str:
     return max((r.kind for r in rows), key=lambda kind: 1 + DEARER.index(kind) if kind in DEARER else 0)
 
 
-def _lengths(most: int) -> list[int]:
-    """Lengths that a draft of so many tokens at most is cut to: a round of one row has a width of the ladder."""
-    return [w - 1 for w in LADDER if 0 < w - 1 <= most]
+def _pays_back(tokens: float, length: int) -> int:
+    """The accepted tokens that pay for a draft of this length, if so many do: the whole draft at most."""
+    return max(1, min(ceil(tokens), length))

@@ -29,7 +29,7 @@ _FAR = 3.0  # times what rounds are off by in the mean, and _CLIP at least: so f
 _GUESSED = log(TRUST)  # likewise for guessed costs
 _ROW = 0.25  # share of a draft that each further row costs
 _STEEP = 4.0  # a guess that is off by one width is off by as much, up to this factor, at the widths beyond
-_FORMAT = 10
+_FORMAT = 11
 _MOST_CURVES, _LEAST, _MOST = 200, 1e-9, MAX_TOKENS * 1e3  # in a file: curves, and seconds of a round
 
 Guess = Callable[[int], float]  # width -> seconds, in any unit
@@ -222,11 +222,11 @@ class CostModel:
     nearest curve that rounds have taught. And how drafts at these costs fared, which is kept with them.
 
     drafts: seconds, by drafter and kind of sampling. guesses: plain rounds, by drafter, until it has drafted. acceptance: by kind of
-    request and drafter. pace: by kind and number of rows, tokens in the time of a plain round. lengths: by kind, tokens of an answer. bank:
-    plain rounds that answers have gained. judged: by drafter, how many drafts were compared with the text and how many began right. pause:
-    share of a plain round of several rows that any drafts are taken to cost beyond their tokens until rounds have told. ran: rows and
-    widths of rounds that this process has run; cold: seconds that the first round of a shape is taken to take more. is_in_doubt: whether
-    the next rounds should be plain, because the machine may have another speed.
+    request and drafter. lengths: by kind, tokens of an answer. bank: plain rounds that answers have gained. judged: by drafter, how many
+    drafts were compared with the text and how many began right. pause: share of a plain round of several rows that any drafts are taken to
+    cost beyond their tokens until rounds have told. ran: rows and widths of rounds that this process has run; cold: seconds that the first
+    round of a shape is taken to take more. is_in_doubt: whether the next rounds should be plain, because the machine may have another
+    speed.
     """
 
     def __init__(
@@ -242,7 +242,6 @@ class CostModel:
         self._num_drafts: dict[tuple[str, str], float] = {}
         self.guesses, self.pause = dict(guesses or {}), pause
         self.acceptance: dict[tuple[str, str], Acceptance] = {}
-        self.pace: dict[tuple[str, int], float] = {}
         self.lengths: dict[str, float] = {}
         self.judged: dict[str, tuple[int, int]] = {}
         self.bank: float | None = None
@@ -258,7 +257,7 @@ class CostModel:
     def apart(self) -> CostModel:
         """The same costs, and acceptance of its own: for rounds whose texts are nobody's."""
         made = copy(self)
-        made.acceptance, made.pace, made.lengths, made.judged = {}, {}, {}, {}
+        made.acceptance, made.lengths, made.judged = {}, {}, {}
         return made
 
     def compiled(self, num_rows: int, width: int, seconds: float | None) -> None:
@@ -422,7 +421,6 @@ class CostModel:
             "curves": curves,
             "drafts": [[*key, vars(cost)] for key, cost in self.drafts.items()],
             "acceptance": [[*key, table.as_data()] for key, table in self.acceptance.items()],
-            "pace": [[*key, pace] for key, pace in self.pace.items()],
             "lengths": self.lengths,
             "judged": self.judged,
             "bank": self.bank,
@@ -447,7 +445,6 @@ class CostModel:
             for name, kind, cost in data["drafts"]:
                 found.drafts[str(name), str(kind)] = DraftCost(**{k: float(v) for k, v in cost.items()})
             found.acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}
-            found.pace = {(str(k), int(n)): checked(p, 0.0, MAX_TOKENS) for k, n, p in data["pace"]}
             found.lengths = {str(k): checked(n, 0.0) for k, n in data["lengths"].items()}
             found.judged = {str(d): (int(n), min(int(n), int(r))) for d, (n, r) in data["judged"].items()}
             found.bank = None if data["bank"] is None else checked(data["bank"], 0.0)

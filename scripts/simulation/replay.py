@@ -108,10 +108,8 @@ class Replay:
         time = self.machine.drafts[name].seconds(depth, queued, len(places)) * noise
         calls.append(DraftCall(name, active[0].control.kind, depth, queued, len(places)))
         for i in places:
-            draft = drafts[i] = active[i].offer(name, min(depth, choices[i].depth))
+            drafts[i] = active[i].offer(name, min(depth, choices[i].depth))
             self.control.asked(active[i].control, choices[i])
-            if draft is not None:
-                self.control.read(active[i].control, draft)
         return time + looks * self.machine.look
 
     def _depth(self, name: str, rows: Sequence[_Row], choices: Sequence[Choice]) -> tuple[int, int]:

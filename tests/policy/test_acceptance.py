@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxspec.errors import ConfigError
-from mlxspec.policy.acceptance import MODEL_DEPTH, Acceptance, Cells, Offer
+from mlxspec.policy.acceptance import Acceptance, Cells, Offer
 from mlxspec.policy.controller import Controller, PolicyRow
 from mlxspec.policy.costs import CostModel
 from tests.known_costs import known_costs
@@ -119,11 +119,10 @@ def test_what_was_learned_survives_its_file() -> None:
         {"sure": [[0.5] * 12, [0.0] * 12]},
         {"streaks": [[0.1] * 11, [4.0] * 10]},
         {"streaks": ["a"] * 2},
-        {"reach": [-0.5] * 11},
-        {"reach": [float("nan")] * 11},
+        {"depths": [[-0.5] * 11, [4.0] * 11]},
+        {"depths": [[float("nan")] * 11, [4.0] * 11]},
         {"gap": 10**400},
         {"gap": None},
-        {"drafts": {}},
     ],
     ids=str,
 )
@@ -150,15 +149,6 @@ def test_chances_stay_chances(rounds: list[tuple[list[float], bool, int, int]]) 
         assert all(0 < p < 1 for p in reaches)
         assert all(a >= b for a, b in zip(reaches, reaches[1:], strict=False))
         control.learn(row, offer, min(matched, known, len(confidences)), known)
-
-
-def test_the_reach_of_a_models_drafts_follows_them() -> None:
-    table = Acceptance()
-    for _ in range(200):
-        table.drafted([0.9**i for i in range(1, MODEL_DEPTH + 1)])
-    assert table.reach[2] == pytest.approx(0.9**3, rel=1e-4)
-    table.drafted([0.0] * MODEL_DEPTH)
-    assert 0.9 * 0.9**3 < table.reach[2] < 0.9**3
 
 
 def test_a_rate_is_a_mean_of_no_more_than_it_remembers() -> None:

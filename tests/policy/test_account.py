@@ -78,9 +78,8 @@ class Group:
             seconds += self.machine.drafts["mtp"].seconds(depth, queued, len(asked))
             calls.append(DraftCall(name, "", depth, queued, len(asked)))
             for i in asked:
-                draft = drafts[i] = Offer(name, choices[i].depth, [sure] * choices[i].depth)
+                drafts[i] = Offer(name, choices[i].depth, [sure] * choices[i].depth)
                 control.asked(rows[i], choices[i])
-                control.read(rows[i], draft)
                 self.queued[i][name] = 0
         available = min(r.account.available(is_alone=num_rows == 1) for r in rows)
         decision = control.trim(rows, drafts, choices)

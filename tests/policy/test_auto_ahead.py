@@ -288,7 +288,6 @@ def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch
     assert policy is not None
     balances: list[float] = []
     monkeypatch.setattr(Acceptance, "count", lambda *_: None)
-    monkeypatch.setattr(Acceptance, "drafted", lambda *_: None)
     submit = Auto._submit
 
     def seen(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +14,11 @@ from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import FIRST_CHANCE, PROBED, Offer
 from mlxspec.policy.account import LEAST, MOST
 from mlxspec.policy.controller import (
+    MARGIN,
     PLAIN,
     PROBE_COST,
     PROBE_GAP,
+    PRUDENCE,
     Choice,
     Controller,
     Decision,
@@ -41,9 +46,8 @@ def taught(control: Controller, row: PolicyRow, offer: Offer, matched: int, time
 
 
 def drafted(control: Controller, row: PolicyRow, offer: Offer, choice: Choice | None = None) -> None:
-    """A model has drafted, and the draft has been read."""
+    """A model has drafted."""
     control.asked(row, choice or Choice(model=offer.drafter, depth=offer.length))
-    control.read(row, offer)
 
 
 MODELS = {"mtp": (8, 1)}
@@ -171,17 +175,10 @@ def test_the_poorest_row_decides_what_a_round_may_lose() -> None:
 
 @catches(
     "what one row verifies is not taken from what is left for the next",
-    "mlxspec.policy.controller:Controller._longest",
+    "mlxspec.policy.controller:Controller._share",
     lambda right: (
-        lambda self, row, reach, num_rows, width, left, *, curve, **more: right(
-            self,
-            row,
-            reach,
-            num_rows,
-            width,
-            left + curve.seconds(width) - curve.seconds(num_rows),
-            curve=curve,
-            **more,
+        lambda self, rows, reaches, curve, left, drafting=0.0: right(
+            self, rows, reaches, curve, len(rows) * left, drafting
         )
     ),
     case="[2.4",
@@ -295,6 +292,45 @@ def test_what_a_model_drafts_for_one_of_several_rows_is_verified_where_it_pays(l
     # any drafts of three rows cost three tenths of a round, which is about a token
     pays = length > 1
     assert cut(control, rows, [Offer("mtp", length, [0.98] * length), None, None]) == [pays * length, 0, 0]
+
+
+def _alike(right: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    def shared(
+        self: Controller, rows: list[PolicyRow], reaches: list[list[float]], *more: object
+    ) -> list[int]:
+        num = sum(right(self, rows, reaches, *more)) // len(rows)
+        return [min(num, len(reach)) for reach in reaches]
+
+    return shared
+
+
+@catches(
+    "all rows get as much",
+    "mlxspec.policy.controller:Controller._share",
+    _alike,
+)
+@given(
+    reaches=st.lists(st.lists(st.floats(0.05, 1.0), max_size=4).map(sorted), min_size=2, max_size=3),
+    steps=st.lists(st.floats(0.0, 1.5), min_size=12, max_size=12),
+)
+def test_no_other_shares_give_more_tokens_a_second(reaches: list[list[float]], steps: list[float]) -> None:
+    """Against every way to share a round of one of the widths."""
+    num_rows = len(reaches)
+    chances = [reach[::-1] for reach in reaches]
+    costs = known_costs({1: 1.0})
+    costs.know({num_rows + i: 1.0 + sum(steps[:i]) for i in range(13)}, {}, num_rows=num_rows)
+    control = Controller(costs)
+    rows = [opened() for _ in reaches]
+    curve = control.curve(rows)
+
+    def pace(taken: Sequence[int]) -> float:
+        accepted = sum(sum(reach[:num]) for reach, num in zip(chances, taken, strict=True))
+        longer = curve.seconds(num_rows + sum(taken)) - curve.plain
+        return (1.0 if sum(taken) else MARGIN) * (num_rows + accepted) / (curve.plain + PRUDENCE * longer)
+
+    found = control._share(rows, chances, curve, 1e9)
+    every = product(*(range(len(reach) + 1) for reach in chances))
+    assert pace(found) >= (1 - 1e-9) * max(pace(taken) for taken in every if sum(taken) in {0, *LADDER})
 
 
 def test_rows_share_a_verify_by_what_their_tokens_promise() -> None:
@@ -427,7 +463,9 @@ def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
         chosen.append(choice.model)
         if choice.model is not None:
             sure = 0.95 if choice.model == "eagle3" else 0.1
-            drafted(control, row, Offer(choice.model, choice.depth, [sure] * choice.depth), choice)
+            offer = Offer(choice.model, choice.depth, [sure] * choice.depth)
+            drafted(control, row, offer, choice)
+            control.learn(row, offer, choice.depth if sure > 0.5 else 0, choice.depth)
         spent(control, row, 4, 2.0)
     assert chosen[-10:].count("eagle3") >= 8
 
@@ -483,25 +521,6 @@ def test_a_width_that_has_never_run_is_charged_for_compiling() -> None:
     assert control.choose([row], [[offer]], [{}])[0].depth == 3
     row.room, control.costs.lengths[""] = 10_000, 10_000.0  # enough rounds to share it
     assert control.choose([row], [[offer]], [{}])[0].depth > 3
-
-
-@catches(
-    "lookups' rounds set the price of time between them",
-    "mlxspec.policy.controller:Decision.by_lookup",
-    lambda right: property(lambda self: frozenset()),
-)
-def test_what_lookups_gain_makes_a_models_draft_no_dearer() -> None:
-    """A model's draft saves time at places where no lookup drafts: the pace there is what it is compared with."""
-    control = controller({1: 1.0, 2: 1.3, 16: 2.0}, mtp=DraftCost(step=0.2))
-    row, offer = opened(), Offer("ngram-simple", 16)
-    taught(control, row, offer, 16)
-    before = control.choose([row], [[]], [MODELS])[0]
-    for _ in range(20):
-        decision = decided(control, row, offer)
-        control.spent([(row, 16)], 1, 16, 2.0, decision)
-    after = control.choose([row], [[]], [MODELS])[0]
-    assert before.gain > 0
-    assert after.gain == pytest.approx(before.gain)
 
 
 def test_what_was_learned_survives_the_row_within_its_kind() -> None:

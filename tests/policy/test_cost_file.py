@@ -112,7 +112,7 @@ def _spoiled(data: Any, wrong: Any) -> Iterator[Any]:
 def test_whatever_a_file_holds_stops_no_start(wrong: Any) -> None:
     known = known_costs({1: 1.0, 4: 9.0}, {"mtp": DraftCost(step=0.4)})
     known.accepted("text", "mtp")
-    known.pace["text", 1], known.lengths["text"], known.bank = 1.0, 50.0, 3.0
+    known.lengths["text"], known.bank = 50.0, 3.0
     good = json.loads(json.dumps(known.as_data()))
     CostModel().learn_from(good)
     for spoiled in _spoiled(good, wrong):

@@ -273,7 +273,7 @@ def test_costs_survive_their_file() -> None:
         costs.curve(0).refine(4, 0.03)
         costs.curve(2).refine(1, 0.05)
         costs.drafted(costs.curve(0), 1, [DraftCall("mtp", "greedy", 2, 1, 1)], 0.018)
-    costs.pace["greedy", 1], costs.lengths["greedy"], costs.bank = 1.5, 77.0, 3.0
+    costs.lengths["greedy"], costs.bank = 77.0, 3.0
     costs.judged["mtp"] = (40, 30)
     costs.curve(0).pause = 0.001
     found = kept(costs)
@@ -282,12 +282,7 @@ def test_costs_survive_their_file() -> None:
     assert found.curve(2).plain == pytest.approx(costs.curve(2).plain)
     assert found.draft("mtp", "greedy", 1.0) == costs.draft("mtp", "greedy", 1.0)
     assert not found.is_guess("mtp", "greedy")
-    assert (found.pace, found.lengths, found.bank, found.judged) == (
-        costs.pace,
-        costs.lengths,
-        costs.bank,
-        costs.judged,
-    )
+    assert (found.lengths, found.bank, found.judged) == (costs.lengths, costs.bank, costs.judged)
     assert found.curve(0).pause == 0.001
     assert json.dumps(kept(found).as_data()) == json.dumps(found.as_data())
 
@@ -323,10 +318,10 @@ def test_costs_apart_share_what_rounds_take_and_nothing_of_texts() -> None:
     costs = known_costs({1: 1.0}, {"mtp": DraftCost(step=0.1)})
     costs.accepted("greedy", "mtp").count(costs.accepted("greedy", "mtp").sure, [3], 1)
     apart = costs.apart()
-    apart.accepted("greedy", "mtp").drafted([0.0] * 11)
+    apart.accepted("greedy", "mtp").count(apart.accepted("greedy", "mtp").sure, [3], 0)
     apart.curve(0).refine(4, 2.0)
     apart.compiled(1, 4, None)
-    assert costs.accepted("greedy", "mtp").reach != apart.accepted("greedy", "mtp").reach
+    assert costs.accepted("greedy", "mtp").sure.rates != apart.accepted("greedy", "mtp").sure.rates
     assert costs.curve(0) is apart.curve(0)
     assert (1, 4) in costs.ran
 
