@@ -17,7 +17,7 @@
 #define UNROLL _Pragma("clang loop unroll(full)")
 
 // Codes p and p + 16 / BITS of a word, as halves that hold: of an affine format 16 (BITS 4) or 256 (BITS 8) more than the code, as its bits
-// then stand in the fraction of a number between that and its double; else the number in units of 2^-14 (e2m1) or 2^-8 (e4m3).
+// then stand in the fraction of a number between that and its double; else the number that an e2m1 or e4m3 code stands for.
 template <int BITS, int AFFINE>
 inline half2 codes_of(uint word, int p) {
   if (AFFINE) {
@@ -35,7 +35,6 @@ constexpr int WORDS = BITS / 4;  // of 8 codes
 constexpr int HALF = 16 / BITS;  // codes in half a word
 constexpr int OUTPUTS = 8 * BLOCKS, ROWS = 8 * TILES;
 constexpr float OFFSET = BITS == 4 ? 16.0f : 256.0f;
-constexpr float PER_UNIT = AFFINE ? 1.0f : BITS == 4 ? 16384.0f : 256.0f;
 threadgroup float sums_of[SIMDGROUPS * OUTPUTS * ROWS];
 
 const int N = scales_shape[0], M = x_shape[0], K = x_shape[1];
@@ -137,6 +136,6 @@ for (int i = thread_index_in_threadgroup; i < OUTPUTS * M; i += 32 * SIMDGROUPS)
     total += sums_of[(g * OUTPUTS + output) * ROWS + m];
   }
   if (first + output < N) {
-    y[m * N + first + output] = static_cast<T>(PER_UNIT * total);
+    y[m * N + first + output] = static_cast<T>(total);
   }
 }

@@ -2,7 +2,7 @@
 //
 // Every row is added up in the very order of MLX's own one-row kernel for these shapes (K a multiple of 512): a lane takes VALUES neighbours
 // of every 32 * VALUES, 4 at a time in the 4-bit formats, scales each lane's part, then the lanes are summed. So a verify of several tokens
-// can be bit for bit their plain steps. Codes are taken in units of a power of two, which changes no bit (of products above 2^-112).
+// can be bit for bit their plain steps.
 //
 // AFFINE 1: a weight is scale * code + bias, the code an unsigned integer of BITS bits; scales and biases (N, K / GROUP) are in T.
 // AFFINE 0: a weight is scale * code, the code e2m1 (BITS 4) or e4m3 (BITS 8); scales are bytes, e4m3 for groups of 16 (nvfp4) and e8m0
@@ -15,7 +15,7 @@
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// The lane's codes of one output as floats: integers of an affine format, else numbers in units of 2^-14 (e2m1) or 2^-8 (e4m3).
+// The lane's codes of one output as floats: integers of an affine format, else the numbers that e2m1 or e4m3 codes stand for.
 template <int BITS, int AFFINE, int VALUES>
 inline void unpack(const device uint* from, thread float* to) {
   const uint2 packed = *(const device uint2*)from;
@@ -65,7 +65,6 @@ inline float product_of(const thread T* x, const thread float* code) {
 
 //// body
 constexpr int VALUES = 64 / BITS;
-constexpr float PER_UNIT = AFFINE ? 1.0f : BITS == 4 ? 16384.0f : 256.0f;
 const int N = scales_shape[0], K = x_shape[1];
 const int lane = thread_index_in_simdgroup;
 const int first = 4 * thread_position_in_grid.y;
@@ -104,7 +103,7 @@ for (int at = lane * VALUES; at < K; at += 32 * VALUES) {
     const float bias = AFFINE ? static_cast<float>(biases[group]) : 0.0f;
     UNROLL
     for (int m = 0; m < M; ++m) {
-      const float product = PER_UNIT * product_of<BITS, VALUES>(mine[m], code);
+      const float product = product_of<BITS, VALUES>(mine[m], code);
       // a statement of its own, as in MLX's kernel: a compiler may fuse products and sums within one, not beyond
       const float part = AFFINE ? scale * product + sum[m] * bias : scale * product;
       result[r][m] += part;

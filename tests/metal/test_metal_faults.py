@@ -54,9 +54,11 @@ def check_qmv_rows() -> None:
 def check_qmv_rows_fp() -> None:
     for mode in MICROSCALING:
         check_rows(*draw(2, 9, 1024, mode=mode))
-    for mode in MICROSCALING:
-        check_codes(mode, place=5)
-        check_scales(mode)
+    for flush in (False, True):
+        with emulator.settings(flush=flush):
+            for mode in MICROSCALING:
+                check_codes(mode, place=5)
+                check_scales(mode)
 
 
 def check_qmm_few() -> None:
@@ -67,7 +69,8 @@ def check_qmm_few() -> None:
 def check_qmm_few_fp() -> None:
     for mode in MICROSCALING:
         check_rows(*draw(6, 9, 640, mode=mode), qmm_few.KERNEL)
-        check_codes(mode, place=5, kernel=qmm_few.KERNEL)
+        with emulator.settings(flush=True):
+            check_codes(mode, place=5, kernel=qmm_few.KERNEL)
 
 
 def check_kv_attend() -> None:
@@ -328,8 +331,14 @@ FAULTS = [
     (
         "qmm_few_fp",
         "units of e2m1 forgotten",
-        "AFFINE ? 1.0f : BITS == 4 ? 16384.0f",
-        "AFFINE || BITS == 4 ? 1.0f",
+        "half(16384.0f)",
+        "half(1.0f)",
+    ),
+    (
+        "qmm_few_fp",
+        "codes widened before they are multiplied",
+        "half2(codes.x * factor, codes.y * factor)",
+        "half2(half(float(codes.x) * float(factor)), half(float(codes.y) * float(factor)))",
     ),
     ("qmm_few_fp", "codes of the next half", "word >> (BITS * p);", "word >> (BITS * (16 / BITS - 1 - p));"),
     ("qmv_rows_fp", "the second word forgotten", "i < PER_WORD ? packed.x : packed.y", "packed.x"),
@@ -351,21 +360,27 @@ FAULTS = [
     ("qmv_rows_fp", "e2m1 with another exponent", "0x00070007u) << 9)", "0x00070007u) << 10)"),
     ("qmv_rows_fp", "e4m3 without signs", "((codes & 0x00800080u) << 8) | ", ""),
     ("qmv_rows_fp", "e4m3 with a number for what is none", "low + 0x00010001u", "low"),
-    ("qmv_rows_fp", "e4m3 with another exponent", "(low << 7));", "((low + 0x00080008u) << 7));"),
+    ("qmv_rows_fp", "e4m3 with another exponent", "(low << 7);", "((low + 0x00080008u) << 7);"),
     (
         "qmv_rows_fp",
         "the second e4m3 code's sign for the first",
         "codes & 0x00800080u",
         "codes >> 16 & 0x00800080u",
     ),
-    ("qmv_rows_fp", "one unit for both kinds of code", "BITS == 4 ? 16384.0f : 256.0f", "16384.0f"),
+    ("qmv_rows_fp", "one unit for both kinds of code", "half(256.0f)", "half(16384.0f)"),
+    (
+        "qmv_rows_fp",
+        "codes widened before they are multiplied",
+        "half2(codes.x * factor, codes.y * factor)",
+        "half2(half(float(codes.x) * float(factor)), half(float(codes.y) * float(factor)))",
+    ),
     ("qmv_rows_fp", "nvfp4 scales taken for e8m0", "return GROUP == 16 ?", "return GROUP == 64 ?"),
     ("qmv_rows_fp", "e8m0 scales taken for e4m3", "return GROUP == 16 ?", "return GROUP <= 32 ?"),
     (
         "qmv_rows_fp",
         "scales in another unit",
-        "256.0f * static_cast<float>(halves",
-        "static_cast<float>(halves",
+        "static_cast<float>(halves_of_e4m3(code).x)",
+        "0.5f * static_cast<float>(halves_of_e4m3(code).x)",
     ),
     ("qmv_rows_fp", "e8m0 off by one", "0x00400000u : code << 23", "0x00400000u : (code - 1) << 23"),
     ("qmv_rows_fp", "the smallest e8m0 taken for zero", "code == 0 ? 0x00400000u : code << 23", "code << 23"),

@@ -65,15 +65,18 @@ def test_every_number_of_rows(metal, num_rows, mode):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_code_is_what_mlx_unpacks_it_to(emulated, mode, place, of):
-    with emulated():
-        check_codes(mode, place, of)
+    """On a GPU that takes denormal halves for zero in conversions as well."""
+    for flush in (False, True):
+        with emulated(flush=flush):
+            check_codes(mode, place, of)
 
 
 @both_kernels
 @pytest.mark.parametrize("mode", MODES)
 def test_every_scale_is_what_mlx_unpacks_it_to(emulated, mode, of):
-    with emulated():
-        check_scales(mode, of)
+    for flush in (False, True):
+        with emulated(flush=flush):
+            check_scales(mode, of)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 7])

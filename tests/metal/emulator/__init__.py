@@ -43,12 +43,13 @@ _ORDERS = ("forward", "reverse", "random")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How kernels run: `order` of lanes, simdgroups and threadgroups (forward, reverse, random), `seed` of the random one, and whether the
-    compiler may `contract` a * b + c into one rounding, as Apple's may."""
+    """How kernels run: `order` of lanes, simdgroups and threadgroups (forward, reverse, random), `seed` of the random one, whether the
+    compiler may `contract` a * b + c into one rounding, as Apple's may, and whether conversions of denormal halves `flush` them to zero."""
 
     order: str = "forward"
     seed: int = 1
     contract: bool = False
+    flush: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +174,7 @@ class metal_kernel:
         raw = _run(
             self.name,
             dict(template or ()),
-            build(unit, contract=_current.contract),
+            build(unit, contract=_current.contract, flush=_current.flush),
             parameters,
             contents,
             len(output_shapes),

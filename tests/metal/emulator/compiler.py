@@ -50,9 +50,10 @@ def _fused_flags() -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=512)
-def build(unit: str, *, contract: bool) -> ctypes.CDLL:
-    """The loaded library of a translation unit."""
-    flags = (*_KERNEL_FLAGS, *_fused_flags(), f"-ffp-contract={'fast' if contract else 'off'}")
+def build(unit: str, *, contract: bool, flush: bool = False) -> ctypes.CDLL:
+    """Compile a translation unit and load its library. GCC contracts in a pass that -O1 leaves out: -fexpensive-optimizations has it."""
+    contraction = ("-ffp-contract=fast", "-fexpensive-optimizations") if contract else ("-ffp-contract=off",)
+    flags = (*_KERNEL_FLAGS, *_fused_flags(), *contraction, f"-DEMU_FLUSH={int(flush)}")
     path = cache / f"{_hash(_runtime_key(), unit, *flags)}.so"
     if not path.exists():
         runtime = _compile_runtime()
