@@ -36,12 +36,18 @@ python_fits() {
         "$(uname -m)" >/dev/null 2>&1 </dev/null
 }
 
+# Whether $1 is only a stand-in: on a Mac without Xcode's tools, /usr/bin/python3 opens a dialog that wants to install them.
+opens_a_dialog() {
+    [ "$1" = /usr/bin/python3 ] && [ "$(uname -s)" = Darwin ] && ! xcode-select -p >/dev/null 2>&1
+}
+
 # The first Python that fits among python3 and its numbered names; nothing if there is none.
 find_python() {
-    local name
+    local name path
     for name in python3 python3.13 python3.12 python3.14 python3.11 python; do
-        if command -v "$name" >/dev/null 2>&1 && python_fits "$name"; then
-            command -v "$name"
+        path=$(command -v "$name" 2>/dev/null) || continue
+        if ! opens_a_dialog "$path" && python_fits "$path"; then
+            printf '%s\n' "$path"
             return
         fi
     done
@@ -81,7 +87,7 @@ install_with_pip() {
         base=$(find_python)
         [ -n "$base" ] ||
             die "mlxspec needs Python 3.11 or newer for this machine's own architecture; here is only: $(
-                python3 -V 2>/dev/null || echo none
+                found=$(command -v python3) && ! opens_a_dialog "$found" && "$found" -V 2>/dev/null || echo none
             )."
         "$base" -c 'import ensurepip, venv' >/dev/null 2>&1 </dev/null ||
             die "$base cannot make environments: install the package python3-venv (Debian, Ubuntu: sudo apt install python3-venv)."

@@ -450,3 +450,14 @@ class TestFolders:
         assert notice.startswith("The cache folder ")
         assert not folder.is_relative_to(tmp_path)
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+
+
+def test_the_main_thread_destroys_its_streams_at_exit() -> None:
+    program = (
+        "import mlxspec.platform.device, mlx.core as mx\n"
+        "mx.eval(mx.ones(3) + 1)\n"
+        "clear = mx.clear_streams\n"
+        "mx.clear_streams = lambda: (clear(), print('cleared'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "cleared\n"

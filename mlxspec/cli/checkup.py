@@ -244,7 +244,7 @@ def _earlier_texts() -> Iterator[Finding]:
 
     for name, path in {"prefix store": default_folder(), "earlier texts": texts_folder()}.items():
         if os.path.exists(path):  # not so in a folder of another user, where Path.exists raises
-            num = len(list(path.glob("*.safetensors")))
+            num = len(list(path.glob("[!.]*.safetensors")))
             found = f"{path}, {counted(num, 'file')}, {size(_bytes_in(path))}; removing the folder clears it"
             yield Finding(name=name, found=found)
         elif name == "prefix store":

@@ -64,7 +64,7 @@ def new_file() -> Path | None:
 def kept_files() -> list[Path]:
     """Conversations that were kept by themselves, the newest first."""
     folder, notice = folders.private_folder("chats")
-    return [] if notice else sorted(folder.glob("*.json"), reverse=True)
+    return [] if notice else sorted(folder.glob("[!.]*.json"), reverse=True)
 
 
 def title(path: Path) -> str:

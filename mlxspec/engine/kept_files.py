@@ -115,7 +115,9 @@ class KeptFiles:
         found: dict[str, KeptFile] = {}
         with os.scandir(self.path) as items:
             for item in items:
-                if item.name.endswith(_SUFFIX):
+                if item.name.endswith(_SUFFIX) and not item.name.startswith(
+                    "."
+                ):  # `._NAME`: macOS's, on drives of other systems
                     with contextlib.suppress(FileNotFoundError):  # another process has just removed it
                         info = item.stat(follow_symlinks=False)
                         if stat.S_ISREG(info.st_mode):

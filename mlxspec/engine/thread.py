@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-import mlx.core as mx
+from mlxspec.platform import device
 
 _Job = tuple[Callable[[], None], threading.Event]
 _log = logging.getLogger("mlxspec")
@@ -73,8 +73,7 @@ class JobThread:
             finally:
                 del job
                 ended.set()
-        # streams belong to the thread that made them; left to the end of the process they abort it
-        getattr(mx, "clear_streams", lambda: None)()
+        device.clear_streams()
 
     def _next(self) -> _Job | None:
         with self._changed:

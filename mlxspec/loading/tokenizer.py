@@ -21,6 +21,7 @@ from tokenizers.decoders import DecodeStream
 
 from mlxspec.errors import ContextOverflowError, HelperError, TokenizerError
 from mlxspec.loading import added_tokens, tokenizer_trial
+from mlxspec.loading.folder import is_hidden
 from mlxspec.loading.names import printable
 from mlxspec.loading.spelled_tokens import MARK, Spellings
 from mlxspec.loading.template import ChatTemplate, special_tokens
@@ -226,7 +227,8 @@ def template_in(folder: Path) -> ChatTemplate | None:
         read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
     given = settings.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
-    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    more = (folder / "additional_chat_templates").glob("*.jinja")
+    others = sorted(path for path in more if not is_hidden(path))
     special = special_tokens(settings, beside)
     return ChatTemplate.from_files(folder / "chat_template.jinja", others, given, special)
 

@@ -6,6 +6,7 @@ what only MLX can answer is asked when needed. Knows no models, no shapes, and n
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import os
@@ -62,6 +63,18 @@ class DeviceReport:
     compile_reason: str
     tf32: bool | None
     notices: tuple[str, ...]
+
+
+def clear_streams() -> None:
+    """Destroy MLX's streams of the calling thread, which must not compute any more. MLX may abort a process that ends with a stream
+    (mlx #4327), so each thread that computes calls this last. The main thread does so at exit."""
+    if "mlx.core" in sys.modules:
+        import mlx.core as mx
+
+        mx.clear_streams()
+
+
+atexit.register(clear_streams)
 
 
 def tf32() -> bool | None:

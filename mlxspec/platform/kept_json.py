@@ -26,7 +26,7 @@ def kept_file(folder: str, described: Any, *more: bytes) -> Path:
 
 def kept_files(folder: str) -> list[Path]:
     """All files in this folder of the cache."""
-    return sorted(folders.private_folder(folder)[0].glob("*.json"))
+    return sorted(folders.private_folder(folder)[0].glob("[!.]*.json"))
 
 
 def read(path: Path) -> Any:
