@@ -216,6 +216,20 @@ def test_files_that_pages_name_are_there(page: Path) -> None:
         )
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    """The names of tests stand behind their file: `tests/room/test_file.py`, `test_one`, `test_other`."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = [
+        (path, name)
+        for path, names in re.findall(r"`(tests/[\w/]+\.py)`((?:, `test_\w+`)+)", text)
+        for name in re.findall(r"test_\w+", names)
+    ]
+    assert named
+    assert len(named) == len(re.findall(r"`test_\w+`", text)), "a test is named without its file"
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"
+
+
 def test_no_paragraph_stands_twice() -> None:
     """Paragraphs and list items of at least twelve words, over all pages."""
     seen: dict[str, str] = {}

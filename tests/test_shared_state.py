@@ -40,6 +40,7 @@ SHARED = {
             "_checks",
             "_of_models",
             "_raced",
+            "_refusals",
             "_reports",
             "_speedups",
             "_texts",
@@ -55,6 +56,7 @@ SHARED = {
     "models/image_features.py:ImageFeatures._kept": BY_OWNER,
     "option.py:_KNOWN": PROGRAM,
     "platform/device.py:_claims": "bytes by engine",
+    "platform/macos.py:_library": MACHINE,
     **{
         f"platform/device.py:{name}": MACHINE
         for name in ("_compile_state", "_compiles_for_cpu", "backend", "gpu_generation", "has_matrix_units")

@@ -278,12 +278,9 @@ def _model(session: Session, rest: str) -> None:
 
 def _release() -> None:
     """Give the memory of the model before back."""
-    import gc
+    from mlxspec.platform import device
 
-    import mlx.core as mx
-
-    gc.collect()
-    mx.clear_cache()
+    device.give_back()
 
 
 def _exit(session: Session, rest: str) -> None:

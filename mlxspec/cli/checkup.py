@@ -9,7 +9,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,13 +20,22 @@ from mlxspec import __version__
 from mlxspec.cli.stats_line import counted, size
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import MlxspecError
-from mlxspec.platform import device, folders, nvidia
+from mlxspec.platform import device, folders, macos, nvidia
 
 Status = Literal["ok", "note", "wrong"]
 PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "huggingface-hub", "llguidance", "jinja2")
 _LOW_DISK = 10 * 1000**3  # bytes: a 4-bit model of 8B takes half of it
 _LOW_MEMORY = 4 * 1000**3
 _OLDEST_MACOS = 14
+_RESTARTS = (
+    "15.",
+    "26.0",
+    "26.1",
+    "26.2",
+    "26.3",
+    "26.4",
+    "26.5",
+)  # of which panics of IOGPUFamily were reported
 _PROBE_TOKENS = 48
 _PROBE_PROMPT = "def read_lines(path):\n    with open(path) as f:\n"
 
@@ -136,8 +144,8 @@ def _backend() -> Iterator[Finding]:
             name="GPU watchdog",
             found="relaxed by AGX_RELAX_CDM_CTXSTORE_TIMEOUT"
             if relaxed
-            else "macOS ends a process whose GPU work holds up the display for seconds (ImpactingInteractivity); "
-            "prompts are read in shorter pieces where they take long",
+            else "macOS ends a process of which one command buffer takes about five seconds (ImpactingInteractivity); MLX hands work over "
+            "in buffers of 40 to 50 kernels, each far below that",
         )
     yield Finding(
         name="compiling",
@@ -160,18 +168,41 @@ def _memory() -> Iterator[Finding]:
         advice="`mlxspec inspect MODEL` says what a model takes." if small else "",
     )
     if sys.platform == "darwin":
-        limit = _sysctl("iogpu.wired_limit_mb")
+        limit = macos.told("sysctl", "-n", "iogpu.wired_limit_mb")
         said = "the system's own" if limit in ("", "0") else f"{limit} MB"
         advice = f"`sudo sysctl iogpu.wired_limit_mb=N` raises it until the next start; leave the system {size(total / 6)} at least."
         yield Finding(name="wired limit", found=said, advice=advice)
+        pressure = macos.memory_pressure()
+        yield Finding(
+            name="memory pressure",
+            found=f"{pressure}; swap {macos.told('sysctl', '-n', 'vm.swapusage') or 'unknown'}",
+            status="ok" if pressure == "normal" else "note",
+            advice=""
+            if pressure == "normal"
+            else "Close other programs: stores of earlier texts are emptied until it is normal.",
+        )
 
 
-def _sysctl(name: str) -> str:
-    try:
-        ran = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return ran.stdout.strip()
+def _power() -> Iterator[Finding]:
+    if sys.platform != "darwin":
+        return
+    low = macos.is_low_power()
+    yield Finding(
+        name="power",
+        found="low power mode: others measured 1.4 to 3.8 times the time an answer takes otherwise"
+        if low
+        else "full speed",
+        status="note" if low else "ok",
+        advice="System Settings > Battery switches the low power mode off." if low else "",
+    )
+    version = platform.mac_ver()[0]
+    if version.startswith(_RESTARTS):
+        yield Finding(
+            name="GPU driver",
+            found=f"Apple's driver has restarted Macs with macOS {version} under long GPU work of other engines (mlx #3186, #3346)",
+            status="note",
+            advice="Install the newest macOS. docs/kernels.md says how mlxspec keeps away from what is known to cause it.",
+        )
 
 
 # ---- kernels
@@ -303,6 +334,7 @@ _LOOKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("packages", _versions),
     ("device", _backend),
     ("memory", _memory),
+    ("power", _power),
     ("kernels", _kernels),
     ("caches", _caches),
 )

@@ -17,7 +17,6 @@ may run one model together (engine/ranks.py). Knows tokens in, events out; knows
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +24,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
-
-import mlx.core as mx
 
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
@@ -62,6 +59,7 @@ from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import Vision
 from mlxspec.option import by_name, check_number, shown
 from mlxspec.platform import device
+from mlxspec.platform.macos import Awake
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
 from mlxspec.policy.drafting import Drafting
@@ -108,6 +106,7 @@ class Engine(EngineApi):
             )
         self.ranks = ranks
         self._stepping: int | None = None  # the thread that runs a step
+        self._awake = Awake()
         device.keep_heap()
         self._model: Model | None = model
         self.tokenizer, self.name = tokenizer, name
@@ -268,9 +267,9 @@ class Engine(EngineApi):
         self.write_out(CLOSE_SECONDS)
         self.texts = TextIndex(0)
         self.memory.close()
+        self._awake.hold(False)
         device.release(self.memory)
-        gc.collect()  # compiled functions of a model and the model hold each other
-        mx.clear_cache()
+        device.give_back()  # compiled functions of a model and the model hold each other
 
     def write_out(self, seconds: float) -> None:
         """Write what waits for the disk, for so long at most; nothing is written behind that."""
@@ -362,6 +361,7 @@ class Engine(EngineApi):
                 self.texts.work()
         finally:
             self._stepping = None
+            self._awake.hold(bool(self.num_waiting or self.num_running))
         if self.ranks is not None:
             self.ranks.is_between = True
 

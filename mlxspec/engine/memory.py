@@ -21,6 +21,7 @@ from mlxspec.models.base import Model
 from mlxspec.models.sizes import bytes_of
 from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
+from mlxspec.platform.macos import memory_pressure
 from mlxspec.platform.memory import machine_memory
 from mlxspec.sampling.blocks import most_bytes
 
@@ -131,7 +132,11 @@ class EngineMemory:
         return found
 
     def check(self, request: Request) -> None:
-        """Raises MemoryBudgetError where it does not fit even alone."""
+        """Raises MemoryBudgetError where it does not fit even alone, or where macOS itself is critically short of memory."""
+        if memory_pressure() == "critical":
+            raise MemoryBudgetError(
+                "This Mac is critically short of memory, so no new request is taken now: close other programs and ask again."
+            )
         length = _most_tokens(request)
         running = max(self.activations(self._smallest, length, rows=1), self._of_tower(request))
         needed = self.weights + self.needed(request) + running
@@ -142,7 +147,10 @@ class EngineMemory:
             )
 
     def has_room(self, request: Request) -> bool:
-        """Whether a request's bytes fit beside the rows that are here; alone they always do, having been checked."""
+        """Whether a request's bytes fit beside the rows that are here; alone they always do, having been checked. None has room beside
+        others while macOS is critically short of memory."""
+        if self._reserved and memory_pressure() == "critical":
+            return False
         longest = max(self._longest, _most_tokens(request))
         tower = max(self._of_tower(request), self._largest_tower)
         running = max(self.activations(self._smallest, longest, rows=len(self._reserved) + 1), tower)
@@ -176,7 +184,9 @@ class EngineMemory:
 
     @property
     def for_store(self) -> int:
-        """Bytes that the prefix store may have now."""
+        """Bytes that the prefix store may have now: none while macOS is short of memory."""
+        if memory_pressure() != "normal":
+            return 0
         running = max(self.activations(self.chunk, self._longest), self._largest_tower)
         return max(0, min(self.prefix_budget, self._free - running))
 

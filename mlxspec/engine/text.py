@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 
 from mlxspec.loading.tokenizer import TextStream
 
@@ -99,7 +98,6 @@ class AnswerText:
         return "".join(skipped)
 
 
-@cache
 def _opens(opener: str, head: str) -> re.Pattern[str]:
     return re.compile(rf"{re.escape(opener)}\s*{re.escape(head)}")
 

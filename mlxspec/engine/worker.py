@@ -15,7 +15,6 @@ rehearses (rehearsal.py): what answers would wait for is compiled by then. A req
 from __future__ import annotations
 
 import atexit
-import gc
 import threading
 import time
 from collections import deque
@@ -36,6 +35,7 @@ from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError, EngineStoppedError, MlxspecError, RankError
 from mlxspec.events import FinishEvent, FinishReason
+from mlxspec.platform import device
 from mlxspec.sampling.constraints import Compiled
 
 T = TypeVar("T")
@@ -284,8 +284,7 @@ class Worker:
                 engine.dismiss()
             self.load = Load()
             del engine
-            gc.collect()
-            mx.clear_cache()  # what the engine freed goes back to the system
+            device.give_back()
 
     def _obey(self, engine: Engine) -> bool:
         """Wait for something to do, and do what was asked for, for a while. False to end."""

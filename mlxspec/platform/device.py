@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import gc
 import os
 import re
 import sys
@@ -271,6 +272,16 @@ def _limit_scratch() -> None:
 
     scratch = min(sum(scratch for _, scratch in _claims.values()), recommended)
     mx.set_cache_limit(scratch if _claims else recommended)
+
+
+def give_back() -> None:
+    """Give memory that nothing refers to any more back to the system, once what the device runs has ended: Apple's driver has restarted
+    Macs whose memory was freed while commands ran."""
+    import mlx.core as mx
+
+    gc.collect()
+    mx.synchronize()
+    mx.clear_cache()
 
 
 def _set_threads(num_threads: int) -> None:

@@ -267,6 +267,14 @@ def test_a_mac_gives_what_engines_claim_and_never_above_the_recommended(asked: l
     assert asked[-3:] == shares(0, 100)
 
 
+def test_memory_is_given_back_when_the_device_has_ended(
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "clear_cache", lambda: asked.append(("clear_cache", 0)))
+    device.give_back()
+    assert asked == [("synchronize", 0), ("clear_cache", 0)]
+
+
 def test_before_macos_15_the_rest_is_asked_for_all_the_same(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
