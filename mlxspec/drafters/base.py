@@ -206,15 +206,13 @@ class Drafter(ABC):
         observed; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
         return None
 
-    def resume(
-        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
-    ) -> None:
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
         """Called behind `begin` where a row's text begins with `tokens` that the prefix store had: they are not observed. state: what
-        `snapshot` gave behind the first `state.length` of them, if it did and it is still there. hidden (n, H): what the n tokens behind
-        those were sampled from, given if `needs.every_hidden` and still there. Raises ValueError where nothing can be drafted so."""
-        if self.needs.every_hidden and hidden is None:
-            raise ValueError("the prefix store has let go of what it needs to go on behind this beginning")
-        self.observe(row, tokens, hidden)
+        `snapshot` gave behind the first `state.length` of them; all of them if `needs.every_hidden`. Raises ValueError where nothing can
+        be drafted so."""
+        if self.needs.every_hidden:
+            raise ValueError("it keeps no state from which it could go on behind this beginning")
+        self.observe(row, tokens, None)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:

@@ -133,52 +133,27 @@ class Chain:
         """This drafter's columns of the hiddens that the target showed."""
         return self.streams.given(drafter.needs, seen) if self.streams.layers else seen
 
-    def prime(self, state: ChainRow, may: Callable[[Drafter], bool]) -> None:
-        """The row's answer begins: those of its drafters that `may` run what they have queued."""
+    def prime(self, state: ChainRow) -> None:
+        """The row's answer begins: its drafters run what they have queued."""
         for drafter in self.drafters_of(state):
-            if may(drafter):
-                self._guard(drafter, [state], partial(drafter.prime, state.row))
+            self._guard(drafter, [state], partial(drafter.prime, state.row))
 
-    def snapshot(
-        self, state: ChainRow, length: int, starts: Mapping[str, int], may: Callable[[Drafter], bool]
-    ) -> dict[str, Snapshot]:
-        """Snapshots of the row's first `length` tokens by those of its drafters that `may`, by name. starts: from which token on
-        each, all of them if absent."""
+    def snapshot(self, state: ChainRow, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
+        """Snapshots of the row's first `length` tokens by its drafters, by name. starts: from which token on each, all of them if
+        absent."""
         found = {}
         for drafter in self.drafters_of(state):
-            if not may(drafter):
-                continue
             work = partial(_snapshot, drafter, state.row, length, starts.get(drafter.name, 0))
             kept = self._guard(drafter, [state], work)
             if kept is not None:
                 found[drafter.name] = kept
         return found
 
-    def resume(
-        self,
-        state: ChainRow,
-        tokens: Sequence[int],
-        kept: Mapping[str, Snapshot],
-        hiddens: Callable[[int], mx.array | None],
-        may: Callable[[Drafter, int], bool],
-    ) -> None:
-        """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind all or some of those.
-        hiddens(n): what the tokens behind the first n were sampled from, (len(tokens) - n, H), if that is known. may(drafter, n):
-        whether a drafter goes on that has to run n of the tokens; one that does not ends for the row."""
+    def resume(self, state: ChainRow, tokens: Sequence[int], kept: Mapping[str, Snapshot]) -> None:
+        """The row begins with `tokens`, which the drafters have not heard; kept: what they once gave behind all or some of those."""
         for drafter in self.drafters_of(state):
             found = kept.get(drafter.name)
-            known = 0 if found is None else found.length
-            if not may(drafter, len(tokens) - known):
-                self.dismiss(drafter, state)
-                continue
-            hidden = hiddens(known) if drafter.needs.every_hidden and known < len(tokens) else None
-            hidden = self._shown(drafter, hidden)
-            self._guard(drafter, [state], partial(drafter.resume, state.row, tokens, found, hidden))
-
-    def dismiss(self, drafter: Drafter, state: ChainRow) -> None:
-        """The drafter drafts no more for the row and forgets it."""
-        state.end(drafter.name)
-        drafter.close(state.row)
+            self._guard(drafter, [state], partial(drafter.resume, state.row, tokens, found))
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
         """The target's cache and whose its rows are, for drafters that read it in this round's proposals."""

@@ -71,9 +71,7 @@ class GemmaAssistant(ModelDrafter):
     def snapshot(self, row: int, length: int, start: int) -> None:
         """The hidden it goes by comes with the next token."""
 
-    def resume(
-        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
-    ) -> None:
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
         """Does nothing: the assistant reads the prompt in the target's cache."""
 
     def close(self, row: int) -> None:

@@ -241,16 +241,11 @@ class ModelDrafter(Drafter):
         cells = self._cache.snapshot(self._order.index(row), max(0, start - skipped))
         return _of_tokens(cells, start, skipped)
 
-    def resume(
-        self, row: int, tokens: Sequence[int], state: Snapshot | None, hidden: mx.array | None
-    ) -> None:
+    def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
         """What the state lacks is run, as a prompt is that is read: what is drafted behind it is what a cold request would draft."""
         known = 0 if state is None else state.length
         if len(tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
-            return
-        if known < len(tokens) and self.needs.wants_hidden and hidden is None:
-            self._give_up(row, "the prefix store has let go of what it needs to go on behind this beginning")
             return
         if state is not None:
             seen = self._seen.get(row)
@@ -263,9 +258,7 @@ class ModelDrafter(Drafter):
                 self._seen[row] = seen
                 self._turn(row)
         for begin in range(known, len(tokens), QUEUE_AT_MOST):
-            end = min(begin + QUEUE_AT_MOST, len(tokens))
-            given = None if hidden is None else hidden[begin - known : end - known]
-            self.observe(row, tokens[begin:end], given)
+            self.observe(row, tokens[begin : begin + QUEUE_AT_MOST], None)
         if len(tokens) - known > QUEUE_AT_MOST:
             self.prime(row)
 

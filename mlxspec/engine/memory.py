@@ -13,7 +13,6 @@ from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, chunk_of
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
-from mlxspec.engine.prefix.hiddens import missing
 from mlxspec.engine.request import TOKEN_BYTES, Request, text_bytes
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels.attention import score_bytes
@@ -126,9 +125,6 @@ class EngineMemory:
             self._model.make_cache(0, kv_bits=self.config.kv_bits), length, self.full_chunk, self._verify
         )
         found += sum(d.row_bytes(length) for d in self._drafters if d.name in spec.drafters)
-        if self.prefix_budget and missing(self._drafters, spec):
-            # held until the store has them, which may be at the end only
-            found += self._model.dtype.size * self._streams.width * length
         return found
 
     def check(self, request: Request) -> None:

@@ -17,8 +17,7 @@ import numpy as np
 from mlxspec.cache.quantized import PLAIN
 from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.prefix.disk import SLICE
-from mlxspec.engine.prefix.hiddens import shows_layers
-from mlxspec.engine.prefix.rows import Prefix
+from mlxspec.engine.prefix.rows import Prefix, covers
 from mlxspec.engine.prefix.tree import TARGET, Hit
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import sample_round
@@ -66,7 +65,7 @@ class Prefill:
         self._logits: mx.array | None = None
         self._layers: tuple[int, ...] = ()
         self.carry = mx.zeros((1, model.hidden_size))
-        self._fetch = prefix.fetch(request)
+        self._fetch = prefix.fetch(request, drafting)
         if self._fetch is None:
             self._begin(None)
 
@@ -74,38 +73,40 @@ class Prefill:
         """fetched: what came from the disk."""
         request, drafting = self.request, self._drafting
         hit = self._prefix.find(request, drafting, fetched)
-        request.shows_layers = shows_layers(
-            drafting.chain.drafters.values(), request.spec, are_kept=request.hiddens is not None
+        request.shows_layers = any(
+            d.needs.layers and d.name in request.spec.drafters for d in drafting.chain.drafters.values()
         )
         self._layers = drafting.chain.streams.layers if request.shows_layers else ()
         self.carry = mx.zeros((1, (1 + len(self._layers)) * self._model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             watchdog.evaluate_in_parts(self.cache.arrays)
-            self.carry, self.num_done = hit.hidden, hit.length
+            final = drafting.chain.streams.final(hit.hidden)
+            self.carry, self.num_done = hit.hidden if self._layers else final, hit.length
             self._turn()
             if self.is_done:
-                self._logits = self._model.head(drafting.chain.streams.final(hit.hidden))
+                self._logits = self._model.head(final)
 
     def arrive(self, *, is_busy: bool) -> bool:
         """Whether the prompt may be read: what the disk knows of it is here. Takes a slice of that where others decode, else all that has
-        come. What cannot be read as it was written is looked for anew: the next shorter beginning."""
+        come. Where it cannot be read as it was written, or lacks what a drafter needs, the next shorter beginning is looked for."""
         while self._fetch is not None:
             fetch = self._fetch
             fetch.take(SLICE if is_busy else fetch.nbytes)
-            is_here = fetch.is_done
-            if not is_here and not fetch.has_failed:
+            if not fetch.is_done and not fetch.has_failed:
                 return False
             self._fetch = None
+            hit = fetch.hit() if fetch.is_done else None
+            is_here = hit is not None and covers(hit, self.request, self._drafting)
             try:
                 if is_here:
-                    self._begin(fetch.hit())
+                    self._begin(hit)
                     mx.eval(self.cache.arrays)  # so that what was read can go
             finally:
                 self._prefix.end_fetch(fetch)
             self.request.stats.prefill_seconds += time.perf_counter() - fetch.started
             if not is_here:
-                self._fetch = self._prefix.fetch(self.request)
+                self._fetch = self._prefix.fetch(self.request, self._drafting, fetch.length - 1)
                 if self._fetch is None:
                     self._begin(None)
         return True
@@ -213,9 +214,8 @@ class Prefill:
         if request.prompt_logprobs is not None:
             self._tell_prompt(hidden)
         before = None
-        if request.hiddens is not None or drafting.chain.needs_hidden:
+        if drafting.chain.needs_hidden:
             before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])
-        request.hear(before)
         if request.spec.drafters:
             drafting.observe(request.number, piece, before)
         self.carry, self._logits = hidden[-1:], out.logits
@@ -257,7 +257,6 @@ class Prefill:
         events = request.accept(new, logprobs=request.read_logprobs(sampled.logprobs, new, 0))
         if failure is not None:
             request.fail(failure)
-        request.hear(self.carry)
         if request.spec.drafters and request.finish_reason is None:
             drafting.observe(request.number, [first], self.carry if drafting.chain.needs_hidden else None)
             drafting.prime(request.number)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import TOKEN_ALIGNED, num_met
 from mlxspec.drafters.chain_row import AskedDrafter
-from mlxspec.engine.prefix.hiddens import Hiddens
 from mlxspec.engine.prefix.tree import KeyedText
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText
@@ -51,11 +50,10 @@ class Request:
     running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked. marks: places in the
     prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part of the answer.
     newest: tokens that its last round added to the text. client: whose it is, for the order of requests. failure: the exception behind
-    `error`, where there was one. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. hiddens: what
-    its tokens were sampled from, None where nobody will need that. keyed: its text, as the prefix store knows it. shows_layers: whether
-    forwards over it give the residual streams that drafters of the engine need, beside the final hidden: H is then the width of `Streams`.
-    seen: the images of the prompt, None where there are none; their tokens are keys in prompt and history (models/image_rows.py). scales:
-    of the engine's adapters, as ModelCache has them.
+    `error`, where there was one. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. keyed: its text,
+    as the prefix store knows it. shows_layers: whether forwards over it give the residual streams that drafters of the engine need, beside
+    the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none; their tokens are keys in
+    prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them.
     """
 
     def __init__(
@@ -120,7 +118,6 @@ class Request:
         self.newest: list[int] = []
         self.tail: tuple[mx.array, int] | None = None
         self.keyed = KeyedText(self.history, spec.owner, scales)
-        self.hiddens: Hiddens | None = None
         self.shows_layers = False
         self._is_said = False  # nothing of the text is held back any more
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
@@ -197,11 +194,6 @@ class Request:
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
             self.failure = None if isinstance(error, str) else error
-
-    def hear(self, hidden: mx.array | None) -> None:
-        """hidden (n, H): what its next n tokens were sampled from."""
-        if self.hiddens is not None and hidden is not None:
-            self.hiddens.add(hidden)
 
     def rest(self) -> list[TokensEvent]:
         """Returns the text that was held back at its end, where nothing has given it yet."""

@@ -225,8 +225,7 @@ def read(
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     accepted, has_changed = [], False  # drafted tokens, by row
-    wanted = drafting.chain.needs_hidden or any(r.hiddens is not None for r in round_.requests)
-    hiddens = _by_row(round_) if wanted else None
+    hiddens = _by_row(round_) if drafting.chain.needs_hidden else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
         draft, own = given[start + 1 : end], chosen[start:end]
@@ -308,7 +307,6 @@ def _take(
     hidden = None if hiddens is None else hiddens[place]
     if hidden is not None and len(tokens) < hidden.shape[0]:
         hidden = hidden[: len(tokens)]
-    request.hear(hidden)
     if request.spec.drafters and request.error is None:
         drafting.observe(request.number, tokens, hidden)
     return events

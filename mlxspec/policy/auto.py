@@ -21,19 +21,15 @@ import mlx.core as mx
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.chain import Chain, Proposal
 from mlxspec.drafters.chain_row import ChainRow
-from mlxspec.drafters.model_based import QUEUE_AT_MOST, ModelDrafter
+from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.drafters.plan import RoundPlan
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.policy.acceptance import MODEL_DEPTH, Offer
+from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.base import Policy
 from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller, Decision, PolicyRow, dearest
 from mlxspec.policy.costs import DraftCall, bucket
 
-# tokens that a drafter catches up on for a state that is kept, whether it may draft or not
-_LITTLE = 2 * MODEL_DEPTH
-# tokens a model drafter waits for at most where catching up cannot be paid: then it ends for the row, before it runs them by itself
-ASLEEP = QUEUE_AT_MOST - _LITTLE
 REST = 8  # rounds at rest until models are weighed anew
 
 
@@ -120,22 +116,6 @@ class Auto(Policy):
     def answers(self, state: ChainRow) -> None:
         row = self._rows[state.row]
         row.emitted = row.answered = 0
-
-    def primes(self, state: ChainRow, drafter: Drafter) -> bool:
-        return _num_queued(drafter, state) > 1 and self._reads(state, drafter)
-
-    def keeps(self, state: ChainRow, drafter: Drafter) -> bool:
-        return _num_queued(drafter, state) <= _LITTLE or self._reads(state, drafter)
-
-    def resumes(self, state: ChainRow, drafter: Drafter, num_tokens: int) -> bool:
-        if not isinstance(drafter, ModelDrafter) or num_tokens <= QUEUE_AT_MOST:
-            return True
-        return self.control.should_read(self._rows[state.row], drafter.name, num_tokens, is_beside=False)
-
-    def _reads(self, state: ChainRow, drafter: Drafter) -> bool:
-        return self.control.should_read(
-            self._rows[state.row], drafter.name, _num_queued(drafter, state), is_beside=True
-        )
 
     def observe(self, state: ChainRow, num_tokens: int) -> None:
         """At rest the row's drafters need not hear tokens at once."""
@@ -293,8 +273,7 @@ class Auto(Policy):
     def _choose(
         self, plan: RoundPlan, rows: Sequence[AutoRow], found: Sequence[Sequence[Pending]]
     ) -> list[Choice]:
-        """Between what lookups offer and what models are expected to gain. A drafter whose catch-up no account could ever pay is closed for
-        the row before it has to run so much by itself."""
+        """Between what lookups offer and what models are expected to gain."""
         models: list[dict[str, tuple[int, int]]] = []
         for state, row in zip(plan.rows, rows, strict=True):
             row.bucket, row.room, asked = bucket(len(plan.histories[state.row])), plan.rooms[state.row], {}
@@ -302,11 +281,7 @@ class Auto(Policy):
                 limit = min(row.room, self.chain.limit(drafter, state))
                 if not isinstance(drafter, ModelDrafter) or limit < 1:
                     continue
-                queued = _num_queued(drafter, state)
-                if queued >= ASLEEP and not self.control.can_catch_up(rows, drafter.name, queued):
-                    self.chain.dismiss(drafter, state)
-                else:
-                    asked[drafter.name] = limit, queued
+                asked[drafter.name] = limit, _num_queued(drafter, state)
             models.append(asked)
         offers = [[_offer(d.drafter, d.draft) for d in given] for given in found]
         return self.control.choose(rows, offers, models)

@@ -42,18 +42,6 @@ class Policy:
     def answers(self, row: ChainRow) -> None:
         """The row's answer begins: its prompt and first token have been observed."""
 
-    def primes(self, row: ChainRow, drafter: Drafter) -> bool:
-        """Whether a drafter runs the prompt before the answer begins: for one that may draft."""
-        return True
-
-    def keeps(self, row: ChainRow, drafter: Drafter) -> bool:
-        """Whether a drafter runs what it has queued so that its state can be kept for later prompts: little, or for one that may draft."""
-        return True
-
-    def resumes(self, row: ChainRow, drafter: Drafter, num_tokens: int) -> bool:
-        """Whether a drafter goes on behind a kept beginning of which it has to run so many tokens. If not, it ends for the row."""
-        return True
-
     def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
         """What each row submits to the round, by the row's number; rows that submit nothing are absent."""
         won: dict[int, Proposal] = {}

@@ -72,23 +72,15 @@ class Drafting:
         """The row's answer begins: drafters that are likely to draft for it run its prompt."""
         state, policy = self._told(row)
         policy.answers(state)
-        self.chain.prime(state, lambda drafter: policy.primes(state, drafter))
+        self.chain.prime(state)
 
     def snapshot(self, row: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
         """What drafters keep for the row's first `length` tokens, by name. starts: see `Chain.snapshot`."""
-        state, policy = self._told(row)
-        return self.chain.snapshot(state, length, starts, lambda drafter: policy.keeps(state, drafter))
+        return self.chain.snapshot(self._told(row)[0], length, starts)
 
-    def resume(
-        self,
-        row: int,
-        tokens: Sequence[int],
-        kept: Mapping[str, Snapshot],
-        hiddens: Callable[[int], mx.array | None],
-    ) -> None:
-        """The row begins with `tokens`, which its drafters have not heard. kept, hiddens: see `Chain.resume`."""
-        state, policy = self.chain.state(row), self._policies[row]
-        self.chain.resume(state, tokens, kept, hiddens, lambda d, num: policy.resumes(state, d, num))
+    def resume(self, row: int, tokens: Sequence[int], kept: Mapping[str, Snapshot]) -> None:
+        """The row begins with `tokens`, which its drafters have not heard. kept: see `Chain.resume`."""
+        self.chain.resume(self.chain.state(row), tokens, kept)
 
     def plan(
         self,

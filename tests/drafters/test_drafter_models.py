@@ -280,7 +280,7 @@ def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
         return
     back = Driver(make("mtp"))
     back.drafter.begin(0)
-    back.drafter.resume(0, history[:6], kept, None)
+    back.drafter.resume(0, history[:6], kept)
     back.rows[0] = history[:6]
     back.observe(0, history[6:])
     assert back.propose({0: 3}) == driver.propose({0: 3})

@@ -157,8 +157,8 @@ def test_each_drafter_is_given_its_own_columns(shapes: dict) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
-def test_behind_a_prefix_hit(policy: str) -> None:
-    """A drafter that keeps no state of its own hears a known beginning with the rows that the store has kept, whoever drafted before."""
+def test_a_drafter_that_keeps_no_state_hears_each_prompt_from_its_first_token(policy: str) -> None:
+    """Whatever the prefix store knows of it; rows without it go on from there."""
     target, layers = families.target("hybrid"), (0, 2)
     watch = Watch(layers)
     config = EngineConfig(prefill_chunk=32)
@@ -166,17 +166,13 @@ def test_behind_a_prefix_hit(policy: str) -> None:
     run.prefix.near = 1
     text = equality.prompts(6, 7)[4][:50] or [1]
     text = (text * 50)[:60]
-    # under "fixed" nothing is kept for a drafter in use, which is expected to keep a state of its own
-    wishes = [equality.PLAIN, equality.spec("watch", policy="auto"), equality.spec("watch", policy=policy)]
-    for turn, wish in enumerate(wishes):
-        got = run.generate([*text], SamplingParams(max_tokens=24, ignore_eos=True), spec=wish)
-        assert (got.stats.num_cached > 0) == (turn > 0)
+    wish = equality.spec("watch", policy=policy)
+    for turn, asked in enumerate([equality.PLAIN, wish, equality.PLAIN, wish]):
+        got = run.generate([*text], SamplingParams(max_tokens=24, ignore_eos=True), spec=asked)
+        assert (got.stats.num_cached > 0) == (turn == 2)
         assert not got.stats.notices
         text += [*got.tokens, 5, 6, 7]
-    if policy == "auto":  # all of a text is known: the first token comes from what was kept
-        again = run.generate(text[:-27], SamplingParams(max_tokens=5, ignore_eos=True), spec=wishes[-1])
-        assert again.stats.num_cached == len(text) - 27
-    check(target, watch, layers, 3 if policy == "auto" else 2)
+    check(target, watch, layers, 2)
 
 
 def test_rows_of_rounds_that_nobody_has_read() -> None:
@@ -199,7 +195,7 @@ def test_rows_of_rounds_that_nobody_has_read() -> None:
 
 
 def test_layers_are_computed_for_those_who_ask_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forwards of rows that use no such drafter give no layers, unless what they give is kept for later rows."""
+    """Forwards of rows that use no such drafter give no layers."""
     target, asked = families.target("hybrid"), []
     forward = type(target).forward
 
@@ -209,17 +205,8 @@ def test_layers_are_computed_for_those_who_ask_only(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(type(target), "forward", noted)
     few = SamplingParams(max_tokens=4, ignore_eos=True)
-    for budget, wish, expected in (
-        (0, equality.PLAIN, ()),
-        (0, WISH, (0, 2)),
-        (1 << 20, equality.PLAIN, (0, 2)),
-    ):
-        run = Engine(
-            target,
-            tiny_models.tokenizer(),
-            drafters=[Watch((2, 0))],
-            config=EngineConfig(prefix_budget=budget),
-        )
+    for wish, expected in ((equality.PLAIN, ()), (WISH, (0, 2))):
+        run = Engine(target, tiny_models.tokenizer(), drafters=[Watch((2, 0))])
         asked.clear()
         run.generate([1, 2, 3], few, spec=wish)
         assert set(asked) == {expected}

@@ -10,16 +10,14 @@ import numpy as np
 from mlxspec.engine.prefix.disk import PrefixDisk, open_files
 from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
 from mlxspec.engine.thread import JobThread
-from tests.engine.marked_texts import CUTTABLE, NAMES, covers, hiddens, keys, mark, put
+from tests.engine.marked_texts import CUTTABLE, NAMES, keys, mark, put
 
 PLENTY = 1 << 24
 ROOTS = {name: f"{i:064x}" for i, name in enumerate((TARGET, "mtp", "draft"))}
 
 
-def disk(folder: Path, limit: int = PLENTY, *, hearing=("mtp",), roots=ROOTS, **more) -> PrefixDisk:
-    return PrefixDisk(
-        open_files(folder, limit), JobThread("files"), roots, model="test", hearing=hearing, **more
-    )
+def disk(folder: Path, limit: int = PLENTY, *, roots=ROOTS, **more) -> PrefixDisk:
+    return PrefixDisk(open_files(folder, limit), JobThread("files"), roots, model="test", **more)
 
 
 def settle(made: PrefixDisk) -> None:
@@ -32,16 +30,12 @@ def keep(
     tree: PrefixTree,
     tokens: list[int],
     names=NAMES,
-    num_sources: int = 0,
     *,
     owner: str = "",
     **more,
 ) -> bool:
     """Put a state into memory and bring it to the disk. Returns whether memory took it."""
-    lacking = [n for n in ("mtp",) if n not in names]
-    if not covers(tree, tokens, lacking, num_sources) or not put(
-        tree, tokens, names, num_sources, owner=owner
-    ):
+    if not put(tree, tokens, names, owner=owner):
         return False
     made.offer(KeyedText(tokens, owner), len(tokens), **more)
     made.flush(tree, 60.0)
@@ -50,7 +44,7 @@ def keep(
 
 def found(made: PrefixDisk, tokens: Sequence[int], known: int = 0, owner: str = "") -> Hit | None:
     settle(made)  # it has looked what others have written
-    fetch = made.fetch(KeyedText(tokens, owner), known, PLENTY)
+    fetch = made.fetch(KeyedText(tokens, owner), known, PLENTY, len(tokens))
     if fetch is None:
         return None
     while not fetch.is_done and not fetch.has_failed:
@@ -74,11 +68,6 @@ def check(hit: Hit | None, tokens: Sequence[int]) -> int:
             assert np.array_equal(got, wanted + extra)
         if name not in CUTTABLE:
             assert part.point[0][0][0].item() == mark(text[: part.length], name)
-    heard = hit.parts["mtp"].length if "mtp" in hit.parts else 0
-    if heard < hit.length:  # the drafter can catch up
-        sources = hit.sources_from(heard)
-        assert sources is not None
-        assert np.array_equal(np.asarray(sources), np.asarray(hiddens(text))[heard:])
     return hit.length
 
 

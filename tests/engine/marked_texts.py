@@ -20,12 +20,6 @@ def keys(tokens: list[int], name: str) -> mx.array:
     return mx.array(np.broadcast_to(values[None, None, :, None], (1, 2, len(tokens), 3)).copy())
 
 
-def hiddens(tokens: list[int]) -> mx.array:
-    """(n, 5): what each token was sampled from, which the text before it decides."""
-    places = [float(sum(tokens[:i]) + 10 * i) for i in range(len(tokens))]
-    return mx.array(np.repeat(np.asarray(places, np.float32)[:, None], 5, axis=1))
-
-
 def mark(tokens: list[int], name: str) -> float:
     """A number that float32 holds, however long the text is."""
     return float((sum((i + 1) * t for i, t in enumerate(tokens)) + 7 * len(name)) % 1_000_003)
@@ -37,19 +31,12 @@ def snapshot(tokens: list[int], name: str, start: int) -> Snapshot:
     return Snapshot(len(tokens), [[(kept, kept + 0.5)]], point, start)
 
 
-def put(
-    tree: PrefixTree, tokens: list[int], names=NAMES, num_sources: int = 0, *, owner: str = "", **more
-) -> bool:
+def put(tree: PrefixTree, tokens: list[int], names=NAMES, *, owner: str = "", **more) -> bool:
     text = KeyedText(tokens, owner)
     starts = tree.starts(text, len(tokens), names)
     parts = {name: snapshot(tokens, name, starts[name]) for name in names}
-    sources = hiddens(tokens)[len(tokens) - num_sources :] if num_sources else None
-    return tree.put(text, len(tokens), parts, mx.full((1, 2), float(len(tokens))), sources, **more)
+    return tree.put(text, len(tokens), parts, mx.full((1, 2), float(len(tokens))), **more)
 
 
-def depth(tree: PrefixTree, tokens: list[int]) -> int:
-    return tree.depth(KeyedText(tokens), len(tokens))
-
-
-def covers(tree: PrefixTree, tokens: list[int], names, num_sources: int) -> bool:
-    return tree.covers(KeyedText(tokens), len(tokens), names, num_sources)
+def depth(tree: PrefixTree, tokens: list[int], needed=()) -> int:
+    return tree.depth(KeyedText(tokens), len(tokens), needed)

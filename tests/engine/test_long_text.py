@@ -13,7 +13,6 @@ import pytest
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.prefix.hiddens import Hiddens
 from mlxspec.engine.text import AnswerText
 from mlxspec.kernels.attention import causal_mask
 from mlxspec.loading.tokenizer import TextStream
@@ -101,24 +100,6 @@ def test_an_answer_is_put_together_only_when_it_is_asked_for() -> None:
     assert said + answer.finish()[0] == answer.text
     assert len(answer.text) == 3000
     assert answer.text is answer.text
-
-
-def test_hiddens_of_a_long_answer_are_not_joined_again_and_again() -> None:
-    hiddens, largest = Hiddens(5), 0
-    for i in range(1000):
-        hiddens.add(mx.full((1, 8), float(i)))
-        largest = max(largest, max(len(x) for x in hiddens._pieces))
-    assert largest <= 64
-    assert len(hiddens._pieces) <= 64 + 1000 // 64
-    found = hiddens.until(905)
-    assert found is not None
-    assert found[:, 0].tolist() == list(range(900))
-    hiddens.drop(905)
-    assert (hiddens.start, hiddens.end) == (905, 1005)
-    hiddens.add(mx.full((1, 8), 1000.0))
-    rest = hiddens.until(1006)
-    assert rest is not None
-    assert rest[:, 0].tolist() == list(range(900, 1001))
 
 
 def test_a_logits_processor_is_given_the_whole_text_from_a_buffer() -> None:

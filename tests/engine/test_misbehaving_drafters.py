@@ -101,8 +101,8 @@ class Own(Drafter):
         found = self._may("snapshot", row, length, start)
         return None if found is GO_ON else found
 
-    def resume(self, row, tokens, state, hidden):
-        self._may("resume", row, tokens, state, hidden)
+    def resume(self, row, tokens, state):
+        self._may("resume", row, tokens, state)
 
     def close(self, row):
         self._may("close", row)

@@ -17,12 +17,9 @@ from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.prefix.rows import NEAR, STRIDE, Prefix, stride_of
 from mlxspec.engine.prefix.tree import TARGET, KeyedText
 from mlxspec.events import PrefillEvent
-from mlxspec.policy.controller import Controller
-from mlxspec.policy.costs import DraftCost
 from tests import families, tiny_models
 from tests.engine import equality
 from tests.engine.equality import ALL, same, spec
-from tests.known_costs import known_costs
 
 BUDGET = 1 << 26
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -132,11 +129,19 @@ TURNS = {
 }
 
 
+@catches(
+    "a text goes on behind a state without a head's part",
+    "mlxspec.engine.prefix.tree:Node.has",
+    lambda right: lambda self, needed: right(self, ()),
+    case="then not",
+    errors=(AttributeError,),
+)
 @pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS)
-def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple[str | None, ...]) -> None:
-    """Its keys and values behind a conversation of which it drafted none or some are those of a cold run."""
-    warm, text = engine(prefill_chunk=16), words(40, 71)
+def test_a_text_goes_on_behind_the_last_turn_that_its_head_drafted_for(turns: tuple[str | None, ...]) -> None:
+    """Its keys and values are those of a cold run, and so are its drafts."""
+    warm, text, heard = engine(prefill_chunk=16), words(40, 71), 0
     for turn, name in enumerate(turns):
+        heard = len(text) if name == "mtp" else heard
         answer = warm.generate(text, SAMPLED, spec=spec(*([name] if name else [])))
         text = [*text, *answer.tokens, *words(9, turn)]
     got = {}
@@ -148,7 +153,8 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
         length = head._cache.lengths[0] + head.skips
         got[which] = [np.asarray(x) for x in head.snapshot(request.number, length, 0).arrays]
         assert len(text) <= length < len(text) + request.num_generated  # what stood of a draft is behind
-        assert (request.stats.num_cached > 100) == (which == "warm")
+        most = heard + GREEDY.max_tokens if which == "warm" and heard else 0
+        assert min(heard, most) <= request.stats.num_cached <= most
         while not made.is_idle:
             made.step()
         assert request.stats.notices == []
@@ -160,41 +166,26 @@ def test_a_head_that_did_not_draft_for_a_beginning_catches_up_on_it(turns: tuple
     assert got["cold"][-1] == got["warm"][-1]
 
 
-def test_hiddens_are_kept_where_a_head_may_miss_them_only() -> None:
-    warm = engine()
-    warm.drafting.follow(Controller(known_costs({1: 1.0, 2: 1.0}, {"mtp": DraftCost(step=0.1)})))
-    for wish, kept in (
-        (spec("mtp", "eagle3"), False),
-        (spec("mtp"), True),
-        (spec(), True),
-        (spec("mtp", policy="auto"), True),
-    ):
-        request = warm.submit(words(40, 5), GREEDY, spec=wish)
-        warm.step()
-        assert (request.hiddens is not None) == kept
-        assert warm.cancel(request.number)
-    off = engine(0).submit(words(40, 5), GREEDY, spec=spec())
-    assert off.hiddens is None
-    without = equality.engine([ngram_lookup("ngram-simple", 3, 12)], prefix_budget=BUDGET)
-    request = without.submit(words(40, 5), GREEDY, spec=spec())
-    without.step()
-    assert request.hiddens is None
-
-
-def test_no_state_is_kept_behind_which_a_head_could_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row goes on from may be let go of while it runs: what it saw itself is then too little for a head."""
-    warm, text = engine(), words(60, 73)
-    warm.generate(text, GREEDY, spec=spec())
-    request = warm.submit([*text, 1, 2, 3], GREEDY, spec=spec())
-    warm.step()
-    assert request.stats.num_cached >= 60
-    warm.prefix.tree.clear()
-    while not warm.is_idle:
-        warm.step()
-    assert len(warm.prefix.tree.states) == 0
-    again = warm.generate([*text, 1, 2, 3, 4], GREEDY, spec=spec("mtp"))
-    assert again.stats.num_cached == 0
-    assert again.stats.notices == []
+@catches(
+    "the residual streams of a state go with a row that shows none",
+    "mlxspec.engine.prefix.tree:PrefixTree.put",
+    lambda right: (
+        lambda self, text, length, parts, hidden, **more: right(
+            self, text, length, parts, hidden[:, :64], **more
+        )
+    ),
+)
+def test_rows_that_show_layers_and_rows_that_do_not_go_on_from_the_same_states() -> None:
+    """A part is kept with the residual streams that it goes on by; a row without that part takes the final hidden alone."""
+    warm, text = engine(), words(60, 75)
+    for wish in (spec("eagle3"), spec(), spec("mtp"), spec("eagle3"), spec("mtp", "eagle3")):
+        for known in (text, [*text, 5, 6, 7]):
+            got, wanted = (made.generate(known, GREEDY, spec=wish) for made in (warm, cold()))
+            assert got.stats.notices == []
+            same(wanted, got, known, GREEDY, "behind a state of others")
+            assert [d.by_position for d in got.stats.drafters.values()] == [
+                d.by_position for d in wanted.stats.drafters.values()
+            ]
 
 
 def test_an_answer_that_ended_inside_a_draft_leaves_what_was_said() -> None:
@@ -254,7 +245,7 @@ def test_a_cancelled_row_with_a_round_in_flight_can_be_gone_on_from() -> None:
     assert warm._pipeline.next is not None
     warm.cancel(request.number)
     longer = [*request.history, 5, 6]
-    after = warm.generate(longer, GREEDY)
+    after = warm.generate(longer, GREEDY, spec=spec())
     assert after.stats.num_cached == len(request.history)
     same(cold().generate(longer, GREEDY), after, longer, GREEDY, "behind a cancelled row")
 
@@ -342,34 +333,12 @@ def test_a_prompt_larger_than_the_store_leaves_others_where_they_were(wish: Spec
     assert before == [60, 100, 100]
     large = [*system, *words(1500, 83)]
     for _ in range(2):
-        got = ask(warm, large, wish, [60, 300])
+        got = ask(warm, large, wish, [60, 1200])
         assert got.stats.num_cached >= 60
         assert got.stats.notices == []
         same(cold().generate(large, GREEDY), got, large, GREEDY, "larger than the store")
         warm.prefix.tree.check()
         assert [known(warm, text) for text in (system, *others)] == before
-
-
-def test_hiddens_of_a_state_that_did_not_fit_come_with_the_next_one() -> None:
-    """So that a head that did not draft begins behind the prompt although nothing inside it was kept."""
-    others = [words(90, seed) for seed in (90, 91)]
-    probe = engine()
-    for text in others:
-        ask(probe, text, spec(), [])
-    warm, text, kept = engine(probe.prefix.tree.nbytes), words(100, 92), []
-    warm.prefix.stride = 32
-    for other in others:
-        ask(warm, other, spec(), [])
-    request = warm.submit(text, GREEDY, spec=spec())
-    while not warm.is_idle:
-        warm.step()
-        kept.append(known(warm, request.prompt))
-    assert kept[-1] == 100
-    assert not {32, 64, 96} & set(kept)
-    again = warm.generate([*text, 3, 4, 5], GREEDY, spec=spec("mtp"))
-    assert again.stats.num_cached >= 100
-    assert again.stats.notices == []
-    assert again.stats.num_drafted > 0
 
 
 def test_a_state_that_saves_little_is_not_kept() -> None:

@@ -22,9 +22,7 @@ from tests.engine.marked_texts import NAMES, put
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 mixed = st.one_of(
-    st.tuples(
-        st.just("keep"), texts, st.sampled_from([NAMES, NAMES[:1], NAMES[:2], NAMES[::2]]), st.integers(0, 14)
-    ),
+    st.tuples(st.just("keep"), texts, st.sampled_from([NAMES, NAMES[:1], NAMES[:2], NAMES[::2]])),
     st.tuples(st.just("find"), texts),
     st.tuples(st.just("restart")),
 )
@@ -39,8 +37,8 @@ def test_whatever_is_kept_and_dropped_is_right(tmp_path_factory, operations: lis
     made, tree, twin = disk(folder, limit), PrefixTree(PLENTY), set()
     for what, *args in operations:
         if what == "keep":
-            tokens, names, num_sources = args
-            if keep(made, tree, tokens, names, min(num_sources, len(tokens))):
+            tokens, names = args
+            if keep(made, tree, tokens, names):
                 twin.add(tuple(tokens))
         elif what == "find":
             (text,) = args
@@ -259,7 +257,7 @@ def test_two_stores_share_a_folder(tmp_path: Path) -> None:
         assert bytes_in(tmp_path) <= 20000
     for made in (one, two):
         settle(made)
-        made.fetch(KeyedText([99]), 0, PLENTY)  # which lets it look
+        made.fetch(KeyedText([99]), 0, PLENTY, 1)  # which lets it look
         lengths = [check(found(made, [i] * 9), [i] * 9) for i in range(12)]
         assert lengths[-4:] == [9] * 4
         assert lengths[:6] == [0] * 6
@@ -312,7 +310,7 @@ def test_no_call_waits_for_a_slow_disk(tmp_path: Path, monkeypatch) -> None:
         monkeypatch.setattr(KeptFiles, name, slow(name, getattr(KeptFiles, name)))
     put(tree, list(range(60)))
     made.offer(KeyedText(range(60)), 60)
-    fetch = made.fetch(KeyedText(range(50)), 0, PLENTY)
+    fetch = made.fetch(KeyedText(range(50)), 0, PLENTY, 50)
     assert fetch is not None
     num_steps = 0
     while made.has_work or not (fetch.is_done or fetch.has_failed):

@@ -340,6 +340,23 @@ def test_a_request_may_end_while_it_waits_for_the_disk(tmp_path: Path, how: str)
         made.close()
 
 
+def test_what_lacks_a_drafters_part_is_passed_over_for_a_shorter_beginning(tmp_path: Path) -> None:
+    text = kept(tmp_path)
+    made = engine(tmp_path)
+    longer = [*text, *words(60, 7)]
+    ask(made, longer, GREEDY, spec())
+    made.close()
+    for wish, cached in ((spec(), 360), (spec("mtp"), 300), (spec("mtp", "eagle3"), 0)):
+        made = engine(tmp_path, prefix_disk=PLENTY)
+        request = made.submit(longer, GREEDY, spec=wish)
+        while not made.is_idle:
+            made.step()
+        assert (request.stats.num_cached, request.stats.notices) == (cached, [])
+        assert made.prefix._coming == 0
+        made.write_out(0.0)  # nothing of this answer
+    made.close()
+
+
 def test_what_is_read_has_room_in_the_budget(tmp_path: Path) -> None:
     """Memory that reading takes is the prefix store's: it has that much less, and what does not fit is not read."""
     text = kept(tmp_path)

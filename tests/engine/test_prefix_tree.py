@@ -3,7 +3,8 @@ are dropped in the order that the module names."""
 
 from __future__ import annotations
 
-import mlx.core as mx
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,20 +12,19 @@ from hypothesis import strategies as st
 from planting import catches
 
 from mlxspec.engine.prefix import tree as tree_module
-from mlxspec.engine.prefix.hiddens import Hiddens
-from mlxspec.engine.prefix.tree import TARGET, Hit, KeyedText, PrefixTree
-from tests.engine.marked_texts import CUTTABLE, KINDS, NAMES, PLENTY, covers, depth, hiddens, keys, mark, put
+from mlxspec.engine.prefix.tree import TARGET, KeyedText, PrefixTree
+from tests.engine.marked_texts import CUTTABLE, KINDS, NAMES, PLENTY, depth, keys, mark, put
 
 
-def check_hit(tree: PrefixTree, tokens: list[int]) -> int:
-    """What is found is a beginning of the text, and says so in all its numbers; returns its length."""
-    hit = tree.find(KeyedText(tokens))
+def check_hit(tree: PrefixTree, tokens: list[int], needed: Sequence[str] = ()) -> int:
+    """What is found is a beginning of the text with all that is needed, and says so in all its numbers; returns its length."""
+    hit = tree.find(KeyedText(tokens), needed)
     tree.check()
     if hit is None:
         return 0
     text = tokens[: hit.length]
     assert hit.hidden[0, 0].item() == hit.length
-    assert hit.parts[TARGET].length == hit.length
+    assert {hit.parts[n].length if n in hit.parts else 0 for n in (TARGET, *needed)} == {hit.length}
     for name, found in hit.parts.items():
         assert 0 < found.length <= hit.length
         assert found.start == 0
@@ -34,26 +34,14 @@ def check_hit(tree: PrefixTree, tokens: list[int]) -> int:
             assert np.array_equal(got, wanted + extra)
         if name not in CUTTABLE:
             assert found.point[0][0][0].item() == mark(text[: found.length], name)
-    for start in range(hit.length):
-        sources = hit.sources_from(start)
-        if sources is not None:
-            assert np.array_equal(np.asarray(sources), np.asarray(hiddens(text))[start:])
-    assert hit.sources_from(hit.length) is None
     return hit.length
-
-
-def check_can_go_on(tree: PrefixTree, tokens: list[int], name: str) -> None:
-    """A part that was said to be covered is there, or can catch up from where it ends."""
-    hit = tree.find(KeyedText(tokens))
-    known = hit.parts[name].length if name in hit.parts else 0
-    assert known == hit.length or hit.sources_from(known) is not None
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 operation = st.one_of(
-    st.tuples(st.just("put"), texts, st.sampled_from(KINDS), st.integers(0, 9), st.booleans()),
-    st.tuples(st.just("put"), texts, st.sampled_from(KINDS), st.integers(0, 9), st.booleans()),
-    st.tuples(st.just("find"), texts),
+    st.tuples(st.just("put"), texts, st.sampled_from(KINDS), st.booleans()),
+    st.tuples(st.just("put"), texts, st.sampled_from(KINDS), st.booleans()),
+    st.tuples(st.just("find"), texts, st.sampled_from(KINDS)),
     st.tuples(st.just("shrink"), st.integers(0, 6000)),
     st.tuples(st.just("clear")),
 )
@@ -65,19 +53,14 @@ def test_whatever_is_put_and_let_go(operations: list[tuple], budget: int) -> Non
     tree = PrefixTree(budget)
     for what, *args in operations:
         if what == "put":
-            tokens, names, num_sources, is_anchor = args
-            num_sources = min(num_sources, len(tokens))
-            covered = [n for n in NAMES[1:] if covers(tree, tokens, [n], num_sources)]
+            tokens, names, is_anchor = args
             anchors = {node.key for node in tree.states if node.is_anchor}
-            if put(tree, tokens, names, num_sources, is_anchor=is_anchor):
-                for name in covered:
-                    if name in CUTTABLE:
-                        check_can_go_on(tree, tokens, name)
-                assert check_hit(tree, tokens) == len(tokens) == depth(tree, tokens)
+            if put(tree, tokens, names, is_anchor=is_anchor):
+                assert check_hit(tree, tokens, names) == len(tokens) == depth(tree, tokens, names)
             if not is_anchor:
                 assert anchors <= {node.key for node in tree.states if node.is_anchor}
         elif what == "find":
-            assert depth(tree, args[0]) == check_hit(tree, args[0])
+            assert depth(tree, *args) == check_hit(tree, *args) <= depth(tree, args[0])
         elif what == "shrink":
             tree.shrink(args[0])
             assert tree.nbytes <= args[0]
@@ -91,15 +74,21 @@ def test_whatever_is_put_and_let_go(operations: list[tuple], budget: int) -> Non
     tree.check()
 
 
-def test_without_evictions_the_longest_beginning_is_found() -> None:
-    tree, rng, kept = PrefixTree(PLENTY), np.random.default_rng(0), []
-    for _ in range(60):
+@catches(
+    "a state without a drafter's part is found for it",
+    "mlxspec.engine.prefix.tree:Node.has",
+    lambda right: lambda self, needed: right(self, ()),
+)
+def test_without_evictions_the_longest_beginning_that_has_all_parts_is_found() -> None:
+    tree, rng, kept = PrefixTree(PLENTY), np.random.default_rng(0), dict[tuple[int, ...], set[str]]()
+    for _ in range(120):
         tokens = rng.integers(0, 3, int(rng.integers(1, 12))).tolist()
-        kept.append(tokens)
-        assert put(tree, tokens)
-        text = rng.integers(0, 3, 14).tolist()
-        wanted = max((len(k) for k in kept if text[: len(k)] == k), default=0)
-        assert check_hit(tree, text) == wanted
+        names = KINDS[rng.integers(len(KINDS))]
+        kept.setdefault(tuple(tokens), set()).update(names)
+        assert put(tree, tokens, names)
+        text, needed = rng.integers(0, 3, 14).tolist(), set(KINDS[rng.integers(len(KINDS))])
+        fits = [len(k) for k, has in kept.items() if text[: len(k)] == list(k) and needed <= has]
+        assert check_hit(tree, text, sorted(needed)) == max(fits, default=0)
 
 
 @catches(
@@ -231,41 +220,14 @@ def test_a_part_that_came_later_brings_what_leads_to_it() -> None:
 
 
 def test_a_part_that_was_there_for_the_first_tokens_only_is_found_for_those() -> None:
-    """And the hiddens of the others, from which it can catch up."""
     tree, text = PrefixTree(PLENTY), list(range(10))
     put(tree, text[:4])
-    put(tree, text[:7], NAMES[:1], num_sources=3)
-    put(tree, text, NAMES[:1], num_sources=3)
+    put(tree, text[:7], NAMES[:1])
+    put(tree, text, NAMES[:1])
     hit = tree.find(KeyedText(text))
     assert {name: part.length for name, part in hit.parts.items()} == {TARGET: 10, "mtp": 4, "draft": 4}
     assert check_hit(tree, text) == 10
-    assert len(hit.sources_from(4)) == 6
-    assert hit.sources_from(3) is None
-
-
-def test_what_is_covered() -> None:
-    tree, text = PrefixTree(PLENTY), list(range(10))
-    assert covers(tree, text, [], 0)
-    assert covers(tree, text, ["mtp"], 10)
-    assert not covers(tree, text, ["mtp"], 9)
-    put(tree, text[:4])
-    assert covers(tree, text, ["mtp"], 6)
-    assert not covers(tree, text, ["mtp"], 5)
-    assert covers(tree, text[:4], ["mtp"], 0)
-    put(tree, text[:7], NAMES[:1], num_sources=3)
-    assert covers(tree, text, ["mtp"], 3)
-    assert not covers(tree, text, ["mtp"], 2)
-    put(tree, [*text[:7], 50], NAMES[:1])
-    assert not covers(tree, [*text[:7], 50, 51], ["mtp"], 1)
-
-
-def test_sources_of_a_stretch_that_begins_before_what_is_asked_for() -> None:
-    rows = mx.arange(8).reshape(8, 1)
-    hit = Hit(10, {}, rows[:1], [(2, rows)])
-    found = hit.sources_from(5)
-    assert found is not None
-    assert found[:, 0].tolist() == [3, 4, 5, 6, 7]
-    assert hit.sources_from(1) is None
+    assert check_hit(tree, text, NAMES) == 4
 
 
 def test_a_node_without_a_state_is_no_depth() -> None:
@@ -276,14 +238,3 @@ def test_a_node_without_a_state_is_no_depth() -> None:
     assert tree.depth(KeyedText(text), 9) == 8
     longest.hidden = None
     assert tree.depth(KeyedText(text), 9) == 4
-
-
-def test_hiddens_that_are_dropped_beyond_their_end_go_on_behind_it() -> None:
-    held = Hiddens(0)
-    held.add(mx.zeros((3, 2)))
-    held.drop(5)
-    assert (held.start, held.end) == (3, 3)
-    held.add(mx.ones((2, 2)))
-    found = held.until(5)
-    assert found is not None
-    assert found.shape == (2, 2)

@@ -1,9 +1,8 @@
 """The prefix store on disk: one file a state, from which a later process continues texts.
 
-A file holds all that is kept behind one text: by part its keys and values, recurrent states and windows, and the hiddens that drafters
-catch up from. Its header says the model (by name, and by a signature of what computed the state), the owner and the text (by digests; token
-ids are in no file) and the number of tokens. Its name tells the signature, the number of tokens and the text, so that a folder is searched
-by names.
+A file holds all that is kept behind one text: by part its keys and values, recurrent states and windows. Its header says the model (by
+name, and by a signature of what computed the state), the owner and the text (by digests; token ids are in no file) and the number of
+tokens. Its name tells the signature, the number of tokens and the text, so that a folder is searched by names.
 
     ROOT-TOKENS-KIND-TEXT.safetensors      KIND: s for the end of a system prompt, t for other anchors
 
@@ -137,11 +136,9 @@ class Fetch:
                     kv = [tuple(self._numbered(f"{index}.t.{i}")) for i in range(part["layers"])]
                     point = [tuple(self._numbered(f"{index}.p.{i}")) for i in range(part["states"])]
                     parts[part["name"]] = Snapshot(part["length"], [kv], point)
-            sources = self._arrays.get("sources")
             if parts[TARGET].length != length:
                 return None
-            heard = [] if sources is None else [(length - len(sources), sources)]
-            return Hit(length, parts, self._arrays["hidden"], heard)
+            return Hit(length, parts, self._arrays["hidden"])
         except (KeyError, ValueError, TypeError):
             return None
 
@@ -181,13 +178,10 @@ class PrefixDisk:
         roots: Mapping[str, str],
         *,
         model: str,
-        hearing: Sequence[str] = (),
     ) -> None:
-        """roots: by part, the signature of what computed it; the target's says of all files whether they may be used. model: for people.
-        hearing: drafters that need the hiddens of every token."""
+        """roots: by part, the signature of what computed it; the target's says of all files whether they may be used. model: for people."""
         self.files, self.stats = files, DiskStats()
         self._thread, self._roots, self._model = thread, dict(roots), model
-        self._hearing = tuple(hearing)
         self._waiting: dict[bytes, _State] = {}
         self._writing: _State | None = None
         self._seen: Mapping[str, Any] | None = None
@@ -202,11 +196,12 @@ class PrefixDisk:
 
     # --- reading
 
-    def fetch(self, text: KeyedText, known: int, room: int) -> Fetch | None:
-        """Begin to read the longest beginning of `text` that has more than `known` tokens. room: bytes that there are for it."""
+    def fetch(self, text: KeyedText, known: int, room: int, most: int) -> Fetch | None:
+        """Begin to read the longest beginning of `text` that has more than `known` tokens and at most `most`. room: bytes that there are
+        for it."""
         self._thread.run(partial(_try, self.files.look))
         for length in reversed(self._own_lengths()):
-            name = self._name(text, length) if known < length <= len(text) else None
+            name = self._name(text, length) if known < length <= min(most, len(text)) else None
             file = None if name is None else self.files.found.get(name)
             if name is not None and file is not None and file.size <= room:
                 found = Fetch(length, file.size, self._roots)
@@ -324,12 +319,8 @@ class PrefixDisk:
                 "A text is larger than the prefix store on disk may be (--prefix-disk); it was not written."
             )
             return
-        heard = min((hit.parts[n].length if n in hit.parts else 0 for n in self._hearing), default=hit.length)
-        sources = hit.sources_from(heard)
-        if heard < hit.length and sources is None:
-            return  # nobody could continue from it
         parts = {name: hit.parts[name] for name in self._roots if name in hit.parts}
-        named = dict(_arrays(parts, hit.hidden, sources))
+        named = dict(_arrays(parts, hit.hidden))
         pieces = iter(host.memory([x for arrays in named.values() for x in arrays]))
         for name, arrays in named.items():
             shape = list(arrays[0].shape)
@@ -445,12 +436,10 @@ def open_disk(
     found = {d.name: root for d in drafters if (root := of_drafter(target, d)) is not None}
     # a state that lacks the part of a drafter which needs every hidden can be of no use
     roots = {TARGET: of_states(target, [found[d.name] for d in hearing]), **found}
-    return PrefixDisk(files, thread, roots, model=name, hearing=[d.name for d in hearing])
+    return PrefixDisk(files, thread, roots, model=name)
 
 
-def _arrays(
-    parts: Mapping[str, Snapshot], hidden: mx.array, sources: mx.array | None
-) -> Iterator[tuple[str, Sequence[mx.array]]]:
+def _arrays(parts: Mapping[str, Snapshot], hidden: mx.array) -> Iterator[tuple[str, Sequence[mx.array]]]:
     """The tensors of a file by name, in pieces along the tokens. The target is part 0."""
     for index, snapshot in enumerate(parts.values()):
         for i, pieces in enumerate(zip(*snapshot.segments, strict=True)):
@@ -460,8 +449,6 @@ def _arrays(
             for j, array in enumerate(state):
                 yield f"{index}.p.{i}.{j}", [array]
     yield "hidden", [hidden]
-    if sources is not None:
-        yield "sources", [sources]
 
 
 def _try(work: Callable[[], None]) -> None:

@@ -14,7 +14,6 @@ import mlx.core as mx
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.engine.prefix.disk import Fetch, PrefixDisk
-from mlxspec.engine.prefix.hiddens import Hiddens, missing
 from mlxspec.engine.prefix.tree import TARGET, Hit, PrefixTree
 from mlxspec.engine.request import Request, described
 from mlxspec.policy.drafting import Drafting
@@ -115,14 +114,14 @@ class Prefix:
         """Whether many texts begin with the first `length` tokens of a request: its system prompt ends there."""
         return length == next((m for m in request.marks if self.near <= m < len(request.prompt)), 0)
 
-    def fetch(self, request: Request) -> Fetch | None:
-        """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. `end_fetch` must
-        follow."""
+    def fetch(self, request: Request, drafting: Drafting, most: int | None = None) -> Fetch | None:
+        """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. most: tokens, all
+        of the prompt if None. `end_fetch` must follow."""
         if self.disk is None or not self.is_on or request.prompt_logprobs is not None or request.scales:
             return None  # the disk knows texts of the weights alone
         text, num = request.keyed, len(request.prompt)
-        known = self.tree.depth(text, num) + self.near - 1
-        fetch = self.disk.fetch(text, known, self._allowed - self._coming)
+        known = self.tree.depth(text, num, _needed(request, drafting)) + self.near - 1
+        fetch = self.disk.fetch(text, known, self._allowed - self._coming, num if most is None else most)
         if fetch is not None:
             self._coming += fetch.nbytes
             self.limit(self._allowed)
@@ -135,35 +134,29 @@ class Prefix:
         self.limit(self._allowed)
 
     def find(self, request: Request, drafting: Drafting, fetched: Hit | None = None) -> Hit | None:
-        """The longest beginning of the request's prompt that is known; its drafters are told of it. fetched: what came from the disk."""
+        """The longest beginning of the request's prompt that is known with what its drafters need; they are told of it. fetched: what came
+        from the disk."""
         if not self.is_on:
             return None
         if fetched is not None:
-            self._take(request, drafting, fetched)
-        hit = None if request.prompt_logprobs is not None else self.tree.find(request.keyed)
+            self._take(request, fetched)
+        needed = _needed(request, drafting)
+        hit = None if request.prompt_logprobs is not None else self.tree.find(request.keyed, needed)
         if fetched is not None and (hit is None or hit.length < fetched.length):
             hit = fetched
         known = 0 if hit is None else hit.length
-        if missing(drafting.chain.drafters.values(), request.spec):
-            request.hiddens = Hiddens(known)
-            if hit is not None and hit is fetched:
-                request.hiddens = _heard(hit)
         if hit is not None:
             if self.disk is not None and not request.scales and hit is not fetched:
                 self.disk.offer(request.keyed, known, is_shared=self._is_shared(request, known))
             request.stats.num_cached = known
             if request.spec.drafters:
-                drafting.resume(request.number, request.prompt[:known], hit.parts, hit.sources_from)
+                drafting.resume(request.number, request.prompt[:known], hit.parts)
         return hit
 
-    def _take(self, request: Request, drafting: Drafting, hit: Hit) -> None:
-        """Put a state that came from the disk into memory, for this prompt and others. Not where a drafter could not begin behind it."""
+    def _take(self, request: Request, hit: Hit) -> None:
+        """Put a state that came from the disk into memory, for this prompt and others."""
         parts = {name: s for name, s in hit.parts.items() if s.length == hit.length}
-        needing = [d.name for d in drafting.chain.drafters.values() if d.needs.every_hidden]
-        lacking = [name for name in needing if name not in parts]
-        sources = hit.sources[0][1] if lacking and hit.sources else None
-        if self.tree.covers(request.keyed, hit.length, lacking, 0 if sources is None else len(sources)):
-            self.tree.put(request.keyed, hit.length, parts, hit.hidden, sources)
+        self.tree.put(request.keyed, hit.length, parts, hit.hidden)
 
     def keep(
         self,
@@ -182,7 +175,8 @@ class Prefix:
             return
         try:
             request.keyed.tokens = tokens
-            if len(tokens) - self.tree.depth(request.keyed, len(tokens)) >= self.near:
+            needed = _needed(request, drafting)
+            if len(tokens) - self.tree.depth(request.keyed, len(tokens), needed) >= self.near:
                 self._put(request, tokens, cache, row, drafting, copied(hidden))
         except Exception as error:
             request.stats.notices.append(f"nothing of this was kept for later prompts: {described(error)}")
@@ -201,25 +195,20 @@ class Prefix:
         parts = {TARGET: cache.snapshot(row, starts[TARGET])}
         if request.spec.drafters:
             parts |= drafting.snapshot(request.number, length, starts)
-        needing = [d.name for d in drafting.chain.drafters.values() if d.needs.every_hidden]
-        lacking = [name for name in needing if name not in parts]
-        heard = request.hiddens
-        sources = heard.until(length) if heard is not None and lacking else None
-        # rather no state than one behind which a drafter could not begin
-        if heard is None or self.tree.covers(text, length, lacking, 0 if sources is None else len(sources)):
-            is_anchor = self._is_anchor(request, length)
-            is_kept = self.tree.put(text, length, parts, hidden, sources, is_anchor=is_anchor)
-            if is_kept and is_anchor and self.disk is not None and not request.scales:
-                is_shared, in_prompt = self._is_shared(request, length), length <= len(request.prompt)
-                self.disk.offer(text, length, is_shared=is_shared, supersedes=in_prompt)
-        # what the store did not take is needed for the next state of this text
-        if heard is not None and self.tree.depth(text, length) == length:
-            heard.drop(length)
+        is_anchor = self._is_anchor(request, length)
+        is_kept = self.tree.put(text, length, parts, hidden, is_anchor=is_anchor)
+        if is_kept and is_anchor and self.disk is not None and not request.scales:
+            is_shared, in_prompt = self._is_shared(request, length), length <= len(request.prompt)
+            self.disk.offer(text, length, is_shared=is_shared, supersedes=in_prompt)
 
 
-def _heard(hit: Hit) -> Hiddens:
-    """The hiddens that came with a state from the disk."""
-    found = Hiddens(hit.sources[0][0] if hit.sources else hit.length)
-    for _, sources in hit.sources:
-        found.add(sources)
-    return found
+def _needed(request: Request, drafting: Drafting) -> list[str]:
+    """The request's drafters that cannot go on behind a beginning without a part of their own."""
+    drafters = drafting.chain.drafters
+    return [n for n in request.spec.drafters if n in drafters and drafters[n].needs.every_hidden]
+
+
+def covers(hit: Hit, request: Request, drafting: Drafting) -> bool:
+    """Whether the request's drafters can go on behind it."""
+    needed = _needed(request, drafting)
+    return all(name in hit.parts and hit.parts[name].length == hit.length for name in needed)

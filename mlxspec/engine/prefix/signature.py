@@ -33,7 +33,7 @@ class DescribesItself(Protocol):
     def described(self) -> list[Any]: ...
 
 
-FORMAT = "mlxspec prefix store 2"
+FORMAT = "mlxspec prefix store 3"
 _WORDS = 1 << 22  # of 32 bits that are summed at once
 _AT_ONCE = 16  # of those sums that are evaluated together
 

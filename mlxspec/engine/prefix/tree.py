@@ -5,8 +5,8 @@ prompt continues from the longest of its beginnings that has a state. A node of 
 tokens between its parent and itself. Its parent is the node of the longest beginning that was there when it was put; so texts that begin
 alike share what leads to a common state. A node is found by a digest of owner, adapters and tokens: owners never meet in the tree.
 
-The parts of a node are the target's and each drafter's own. A drafter may have heard a beginning of the text only, or nothing. It catches
-up from the target's final hiddens, which a node can keep as *sources*.
+The parts of a node are the target's and each drafter's own. A drafter that needs the target's hiddens of all tokens cannot go on without
+its part, so a request continues only from a node that has the parts of all such drafters of its own.
 
 Eviction. An *anchor* is a state where texts are expected to branch off: the end of a system prompt, of a turn, of an answer, and each state
 that a text has continued from. Other states inside a long prompt are dropped first; among equals the least recently used goes first.
@@ -81,18 +81,22 @@ class NodePart(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Node:
-    """length: tokens up to here. sources (n, H): what the last n of them were sampled from, if kept. hidden (1, H): the target's of the
-    last token; None once the state has been dropped. used: when the state was last used."""
+    """length: tokens up to here. hidden (1, H): the target's of the last token; None once the state has been dropped. used: when the state
+    was last used."""
 
     key: bytes
     length: int
     parent: Node | None
     pieces: dict[str, NodePart] = field(default_factory=dict)
-    sources: mx.array | None = None
     hidden: mx.array | None = None
     used: int = 0
     is_anchor: bool = False
     num_children: int = 0
+
+    def has(self, needed: Collection[str]) -> bool:
+        """Whether a text can continue from here by the target and these drafters."""
+        parts = (self.pieces.get(name) for name in needed)
+        return self.hidden is not None and all(p is not None and p.point is not None for p in parts)
 
     @property
     def state_bytes(self) -> int:
@@ -100,30 +104,16 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        return self.state_bytes + _bytes(self.sources) + sum(piece.kv_bytes for piece in self.pieces.values())
+        return self.state_bytes + sum(piece.kv_bytes for piece in self.pieces.values())
 
 
 class Hit(NamedTuple):
     """The state behind a text's first `length` tokens: by part a snapshot to restore, the target's of all of them and a drafter's of as
-    many as there are; hidden (1, H) of the last of them. sources: first token and hiddens (n, H) of each stretch, the last one first."""
+    many as there are; hidden (1, H) of the last of them."""
 
     length: int
     parts: dict[str, Snapshot]
     hidden: mx.array
-    sources: list[tuple[int, mx.array]]
-
-    def sources_from(self, start: int) -> mx.array | None:
-        """The hiddens that tokens `start` to `length` were sampled from, (n, H); None where some are not known."""
-        found: list[mx.array] = []
-        end = self.length
-        for begin, array in self.sources:
-            if begin >= end:
-                continue
-            if end <= start or begin + len(array) < end:
-                break
-            found.append(array[max(0, start - begin) : end - begin])
-            end = max(start, begin)
-        return mx.concatenate(found[::-1]) if found and end == start else None
 
 
 class PrefixTree:
@@ -141,18 +131,18 @@ class PrefixTree:
         """Nodes that a text can continue from."""
         return [node for node in self._nodes.values() if node.hidden is not None]
 
-    def find(self, text: KeyedText) -> Hit | None:
-        """The longest beginning of `text` that has a state. It counts as used, and is an anchor from here on."""
-        found = next((n for n in reversed(self._path(text, len(text))) if n.hidden is not None), None)
+    def find(self, text: KeyedText, needed: Collection[str] = ()) -> Hit | None:
+        """The longest beginning of `text` that has a state with these parts. It counts as used, and is an anchor from here on."""
+        found = next((n for n in reversed(self._path(text, len(text))) if n.has(needed)), None)
         if found is None:
             return None
         found.is_anchor = True
         self._touch(found)
         return self.hit(found)
 
-    def depth(self, text: KeyedText, length: int) -> int:
-        """Tokens of the longest beginning of the first `length` that has a state."""
-        return max((n.length for n in self._path(text, length) if n.hidden is not None), default=0)
+    def depth(self, text: KeyedText, length: int, needed: Collection[str] = ()) -> int:
+        """Tokens of the longest beginning of the first `length` that has a state with these parts."""
+        return max((n.length for n in self._path(text, length) if n.has(needed)), default=0)
 
     def state(self, key: bytes) -> Node | None:
         """The node behind the text of this key, if it has a state. It does not count as used."""
@@ -166,28 +156,12 @@ class PrefixTree:
         line = list(_line(node))
         names = dict.fromkeys(name for step in line for name in step.pieces)
         parts = {name: found for name in names if (found := _longest(line, name)) is not None}
-        sources = [(n.length - len(n.sources), n.sources) for n in line if n.sources is not None]
-        return Hit(node.length, parts, node.hidden, sources)
+        return Hit(node.length, parts, node.hidden)
 
     def starts(self, text: KeyedText, length: int, names: Iterable[str]) -> dict[str, int]:
         """Tells by part how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
         line = self._line_of(text, length)
         return {name: next((n.length for n in line if name in n.pieces), 0) for name in names}
-
-    def covers(self, text: KeyedText, length: int, names: Iterable[str], num_sources: int) -> bool:
-        """Whether each of these parts could catch up to the end of the first `length` tokens, if the last `num_sources` of them came with
-        their sources."""
-        line = self._line_of(text, length)
-        heard = length - num_sources
-        for node in line:
-            if node.length < heard:
-                break
-            heard = min(heard, node.length - (0 if node.sources is None else len(node.sources)))
-        known = (
-            next((n.length for n in line if name in n.pieces and n.pieces[name].point is not None), 0)
-            for name in names
-        )
-        return all(num >= heard for num in known)
 
     def put(
         self,
@@ -195,15 +169,14 @@ class PrefixTree:
         length: int,
         parts: Mapping[str, Snapshot],
         hidden: mx.array,
-        sources: mx.array | None = None,
         *,
         is_anchor: bool = True,
     ) -> bool:
         """Keep the state behind the first `length` tokens of a text. False where it does not fit by the rules of the module.
 
         parts: snapshots, each from `starts` on or from before it; not yet evaluated at best, for nothing is computed of a state that does
-        not fit. A part that begins later is left out. hidden (1, H): the target's, of the last token. sources (n, H): what the last n
-        tokens were sampled from. Where evaluating raises, the state is not there and the tree is valid; others may have been dropped.
+        not fit. A part that begins later is left out. hidden (1, H): the target's, of the last token. Where evaluating raises, the state is
+        not there and the tree is valid; others may have been dropped.
         """
         starts = self.starts(text, length, parts)
         pieces = {name: _piece(s, starts[name]) for name, s in parts.items() if s.start <= starts[name]}
@@ -217,14 +190,9 @@ class PrefixTree:
             () if old is None else old.pieces.items()
         ):  # keys and values that are there stay as they are
             pieces[name] = piece._replace(point=pieces[name].point) if name in pieces else piece
-        sources = None if sources is None else copied(sources)
-        if (
-            old is not None
-            and old.sources is not None
-            and (sources is None or len(sources) < len(old.sources))
-        ):
-            sources = old.sources
-        new = Node(key=key, length=length, parent=parent, pieces=pieces, sources=sources, hidden=hidden)
+        if old is not None and old.hidden is not None and old.hidden.shape[1] > hidden.shape[1]:
+            hidden = old.hidden  # with residual streams, which a part that is there may need
+        new = Node(key=key, length=length, parent=parent, pieces=pieces, hidden=hidden)
         new.is_anchor = is_anchor or (old is not None and old.hidden is not None and old.is_anchor)
         alone = new.nbytes + sum(node.nbytes - node.state_bytes for node in _line(parent))
         growth = new.nbytes - (0 if old is None else old.nbytes)
@@ -233,9 +201,7 @@ class PrefixTree:
             self._prune(line[0] if line else None)
             return False
         try:
-            mx.eval(
-                [x for p in pieces.values() for kv in p.kv for x in kv], [] if sources is None else sources
-            )
+            mx.eval([x for p in pieces.values() for kv in p.kv for x in kv])
             mx.eval([x for p in pieces.values() for arrays in p.point or () for x in arrays], hidden)
         except BaseException:
             self._prune(line[0] if line else None)
@@ -246,7 +212,7 @@ class PrefixTree:
             if parent is not None:
                 parent.num_children += 1
         else:
-            old.pieces, old.sources, old.hidden, old.is_anchor = pieces, sources, hidden, new.is_anchor
+            old.pieces, old.hidden, old.is_anchor = pieces, hidden, new.is_anchor
         self.nbytes += growth
         self._touch(old)
         return True
