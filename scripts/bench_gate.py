@@ -130,9 +130,7 @@ def _options() -> argparse.Namespace:
 
 def _counted() -> dict[str, float]:
     every = ("ngram-simple", "mtp", "draft-model")
-    engine = load(
-        "demo", draft=every, spec=SpecConfig(policy="fixed"), head="base"
-    )  # not the user's adapted one
+    engine = load("demo", draft=every, spec=SpecConfig(policy="fixed"))  # not the user's adapted one
     found = {f"nodes_{width}": float(_nodes(engine, width)) for width in (1, 4)}
     params = SamplingParams(max_tokens=TOKENS)
     waited = rounds_mtp = 0

@@ -144,7 +144,6 @@ class Bench:
             draft=draft if draft == "auto" else draft.split(","),
             draft_model=draft_model,
             config=EngineConfig(prefix_budget=0, past_texts=0),
-            head="base",
         )
         self._prompts = json.loads(PROMPTS.read_text(encoding="utf-8"))["demo" if self.is_demo else "text"]
 

@@ -128,7 +128,7 @@ def run_engine(curve: str, options: argparse.Namespace) -> list[list[Any]]:
     prompts = json.loads((ROOT / "scripts" / "bench_policy.json").read_text(encoding="utf-8"))["demo"]
     texts = [p["text"] for p in prompts[: options.prompts]]
     machine = next(m for m in MACHINES if m.name == curve)
-    engine = load("demo", draft=DRAFTERS, config=EngineConfig(prefix_budget=0, past_texts=0), head="base")
+    engine = load("demo", draft=DRAFTERS, config=EngineConfig(prefix_budget=0, past_texts=0))
     simulated, auto, rows = SimulatedEngine(engine, machine), replace(engine.spec, policy="auto"), []
     for temperature in options.temperatures:
 

@@ -9,26 +9,29 @@ decided before and whose outcome is not known yet. The worst case of a round is 
 An answer begins with `start` plain rounds, from LEAST to MOST, which the bank decides, and earns GROWTH of its time. Several rows that
 decode together leave MOST - LEAST of their balances untouched: one row's failure would delay all others.
 
-Theorem: after t plain rounds of time no row is later than plain decoding by more than start + GROWTH t plain rounds. How late a row is, is
-the sum over its rounds of the time they took, in plain rounds, less the tokens that the rows of the round got on average.
+Theorem: after t plain rounds of time no row is later than plain decoding by more than start + GROWTH t plain rounds, if no round takes
+longer than the worst case that was reserved for it. How late a row is, is the sum over its rounds of the time they took, in plain rounds,
+less the tokens that the rows of the round got on average.
 
 Proof: let b be the balance and r the part of it that is reserved for rounds that were decided and are not settled. A round is decided only
 if its worst case is at most b - r, and its worst case is added to r; so r <= b holds after each decision. When a round is settled, r falls
-by its worst case w, and b falls by at most w, because a round loses at most its worst case; what is earned only adds. So 0 <= r <= b holds
-after each settlement too. b began at `start`; it has changed by what was earned and by what rounds gained or lost, and CAP only took
-away. So what was lost, less what was gained, is at most start + GROWTH t - b, and b >= 0. QED.
+by its worst case w, and b falls by what the round lost, which is at most w; what is earned only adds. So 0 <= r <= b holds after each
+settlement too. b began at `start`; it has changed by what was earned and by what rounds gained or lost, and CAP only took away. So what was
+lost, less what was gained, is at most start + GROWTH t - b, and b >= 0. QED.
 
-The bank holds what all answers have gained, at most FULL, less what they have lost. An answer begins with what the bank holds. So once
-answers have lost FULL more than they gained, each further one begins with LEAST alone, until drafts gain again or time has passed.
+By a clock: a round is settled by the seconds it took over those of a plain round. What plain rounds take is learned from plain rounds
+alone: from the first of a process, and again behind controller.STALE rounds with drafts. Where that is off by a share e, the theorem holds
+with GROWTH + e. The worst case holds a round that costs PRUDENCE times what is believed of its width; where a round exceeds its worst case
+all the same, the excess is settled too, so b may fall below 0 by that of one round and of those decided before it was read, and no more is
+drafted until it is earned or gained back. Left out is what `CostModel.took` counts as expected: a round that something else held up.
 
-The theorem is about estimated seconds. Where a round takes longer than its worst case by the cost model, the difference comes on top: what
-else holds it up is not a loss by its drafts. So does the time in which a shape of a round compiles, which each process pays once.
+Left out too is the time in which a shape of a round compiles, which each process pays once.
 """
 
 from __future__ import annotations
 
-MOST = 2.9  # plain rounds at the beginning of an answer: pays for a draft of three by a costly head that fails. By exact
-# estimates 32 tokens are then decoded at 0.90 of plain decoding's speed at worst, 96 at 0.945, 1,000 at 0.98
+MOST = 2.9  # plain rounds at the beginning of an answer: pays for a draft of three by a costly head that fails. 32 tokens are
+# then decoded at 0.90 of plain decoding's speed at worst, 96 at 0.945, 1,000 at 0.98
 LEAST = 1.0  # plain rounds, where the bank is empty or several rows decode together
 GROWTH = 0.016  # of a row's time
 CAP = 16.0  # plain rounds: most that an account holds, which is what a good stretch can lose again

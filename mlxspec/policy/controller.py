@@ -29,6 +29,7 @@ from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, Dra
 
 MARGIN = 1.02  # times the tokens a second of plain decoding that a draft must give, so that rounding alone never drafts
 PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
+STALE = 64  # rounds with drafts behind one another, until plain ones tell anew how long they take, which is what accounts count in
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
 PROBE_SHARE = (
@@ -104,7 +105,7 @@ class Controller:
 
     def is_sure(self, curve: Curve) -> bool:
         """Whether costs are known so well that drafts can be weighed; else the next round is plain, and timed."""
-        return curve.is_timed and not self.costs.is_in_doubt
+        return curve.is_timed and curve.age < STALE and not self.costs.is_in_doubt
 
     # --- chances
 
@@ -192,12 +193,12 @@ class Controller:
             width = num_rows + each * i
             if (1 + i if num_rows == each else i) not in LADDER:
                 continue
-            longer = curve.seconds(width) - plain
+            longer = PRUDENCE * (curve.seconds(width) - plain)
             if longer + risk * i > left:
                 break
             if is_lookup and longer > left * reach[_pays_back(longer * num_rows / plain / each, i) - 1]:
                 continue
-            seconds = plain + PRUDENCE * longer + call + step * i
+            seconds = plain + longer + call + step * i
             pace = (num_rows + total) / (seconds + self._compiling(row, num_rows, width, total / num_rows))
             if pace > best:
                 best, length = pace, i
@@ -383,12 +384,12 @@ class Controller:
         else:
             left = self._available(rows, curve) - drafting
             shares = self._share(
-                rows, reaches, curve, left - curve.seconds(num_rows + sum(unread)) + curve.plain
+                rows, reaches, curve, left - PRUDENCE * (curve.seconds(num_rows + sum(unread)) - curve.plain)
             )
         widths = [a + b for a, b in zip(shares, unread, strict=True)]
         width, worst = num_rows + sum(widths), None
         if drafting or width > num_rows:
-            longer = max(0.0, curve.seconds(width) - curve.plain)
+            longer = PRUDENCE * max(0.0, curve.seconds(width) - curve.plain)
             worst = (drafting + longer + self._pause(rows, curve)) / curve.plain
         for row in rows:
             row.is_drafting = worst is not None
@@ -429,7 +430,7 @@ class Controller:
             seconds = num_rounds * self.costs.took(curve, width, decision.calls, seconds / num_rounds)
         rounds = seconds / curve.plain
         if worst is not None:
-            gained = max(-worst, sum(num for _, num in parts) / len(parts) - rounds)
+            gained = sum(num for _, num in parts) / len(parts) - rounds
         self.bank.settle(rounds, gained)
         self.costs.bank = self.bank.balance
         for row, num_tokens in parts:

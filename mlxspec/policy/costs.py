@@ -17,6 +17,7 @@ from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST, Acceptance, checked
 
+FORGET = 300  # rounds with drafts, after which what a width took is guessed again
 MAX_TOKENS = LADDER[-1]  # widths the curve knows; beyond, the last slope goes on
 # A guess of what widths cost in plain rounds, until rounds of other widths than 1 have run
 LIKELY = {1: 1.0, 2: 1.2, 4: 1.65, 8: 2.7, 17: 4.5}
@@ -43,9 +44,11 @@ def bucket(context: int) -> int:
 class Curve:
     """Seconds of one round by width: a plain round's seconds, and for each width a ratio to that, learned or guessed.
 
-    A width that no round has had takes the guess's place, drawn towards what the nearest known widths turned out to be. pause: seconds that
-    a plain round takes longer where it could not run ahead of the host, as after a round with drafts. is_timed: whether a plain round has
-    taught how long it is; until then the seconds have no scale.
+    A width that no round has had, or none for FORGET rounds with drafts, takes the guess's place, drawn towards what the nearest known
+    widths turned out to be. Rounds of other widths do not move the plain round's seconds, which are the unit in which accounts count.
+    pause: seconds that a plain round takes longer where it could not run ahead of the host, as after a round with drafts. is_timed: whether
+    a plain round of this process has taught how long it is; until then the seconds have no scale. age: rounds with drafts since a plain one
+    was timed.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Curve:
         """guess: width -> seconds; between given widths it is linear, and beyond the last the slope goes on. num_rows: the width of a plain
         round. counts: how many rounds the guess of a width counts for, 0 where it is not given; None: TRUST for each width of `guess`.
         Raises ConfigError for seconds that are not positive."""
-        self.num_rows, self.pause = num_rows, 0.0
+        self.num_rows, self.pause, self.age = num_rows, 0.0, 0
         if not callable(guess):
             counts = dict.fromkeys(guess, TRUST) if counts is None else counts
             guess = _lines(guess)
@@ -66,7 +69,9 @@ class Curve:
         self.plain, self._plain_count = guess(num_rows), counts.get(num_rows, 0.0)
         self.is_timed = self._plain_count > 0
         self._guess = [guess(max(w, num_rows)) / self.plain for w in range(MAX_TOKENS + 1)]
-        self._known = {w: (self._guess[w], c) for w, c in counts.items() if w > num_rows and c}
+        self._num = 0  # rounds with drafts
+        # by width: the ratio, how many rounds have taught it, and when the last one was
+        self._known = {w: (self._guess[w], c, 0) for w, c in counts.items() if w > num_rows and c}
         self._ratios = self._drawn()
 
     def seconds(self, num_tokens: int) -> float:
@@ -88,17 +93,22 @@ class Curve:
 
     def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
         """One round took `seconds`. A single one moves what is known by _CLIP at most, however late it was, unless `is_sure`; the first
-        rounds of a guessed width replace the guess. A machine that has become slower is so for all widths."""
+        rounds of a guessed width replace the guess, and the first plain round of a process what another one knew. A plain round counts the
+        more, the longer none was timed. A machine that has become slower is so for all widths."""
         if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
         off = log(seconds / self.seconds(num_tokens))
         if num_tokens == self.num_rows:
-            count, self._plain_count, self.is_timed = self._plain_count, self._plain_count + 1.0, True
-            self.plain *= exp(learned(off, count, is_sure=is_sure or not count))
+            count = max(min(self._plain_count, TRUST), self._plain_count * (1.0 - FADE) ** self.age)
+            self.plain *= exp(learned(off, count, is_sure=is_sure or not self.is_timed))
+            self._plain_count, self.is_timed, self.age = min(count + 1.0, 1.0 / FADE), True, 0
             return
-        ratio, count = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0))
-        self.plain *= exp(FADE * max(-_CLIP, min(_CLIP, off)))
-        self._known[num_tokens] = max(_LEAST, ratio * exp(learned(off, count, is_sure=is_sure))), count + 1.0
+        self.age, self._num = self.age + 1, self._num + 1
+        ratio, count, _ = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0, 0))
+        ratio = max(_LEAST, ratio * exp(learned(off, count, is_sure=is_sure)))
+        self._known[num_tokens] = ratio, count + 1.0, self._num
+        # a width that seems dear is not run, so nothing else would put it right
+        self._known = {w: known for w, known in self._known.items() if self._num - known[2] < FORGET}
         self._ratios = self._drawn()
 
     def _drawn(self) -> list[float]:
@@ -123,7 +133,7 @@ class Curve:
     @property
     def num_rounds(self) -> float:
         """The rounds that have taught it."""
-        return self._plain_count + sum(count for _, count in self._known.values())
+        return self._plain_count + sum(count for _, count, _ in self._known.values())
 
     @property
     def known(self) -> dict[int, float]:
@@ -341,6 +351,9 @@ class CostModel:
         costs in doubt, and plain rounds are asked for. Where two of these are as far off, the machine has another speed, and all costs are
         multiplied by as much."""
         if not curve.is_timed:
+            off = log(max(_LEAST, seconds) / curve.seconds(width))
+            if curve.num_rounds and abs(off) > _CLIP:  # another process has known a machine of another speed
+                self._scale(exp(off))
             curve.refine(width, seconds)
             return seconds
         expected, kind = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
@@ -441,7 +454,7 @@ class CostModel:
                 curve = found._curves[place, rows, kind] = Curve(
                     _beyond(points, first.seconds), num_rows=rows, counts=dict.fromkeys(points, TRUST)
                 )
-                curve.pause = checked(part["pause"], 0.0, _MOST)
+                curve.pause, curve.is_timed = checked(part["pause"], 0.0, _MOST), False
             for name, kind, cost in data["drafts"]:
                 found.drafts[str(name), str(kind)] = DraftCost(**{k: float(v) for k, v in cost.items()})
             found.acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}

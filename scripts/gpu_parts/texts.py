@@ -95,7 +95,7 @@ def _first_difference(got: Sequence[int], wanted: Sequence[int]) -> int:
 
 def demo(here: Here, dtype: str) -> None:
     """The demo model with its own head, greedy and sampled."""
-    engine = mlxspec.load("demo", draft=("ngram-simple", "mtp"), dtype=dtype, head="base")
+    engine = mlxspec.load("demo", draft=("ngram-simple", "mtp"), dtype=dtype)
     ways = {"mtp 3": fixed(3), "chain": SpecConfig(drafters=tuple(engine.chain.drafters), policy="fixed")}
     ways["auto"] = SpecConfig(policy="auto")
     found = Compared()

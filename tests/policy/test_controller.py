@@ -19,6 +19,7 @@ from mlxspec.policy.controller import (
     PROBE_COST,
     PROBE_GAP,
     PRUDENCE,
+    STALE,
     Choice,
     Controller,
     Decision,
@@ -108,6 +109,25 @@ def test_nobody_drafts_until_a_plain_round_has_been_timed() -> None:
     assert costs.curve(0).plain == pytest.approx(0.02)
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
     assert control.choose([row, control.row("greedy")], [[offer], []], [{}, {}])[0].offer == 0
+
+
+@catches("a plain round is timed once for all", "mlxspec.policy.controller:STALE", lambda right: 10**9)
+def test_behind_many_rounds_with_drafts_a_plain_one_is_timed() -> None:
+    """What it takes is the unit of the accounts, and the machine may have got another speed."""
+    control, offer = controller(FLAT), Offer("ngram-simple", 16)
+    row = opened()
+    taught(control, row, offer, 16)
+    for _ in range(STALE):
+        decision = decided(control, row, offer)
+        assert decision.widths != [0]
+        control.spent([(row, 16)], 1, 16, 1.0, decision, is_ahead=True)
+    for is_ahead in (
+        False,
+        True,
+    ):  # the first one cannot run ahead of the host, so it tells nothing of others
+        assert decided(control, row, offer).widths == [0]
+        control.spent([(row, 1)], 1, 1, 1.0, is_ahead=is_ahead)
+    assert decided(control, row, offer).widths != [0]
 
 
 def test_where_verifying_is_free_the_whole_lookup_is_verified() -> None:
@@ -442,7 +462,8 @@ def test_leaving_plain_decoding_must_be_paid_with_what_cannot_run_ahead_behind_i
     assert control.curve([row]).pause == pytest.approx(0.9, rel=0.05)
     row.account.balance = RICH
     worst = [decided(control, row, offer).worst for _ in range(2)]
-    assert worst == [pytest.approx(0.3 + control.curve([row]).pause), pytest.approx(0.3)]
+    longer = PRUDENCE * 0.3
+    assert worst == [pytest.approx(longer + control.curve([row]).pause), pytest.approx(longer)]
     row.account.balance, row.account.reserved = 1.1, 0.0
     assert control.choose([row], [[offer]], [{}])[0].offer == 0
     control.trim([row], [None], [PLAIN])

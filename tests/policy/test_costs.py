@@ -13,7 +13,7 @@ from planting import catches
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST
-from mlxspec.policy.costs import MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
+from mlxspec.policy.costs import FORGET, MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
 from tests.known_costs import known_costs
 
 pytestmark = pytest.mark.smoke
@@ -70,6 +70,37 @@ def test_one_hiccup_moves_little() -> None:
         curve.refine(1, 1.0)
     curve.refine(1, 100.0)
     assert curve.seconds(1) < 1.02
+
+
+def test_rounds_of_other_widths_leave_the_unit_alone() -> None:
+    """Accounts count in plain rounds, so only plain rounds tell how long one is; one counts the more, the longer none was timed."""
+    moved = []
+    for num in (0, 50):
+        curve = Curve({1: 1.0, 4: 1.5})
+        for _ in range(100):
+            curve.refine(1, 1.0)
+        for _ in range(num):
+            curve.refine(4, 1.9)
+        assert curve.plain == pytest.approx(1.0)
+        assert curve.age == num
+        curve.refine(1, 1.1)
+        assert curve.age == 0
+        moved.append(curve.plain - 1.0)
+    assert moved[1] > 3 * moved[0] > 0
+
+
+@catches("what a width took is never forgotten", "mlxspec.policy.costs:FORGET", lambda right: 10**9)
+def test_a_width_that_no_round_has_had_for_long_is_guessed_again() -> None:
+    """One that seems dear is not run, so nothing else would put it right."""
+    curve = Curve({1: 1.0, 3: 1.2, 4: 1.3})
+    curve.refine(4, 2.6, is_sure=True)
+    for _ in range(FORGET - 1):
+        curve.refine(3, 1.2)
+    assert curve.seconds(4) == pytest.approx(2.6)
+    for _ in range(2):
+        curve.refine(3, 1.2)
+    assert curve.seconds(4) == pytest.approx(1.3, rel=0.02)
+    assert 4 not in curve.known
 
 
 def test_nonsense_measurements_change_nothing() -> None:
@@ -285,6 +316,23 @@ def test_costs_survive_their_file() -> None:
     assert (found.lengths, found.bank, found.judged) == (costs.lengths, costs.bank, costs.judged)
     assert found.curve(0).pause == 0.001
     assert json.dumps(kept(found).as_data()) == json.dumps(found.as_data())
+
+
+def test_a_process_times_a_plain_round_before_it_goes_by_what_another_one_knew() -> None:
+    """The machine may have another speed now: then drafts have it too."""
+    costs = CostModel({1: 1.0, 4: 2.0}, {})
+    for _ in range(10):
+        costs.took(costs.curve(0), 1, [], 0.01)
+        costs.took(costs.curve(0), 4, [], 0.02)
+    costs.drafts["mtp", "greedy"] = DraftCost(step=0.002)
+    for seconds, step in ((0.0101, 0.002), (0.02, 0.004)):
+        found = kept(costs)
+        assert not found.curve(0).is_timed
+        found.took(found.curve(0), 1, [], seconds)
+        assert found.curve(0).is_timed
+        assert found.curve(0).plain == pytest.approx(seconds)
+        assert found.curve(0).seconds(4) == pytest.approx(2.0 * seconds, rel=0.02)
+        assert found.draft("mtp", "greedy", 1.0).step == pytest.approx(step, rel=0.02)
 
 
 def test_few_rounds_teach_the_next_process_nothing() -> None:
