@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.parsers.channels import CHANNEL as CHANNEL_TAG
 from mlxspec.parsers.channels import MESSAGE, TAGS, ChannelParser
-from mlxspec.parsers.foreign_call import ForeignCalls, ForeignToolParser, foreign_calls
+from mlxspec.parsers.foreign_call import ForeignCalls, foreign_calls
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning, cut_notice, merged
-from mlxspec.parsers.reasoning import ReasoningParser
-from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, ToolParser, call_heads
+from mlxspec.parsers.reasoning import ReasoningParser, StrayTag
+from mlxspec.parsers.tools import FUNCTION_GEMMA, GEMMA4, QWEN, CallTags, Notation, ToolParser
+from mlxspec.parsers.values import as_json
 from mlxspec.parsers.whole_call import WholeCall
 
 ToolStyle = Literal["json", "xml", "gemma4", "function-gemma"]
@@ -79,13 +80,21 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         is_thinking: bool | None = None,
+        special: Container[str] = (),
+        is_held: bool = False,
     ) -> AnswerParser | ChannelParser:
         """For one answer to `prompt`, the rendered text. What looks like a call of a tool that is not among `tools` is text. is_thinking:
-        whether the prompt ends inside thinking; None to read that off its end."""
+        whether the prompt ends inside thinking; None to read that off its end. special: tags that are special tokens of the vocabulary.
+        is_held: a format holds the text, in which no other notation of calls is read than the model's own."""
         if self.channels:
             return ChannelParser(tools)
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
-        return AnswerParser(self, tools, opened=opened)
+        return AnswerParser(self, tools, opened=opened, special=special, is_held=is_held)
+
+    @property
+    def notation(self) -> Notation | None:
+        """How the model writes calls."""
+        return self.foreign or self.call_tags
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether the prompt ends inside thinking."""
@@ -125,20 +134,27 @@ _LIKE_A_CALL = re.compile(
 class AnswerParser:
     """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
 
-    def __init__(self, form: ChatFormat, tools: Sequence[Mapping[str, Any]], *, opened: bool) -> None:
-        """opened: the prompt ends inside thinking."""
-        tags = form.call_tags
-        calls = None if tags is None or not tools else (tags.open, call_heads(tags, tools))
-        self._reasoning = (
-            ReasoningParser(form.thinking, opened=opened, calls=calls) if form.thinking else None
-        )
-        self._tools: ToolParser | ForeignToolParser | None = None
-        if tags is not None and tools:
-            self._tools = ToolParser(tags, tools)
-        elif form.foreign is not None and tools:
-            self._tools = ForeignToolParser(form.foreign, tools)
-        own = [form.foreign.open] if form.foreign is not None else [] if tags is None else [tags.open]
-        self._whole = WholeCall(tools, own)
+    def __init__(
+        self,
+        form: ChatFormat,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opened: bool,
+        special: Container[str] = (),
+        is_held: bool = False,
+    ) -> None:
+        """opened: the prompt ends inside thinking. The others: see ChatFormat.parser."""
+        notation = form.notation if tools else None
+        is_special = notation is not None and notation.open in special
+        self._tools = None if notation is None else ToolParser(notation, tools, is_special=is_special)
+        self._reasoning = self._stray = None
+        if form.thinking:
+            call = (
+                None if self._tools is None or form.foreign else (self._tools.opener, self._tools.may_begin)
+            )
+            self._reasoning = ReasoningParser(form.thinking, opened=opened, call=call, is_special=is_special)
+            self._stray = StrayTag(form.thinking[1])
+        self._whole = WholeCall(() if is_held else tools, [] if notation is None else [notation.open])
         self._has_tools = bool(tools)
         self._said: list[str] = []  # content, where there are tools
 
@@ -167,15 +183,33 @@ class AnswerParser:
         pieces = self._behind(self._reasoning.finish(cut=cut)) if self._reasoning else []
         calls, text = self._whole.finish()
         for number, (name, arguments) in enumerate(calls):
-            pieces += [CallStart(number, name), CallArguments(number, arguments)]
+            pieces += [CallStart(number, name), CallArguments(number, as_json(arguments))]
         if self._tools is not None:
-            return self._noted([*pieces, *self._tools.push(text), *self._tools.finish(cut=cut)])
-        return self._noted([*pieces, Content(text)])
+            return self._noted([*pieces, *self._tools.push(text), *self._tools.finish(cut=cut)], is_last=True)
+        return self._noted([*pieces, Content(text)], is_last=True)
 
-    def _noted(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _noted(self, pieces: Sequence[Piece], *, is_last: bool = False) -> list[Piece]:
+        if self._stray is not None:
+            pieces = self._without_stray(self._stray, pieces, is_last=is_last)
         if self._has_tools:
             self._said += [p.text for p in pieces if isinstance(p, Content)]
         return merged(pieces)
+
+    @staticmethod
+    def _without_stray(stray: StrayTag, pieces: Sequence[Piece], *, is_last: bool) -> list[Piece]:
+        """The pieces without closing tags of thinking that close nothing."""
+        out: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, Content):
+                out.append(Content(stray.push(piece.text)))
+            else:
+                out += [Content(stray.rest()), piece]
+        return [*out, Content(stray.rest())] if is_last else out
+
+    @property
+    def num_held(self) -> int:
+        """Characters of a call that is being written."""
+        return 0 if self._tools is None else self._tools.num_held
 
     def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:
         out: list[Piece] = []

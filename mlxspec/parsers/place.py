@@ -1,48 +1,130 @@
-"""Follows where the end of a Markdown text stands: at the beginning of a line, in code. What is said there of a call is no call."""
+"""Follows where the end of a Markdown text stands: at the beginning of a line, in a fenced block, in a code span.
+
+Fences are CommonMark's: three or more backticks or tildes, also in lists and quotes, which end a fence with them. A fence that is open may
+never be closed; who asks decides what that means.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})(.*)")
-_HEAD = 120  # characters of a line that may be a fence
+_HEAD = 160  # characters of a line that are looked at
+_QUOTE = re.compile(r"[ ]*>[ ]?")
+_ITEM = re.compile(r"[ ]*(?:[-*+]|\d{1,9}[.)])(?:[ ]{1,4}(?=\S)|[ ]*$)")
+_OPENS = re.compile(r"[ ]*(`{3,}(?=[^`]*$)|~{3,})")
+_RUNS = re.compile("`+|[^`]+")
+
+
+class _Fence(NamedTuple):
+    """mark: what opened it. quotes, indent: of the block that holds it, without which it ends."""
+
+    mark: str
+    quotes: int
+    indent: int
 
 
 class Place:
-    """Feed it the text; however it is cut, the answers are the same."""
+    """Feed it the text. However that is cut, the answers are the same."""
 
     def __init__(self) -> None:
-        self._fence = ""  # that is open
-        self._num_marks = 0  # runs of backticks in this paragraph
+        self.fence: _Fence | None = None  # that is open
+        self.num_closed = 0  # fences that were closed, and did not end with the block that held them
+        self._span = 0  # backticks that opened a code span in this paragraph
+        self._run = 0  # backticks at the end of the text
+        self._items: tuple[int, ...] = ()  # where the text of the list items begins that hold the line before
         self._begin_line()
 
     def _begin_line(self) -> None:
         self._head = ""
-        self._ends_in_mark = False
         self.begins_line = True  # nothing but white space stands before it on its line
 
     def push(self, text: str) -> None:
         for number, part in enumerate(text.split("\n")):
             if number:
-                self._end_line()
+                self.end_line()
             if not part:
                 continue
             self._head += part[: _HEAD - len(self._head)]
             self.begins_line = self.begins_line and part.isspace()
-            self._num_marks += len(re.findall("`+", part)) - (self._ends_in_mark and part[0] == "`")
-            self._ends_in_mark = part[-1] == "`"
+            self._count(part)
+
+    def _count(self, part: str) -> None:
+        """Follow code spans: a run of backticks closes one that a run of the same length has opened."""
+        for found in _RUNS.findall(part):
+            if found[0] == "`":
+                self._run += len(found)
+            else:
+                self._end_run()
+
+    def _end_run(self) -> None:
+        self._span, self._run = _after(self._span, self._run), 0
 
     @property
-    def is_code(self) -> bool:
-        """Whether it is within backticks, or a fenced block."""
-        return bool(self._fence) or self._num_marks % 2 == 1
+    def in_fence(self) -> bool:
+        """Whether a fence is open here that holds this line."""
+        fence = self.fence
+        if fence is None or not self.begins_line:
+            return fence is not None
+        return not fence.quotes and len(self._head) >= fence.indent
 
-    def _end_line(self) -> None:
-        found = _FENCE.fullmatch(self._head)
-        if found is not None and not self._fence and "`" not in found[2]:
-            self._fence = found[1]
-        elif found is not None and self._fence and found[1].startswith(self._fence) and not found[2].strip():
-            self._fence = ""
-        if found is not None or self.begins_line:
-            self._num_marks = 0
+    @property
+    def in_code(self) -> bool:
+        """Whether it is in an open fence, or in a code span unless that stays open."""
+        return self.in_fence or _after(self._span, self._run) != 0
+
+    def end_line(self) -> None:
+        """The line is complete."""
+        self._end_run()
+        line, fence = self._head.rstrip(), self.fence
+        if fence is not None:
+            inside = _without_quotes(line, fence.quotes)
+            held = inside is not None and (
+                not inside.strip() or len(inside) - len(inside.lstrip(" ")) >= fence.indent
+            )
+            if inside is None or not held:
+                self.fence = fence = None
+            elif set(inside.strip()) == {fence.mark[0]} and len(inside.strip()) >= len(fence.mark):
+                self.fence, self.num_closed = None, self.num_closed + 1
+        if fence is None:
+            quotes, self._items, rest = _blocks(line, self._items)
+            found = _OPENS.match(rest)
+            self.fence = None if found is None else _Fence(found[1], quotes, max(self._items, default=0))
+        if fence is not None or self.fence is not None or self.begins_line:
+            self._span = 0
         self._begin_line()
+
+
+def _after(span: int, run: int) -> int:
+    """Backticks that hold a code span open, behind a run of so many."""
+    if not run:
+        return span
+    return run if not span else 0 if span == run else span
+
+
+def _without_quotes(line: str, num: int) -> str | None:
+    """A line without the marks of so many quotes; None where it has fewer."""
+    for _ in range(num):
+        found = _QUOTE.match(line)
+        if found is None:
+            return None
+        line = line[found.end() :]
+    return line
+
+
+def _blocks(line: str, items: tuple[int, ...]) -> tuple[int, tuple[int, ...], str]:
+    """Return how many quotes hold a line, where the list items that hold it have their text, and the rest of the line. items: those that
+    held the line before."""
+    quotes = at = 0
+    if line.strip():
+        lead = len(line) - len(line.lstrip(" "))
+        items = tuple(item for item in items if item <= lead)
+    while True:
+        quote, item = _QUOTE.match(line), _ITEM.match(line)
+        if quote is not None:
+            quotes, at, items, line = quotes + 1, 0, (), line[quote.end() :]
+        elif item is not None and item.end() < len(line):
+            at, line = at + item.end(), line[item.end() :]
+            items = (*items, at)
+        else:
+            return quotes, items, line

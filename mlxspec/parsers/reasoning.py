@@ -1,11 +1,13 @@
 """Splits reasoning from the answer: the text between a model's thinking tags at the beginning of what it writes.
 
 Where the prompt has opened thinking (many templates end in the opening tag), the text begins inside. White space around the reasoning
-belongs to the tags. A tag that comes later is text. A call of one of the request's tools ends thinking that the model forgot to close.
+belongs to the tags. An opening tag that comes later is text. A call of one of the request's tools, in thinking that is never closed, ends
+it; behind one comes the closing tag where the model has only thought of the call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from mlxspec.parsers.pieces import Content, Piece, Reasoning, Scanner, Trimmer
@@ -15,19 +17,26 @@ _LONGEST_HEAD = 400  # characters in which the beginning of a call is looked for
 
 
 class ReasoningParser:
-    """tags: what opens and what closes thinking. opened: the prompt has opened it. calls: how a call of a known tool begins: the tag, and
-    what may follow it, without white space."""
+    """tags: what opens and what closes thinking. opened: the prompt has opened it. call: the tag that opens a call, and whether a text
+    behind it may begin one; None where nothing is called. is_special: that tag is a special token."""
 
     def __init__(
-        self, tags: tuple[str, str], *, opened: bool, calls: tuple[str, tuple[str, ...]] | None = None
+        self,
+        tags: tuple[str, str],
+        *,
+        opened: bool,
+        call: tuple[str, Callable[[str], bool]] | None = None,
+        is_special: bool = False,
     ) -> None:
         self._open, self._close = tags
-        self._calls = calls
+        self._call, self._is_special = call, is_special
         self._state: Literal["start", "thinking", "behind", "content"] = "thinking" if opened else "start"
-        self._scanner = Scanner()
+        self._scanner, self._trimmer, self._place = Scanner(), Trimmer(), Place()
         self._space = ""  # before what may be the opening tag
-        self._trimmer = Trimmer()
-        self._place = Place()
+        self._held: list[str] | None = (
+            None  # from the tag of a call on, until thinking is closed or the answer ends
+        )
+        self._is_settled = False  # what is held begins as a call does
 
     @property
     def is_thinking(self) -> bool:
@@ -38,8 +47,8 @@ class ReasoningParser:
         pieces: list[Piece] = []
         if self._state == "start":
             self._start(pieces)
-        if self._state == "thinking":
-            self._think(pieces)
+        while self._state == "thinking" and self._think(pieces):
+            pass
         if self._state == "behind":
             self._scanner.skip_space()
             if self._scanner:
@@ -48,40 +57,42 @@ class ReasoningParser:
             pieces.append(Content(self._scanner.rest()))
         return pieces
 
-    def _think(self, pieces: list[Piece]) -> None:
-        """Thoughts up to what ends them, or to what may yet turn out to."""
-        tags = (self._close,) if self._calls is None else (self._close, self._calls[0])
-        while self._state == "thinking":
-            thought, tag = self._scanner.take(tags)
-            pieces.append(self._thought(thought))
-            if tag is None:
-                return
-            if tag == self._close:
-                self._state = "behind"
-                return
-            is_call = self._begins_call() if self._place.begins_line and not self._place.is_code else False
-            rest = tag + self._scanner.rest()
-            if is_call is None:
-                self._scanner.push(rest)
-                return
-            if is_call:
-                self._scanner.push(rest)
-                self._state = "behind"
-                return
-            pieces.append(self._thought(tag))
-            self._scanner.push(rest[len(tag) :])
+    def _think(self, pieces: list[Piece]) -> bool:
+        """One element of thinking; False to wait for more text."""
+        if self._held is not None:
+            return self._go_on_held(self._held, pieces)
+        tags = (self._close,) if self._call is None else (self._close, self._call[0])
+        thought, tag = self._scanner.take(tags)
+        pieces.append(self._thought(thought))
+        if tag == self._close:
+            self._state = "behind"
+        elif tag is not None:
+            is_call = self._is_special or (self._place.begins_line and not self._place.in_fence)
+            self._held, self._is_settled = ([tag] if is_call else None), False
+            if not is_call:
+                pieces.append(self._thought(tag))
+        return tag is not None
+
+    def _go_on_held(self, held: list[str], pieces: list[Piece]) -> bool:
+        """More of what may be a call that ends thinking."""
+        text, tag = self._scanner.take((self._close,))
+        held.append(text)
+        if not self._is_settled and self._call is not None:
+            inner = "".join(held)[len(held[0]) :]
+            if not self._call[1](inner):
+                self._held = None
+                pieces.append(self._thought(held[0]))
+                self._scanner.put_back(inner + (tag or ""))
+                return True
+            self._is_settled = len(inner) > _LONGEST_HEAD
+        if tag is not None:
+            self._held, self._state = None, "behind"
+            pieces.append(self._thought("".join(held)))
+        return False
 
     def _thought(self, text: str) -> Reasoning:
         self._place.push(text)
         return Reasoning(self._trimmer.push(text))
-
-    def _begins_call(self) -> bool | None:
-        """Whether what follows the tag of calls is a known tool's; None while too little has come to say."""
-        text = "".join(self._scanner.peek(_LONGEST_HEAD).split())
-        heads = () if self._calls is None else self._calls[1]
-        if text.startswith(heads):
-            return True
-        return None if any(head.startswith(text) for head in heads) else False
 
     def _start(self, pieces: list[Piece]) -> None:
         text = self._space + self._scanner.rest()
@@ -98,6 +109,9 @@ class ReasoningParser:
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         rest = self._scanner.rest()
+        if self._held is not None:
+            text = "".join(self._held)
+            return [self._thought(text) if cut else Content(text + rest)]
         if cut and rest and self._state in ("start", "thinking"):
             return []  # what is held back is the beginning of a tag
         if self._state == "start":
@@ -105,3 +119,31 @@ class ReasoningParser:
         if self._state == "thinking":
             return [Reasoning(self._trimmer.push(rest))]
         return [Content(rest)]
+
+
+class StrayTag:
+    """Drops a closing tag of thinking from the content, where it begins a line outside code."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag, self._scanner, self._place = tag, Scanner(), Place()
+        self._has_dropped = False  # and the white space behind it has not ended
+
+    def push(self, text: str) -> str:
+        self._scanner.push(text)
+        kept: list[str] = []
+        while True:
+            if self._has_dropped:
+                self._scanner.skip_space()
+                self._has_dropped = not self._scanner
+            before, tag = self._scanner.take((self._tag,))
+            self._place.push(before)
+            kept.append(before)
+            if tag is None:
+                return "".join(kept)
+            self._has_dropped = self._place.begins_line and not self._place.in_code
+            if not self._has_dropped:
+                self._place.push(tag)
+                kept.append(tag)
+
+    def rest(self) -> str:
+        return self._scanner.rest()

@@ -15,6 +15,7 @@ class ToolSchemas:
     """tools: in OpenAI's form."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.tools = tools
         self._given = {
             str(t["function"].get("name")): t["function"]
             for t in tools

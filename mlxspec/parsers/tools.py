@@ -1,34 +1,76 @@
-"""Splits tool calls from the text around them, for the formats of Qwen and Gemma.
+"""Splits tool calls from the text around them: one parser for every notation.
 
-A call is one of a declared tool, and stands behind the opening tag or, in Qwen's notation with tags, without it at the beginning of a line.
-It is given when it is closed, and never before: the beginning of a call may mean something else than the call. All else is text, also a
-call in code (place.py), and nothing of it is lost. White space before a call belongs to the call.
+It looks for the opening tag where a call may stand, holds the text back up to the closing tag behind which a reader finds nothing but calls
+of declared tools, and gives the text back as soon as it cannot begin one. So a call is given when it is closed, and never before: the
+beginning of a call may mean something else than the call. All else is text, and nothing of it is lost. White space before a call belongs to
+the call.
+
+Where a call may stand:
+
+    a tag that is a special token   anywhere: no text is spelled with it
+    a tag that begins a line        unless it stands in a fenced block that is closed behind it
+    a tag within a line             outside code
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from mlxspec.parsers.call import Call
-from mlxspec.parsers.gemma_call import GemmaCall
-from mlxspec.parsers.json_call import JsonCall
+from mlxspec.parsers.gemma_value import CALL, read_gemma
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Scanner, Trimmer
 from mlxspec.parsers.place import Place
+from mlxspec.parsers.readers import Calls, read_json, read_xml
 from mlxspec.parsers.tool_schemas import ToolSchemas
-from mlxspec.parsers.xml_call import XmlCall
+from mlxspec.parsers.values import as_json
 
-_FUNCTION, _CALL = "<function=", "call:"
+LONGEST = 1 << 20  # characters of what may be a call
+_MOST_READ = 1 << 26  # characters of an answer that are read as calls, again at each closing tag
+_SETTLED = 300  # characters behind which the beginning is looked at no more
+_FUNCTION = "<function="
+
+
+class Notation(Protocol):
+    """How calls are written. open, close: what encloses them; close empty: they go on to the end of the answer."""
+
+    @property
+    def open(self) -> str: ...
+    @property
+    def close(self) -> str: ...
+
+    def may_begin(self, text: str, schemas: ToolSchemas) -> bool:
+        """Return whether text behind the opening tag can be the beginning of a call of a declared tool."""
+
+    def read(self, text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | None:
+        """Return the calls that are all of the text behind an opening tag; none while a string or a value of it is open; None where
+        anything of it is no call. is_closed: a closing tag stands behind it."""
 
 
 @dataclass(frozen=True)
 class CallTags:
-    """What encloses calls. mark: what encloses strings, for Gemma's notation; None for Qwen's two."""
+    """The notations of Qwen and Gemma. mark: what encloses strings, for Gemma's; None for Qwen's two, JSON and tags."""
 
     open: str
     close: str
     mark: str | None = None
+
+    def may_begin(self, text: str, schemas: ToolSchemas) -> bool:
+        text = "".join(text.split())
+        if self.mark:
+            return _may_follow(text, CALL, "{", schemas, ())
+        heads = ("<parameter=", "</function>", self.close)
+        if text.startswith('{"name":"'):
+            return _may_follow(text, '{"name":"', '"', schemas, ())
+        return '{"'.startswith(text[:2]) or _may_follow(text, _FUNCTION, ">", schemas, heads)
+
+    def read(self, text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | None:
+        if self.mark:
+            return read_gemma(text, schemas, self.mark)
+        reader = read_json if text.lstrip().startswith("{") else read_xml
+        return reader(text, schemas, is_closed=is_closed)
 
 
 QWEN = CallTags("<tool_call>", "</tool_call>")
@@ -36,215 +78,248 @@ GEMMA4 = CallTags("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = CallTags("<start_function_call>", "<end_function_call>", "<escape>")
 
 
-def call_heads(tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """How calls of these tools begin behind the opening tag, without white space."""
-    names = [t["function"].get("name") for t in tools if isinstance(t.get("function"), Mapping)]
-    if tags.mark:
-        return tuple(f"{_CALL}{name}{{" for name in names)
-    return tuple(head for name in names for head in (f"{_FUNCTION}{name}>", f'{{"name":"{name}"'))
+def _may_follow(text: str, head: str, end: str, schemas: ToolSchemas, behind: Sequence[str]) -> bool:
+    """Return whether text may be a head, the name of a declared tool, an end and one of these texts. All without white space."""
+    if not text.startswith(head):
+        return head.startswith(text)
+    name, found, rest = text[len(head) :].partition(end)
+    if not found:
+        return any("".join(known.split()).startswith(name) for known in schemas)
+    follows = not behind or any(b.startswith(rest) or rest.startswith(b) for b in behind)
+    return follows and name in ("".join(known.split()) for known in schemas)
+
+
+@dataclass(kw_only=True)
+class _Held:
+    """Text that may be a call. opener: the tag it begins with. is_weak: it begins within a line. yields: a call whose tag begins a line in
+    it comes first. fence, probe: the fenced block that is open around it, and the place behind the text: it is a call only if that block is
+    never closed."""
+
+    opener: str
+    is_weak: bool = False
+    fence: object = None
+    probe: Place | None = None
+    parts: list[str] = field(default_factory=list)
+    size: int = 0
+    is_settled: bool = False
+
+    @property
+    def yields(self) -> bool:
+        return self.is_weak or self.opener == _FUNCTION
+
+    def add(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+
+    @property
+    def text(self) -> str:
+        self.parts = ["".join(self.parts)]
+        return self.parts[0]
 
 
 class ToolParser:
-    """Content and calls of `tools`, the request's in OpenAI's form."""
+    """Content and calls of `tools`, the request's in OpenAI's form. cut_call: text of a call that a limit cut."""
 
-    def __init__(self, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._tags = tags
-        self._schemas = ToolSchemas(tools)
+    def __init__(
+        self, notation: Notation, tools: Sequence[Mapping[str, Any]], *, is_special: bool = False
+    ) -> None:
+        """is_special: the opening tag is a special token of the vocabulary."""
+        self._notation, self._is_special, self._schemas = notation, is_special, ToolSchemas(tools)
+        # Qwen's coder models sometimes forget the enclosing tag
+        self._openers = (notation.open, _FUNCTION) if notation == QWEN else (notation.open,)
         self._scanner, self._space, self._place = Scanner(), Trimmer(leading=False), Place()
+        self._held: _Held | None = None
+        self._left_to_read = _MOST_READ
         self._num_calls = 0
         self._has_spoken = True  # text has come since the last call
-        self._inside = False  # between the tags that enclose calls
-        self._call: Call | None = None
-        self.cut_call = ""  # text of a call that a limit cut
-        self._raw: list[str] = []  # text from the opening tag on that is no call's yet
-        self._opener = ""  # with which it began
-        self._closed: list[tuple[str, str]] | None = (
-            None  # calls that count once the tag is closed; None where they are given as they come
-        )
-        self._may_hold = True
-        # Qwen's coder models sometimes forget the enclosing tag
-        self._openers = (tags.open,) if tags.mark else (tags.open, _FUNCTION)
+        self._may_close = False  # the closing tag of a call without an opening one may come
+        self.cut_call = ""
+
+    @property
+    def opener(self) -> str:
+        return self._notation.open
+
+    def may_begin(self, text: str) -> bool:
+        """Return whether text behind the opening tag can be the beginning of a call of one of the tools."""
+        return self._notation.may_begin(text, self._schemas)
+
+    @property
+    def num_held(self) -> int:
+        """Characters of the call that is being written; 0 where none is, or it has just begun."""
+        return self._held.size if self._held is not None and self._held.is_settled else 0
 
     def push(self, text: str) -> list[Piece]:
         self._scanner.push(text)
         pieces: list[Piece] = []
-        while self._go_on(pieces):
+        while self._go_on(pieces) if self._held is None else self._go_on_held(self._held, pieces):
             pass
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """cut: the answer ended at a limit; a call that is not closed, or the beginning of a tag, is left out then."""
         pieces: list[Piece] = []
-        while True:
-            if self._closed is not None:
-                pieces += self._end_held(self._closed, cut=cut)
-            call = self._call
-            if call is None:
-                break
-            arguments = call.finish(cut=cut)
-            if call.is_done and call.name is not None:
-                pieces += self._counted([(call.name, arguments)])
-            elif cut:
-                self.cut_call = "".join(self._raw) + self._scanner.rest()
+        while (held := self._held) is not None:
+            held.add(self._scanner.rest())
+            if held.probe is not None:
+                self._end_fenced(held, held.probe, pieces, cut=cut)
+                continue
+            self._held, text = None, held.text
+            is_open = cut and bool(self._notation.close)
+            calls = None if is_open or self._is_spoken_of(held, text) else self._read(held, text)
+            if calls:
+                pieces += self._counted(calls)
+            elif cut and not held.is_weak:
+                self.cut_call = text
                 return pieces
             else:
-                pieces += self._unclosed()
-                continue
-            self._call, self._inside = None, True
-        left = self._scanner.rest()
-        if cut and (self._inside or left):
-            return pieces
-        if (
-            self._inside
-            and not self._is_empty
-            and self._tags.close.startswith("".join([*self._raw, left]).strip())
-        ):
-            return pieces
-        pieces += [self._given_back(), self._said(left)]
+                self._give_back(held, pieces)
+                pieces += self.push("")
+        rest = self._scanner.rest()
+        if not (cut and rest):
+            pieces.append(self._said(rest))
         return [*pieces, Content(self._space.rest() if self._has_spoken else "")]
 
-    def _end_held(self, closed: list[tuple[str, str]], *, cut: bool) -> list[Piece]:
-        """No more text comes. Calls that are closed count; where they are not, all is text, in which other calls may begin lines."""
-        call, left = self._call, self._scanner.rest()
-        if call is not None:
-            arguments = call.finish(cut=cut)
-            self._call = None
-            if call.is_whole and call.name is not None:
-                closed.append((call.name, arguments))
-        if closed and (call is None or call.is_whole) and self._tags.close.startswith(left.strip()):
-            return self._counted(closed)
-        self._scanner.push(left)
-        self._may_hold = False
-        return self._unclosed()
-
-    def _unclosed(self) -> list[Piece]:
-        """The text of a call that the answer left open. Other calls may begin lines in it."""
-        raw = "".join(self._raw)[len(self._opener) :] + self._scanner.rest()
-        self._call, self._closed, self._raw, self._inside = None, None, [], False
-        return [self._said(self._opener), *self.push(raw)]
-
     def _go_on(self, pieces: list[Piece]) -> bool:
-        """One element; False to wait for more text."""
-        if self._call is not None:
-            return self._go_on_call(self._call, pieces)
-        if self._inside:
-            return self._go_on_inside(pieces)
+        """One element of the text outside of calls; False to wait for more text."""
+        if self._may_close and not self._drop_close():
+            return False
         text, tag = self._scanner.take(self._openers)
         pieces.append(self._said(text))
         if tag is None:
             return False
-        begins_line = self._place.begins_line
-        is_held = tag == _FUNCTION or not begins_line
-        if self._place.is_code or (tag == _FUNCTION and not begins_line) or (is_held and not self._may_hold):
+        place = self._place
+        if self._is_special and tag != _FUNCTION:
+            held = _Held(opener=tag)
+        elif place.begins_line and tag != _FUNCTION and place.in_fence:
+            held = _Held(opener=tag, fence=place.fence, probe=copy(place))
+        elif place.in_code and not (place.begins_line and tag != _FUNCTION):
+            held = None
+        elif place.begins_line or tag != _FUNCTION:
+            held = _Held(opener=tag, is_weak=not place.begins_line)
+        else:
+            held = None
+        if held is None:
             pieces.append(self._said(tag))
             return True
-        self._raw, self._opener, self._closed = [tag], tag, [] if is_held else None
-        if tag == _FUNCTION:
-            self._call = XmlCall(self._schemas)
-        else:
-            self._inside = True
+        held.add(tag)
+        if held.probe is not None:
+            held.probe.push(tag)
+        self._held = held
         return True
 
-    def _go_on_inside(self, pieces: list[Piece]) -> bool:
-        """Behind an opening tag or a call: another call, or the closing tag."""
-        text = self._scanner.rest()
+    def _drop_close(self) -> bool:
+        """Drop a closing tag that no opening one belongs to. False to wait for more text."""
+        text, close = self._scanner.rest(), self._notation.close
         stripped = text.lstrip()
-        self._raw.append(text[: len(text) - len(stripped)])
-        self._scanner.push(stripped)
-        starts = {tag: self._scanner.starts(tag) for tag in self._expected()}
-        found = next((tag for tag, yes in starts.items() if yes), None)
-        if found is None:
-            if None in starts.values():
-                return False
-            # not what a call looks like: text
-            pieces.append(self._given_back())
-            self._inside = False
-            return bool(self._scanner)
-        if found == self._tags.close:
-            self._scanner.drop(len(found))
-            if self._closed:
-                pieces += self._counted(self._closed)
-            elif self._is_empty:
-                self._raw.append(found)
-                pieces.append(self._given_back())
-            self._raw, self._closed, self._inside = [], None, False
-        elif found == "{":
-            self._call = JsonCall(self._schemas)
-        else:
-            self._scanner.drop(len(found))
-            self._raw.append(found)
-            self._call = (
-                GemmaCall(self._tags.mark, self._schemas) if self._tags.mark else XmlCall(self._schemas)
+        self._may_close = close.startswith(stripped) and stripped != close
+        self._scanner.push(stripped.removeprefix(close) if stripped.startswith(close) else text)
+        return not self._may_close
+
+    def _go_on_held(self, held: _Held, pieces: list[Piece]) -> bool:
+        """More of what may be a call; False to wait for more text."""
+        close = "</function>" if held.opener == _FUNCTION else self._notation.close
+        if held.probe is not None:
+            close = ""
+        text, tag = self._scanner.take((close,)) if close else (self._scanner.rest(), None)
+        held.add(text + (tag or ""))
+        if not held.is_settled:
+            body = held.text[: _SETTLED * 2]
+            inner = body if held.opener == _FUNCTION else body[len(held.opener) :]
+            if not self.may_begin(inner):
+                return self._release(held, pieces)
+            held.is_settled = held.size > _SETTLED
+        if held.probe is not None:
+            return self._go_on_fenced(held, held.probe, text, pieces)
+        if tag is None:
+            if held.size > LONGEST:
+                self._held = None
+                pieces.append(self._said(held.text))
+            return False
+        spoken = self._is_spoken_of(held, held.text)
+        calls = (
+            None
+            if spoken
+            else self._read(
+                held, held.text[: -len(close)] if held.opener != _FUNCTION else held.text, is_closed=True
             )
+        )
+        if calls:
+            self._held, self._may_close = None, held.opener == _FUNCTION
+            pieces += self._counted(calls)
+        elif calls is None:
+            self._give_back(held, pieces)
         return True
 
-    @property
-    def _is_empty(self) -> bool:
-        """Whether the tags have enclosed no call yet."""
-        return self._raw[:1] == [self._tags.open]
+    def _read(self, held: _Held, text: str, *, is_closed: bool = False) -> Calls | None:
+        """Return the calls of a held text; none of them while it is not closed; None where it is no call."""
+        self._left_to_read -= len(text)
+        if self._left_to_read < 0:
+            return None
+        if held.opener == _FUNCTION:
+            return read_xml(text, self._schemas, is_closed=False)
+        return self._notation.read(text[len(held.opener) :], self._schemas, is_closed=is_closed)
+
+    def _is_spoken_of(self, held: _Held, text: str) -> bool:
+        """Return whether a call begins a line within one that began in the middle of a line."""
+        found = re.finditer(rf"\n[ \t]*{re.escape(self._notation.open)}", text) if held.yields else ()
+        return any(self.may_begin(text[m.end() : m.end() + _SETTLED]) for m in found)
+
+    def _give_back(self, held: _Held, pieces: list[Piece]) -> None:
+        """Take a held text for what is said. Calls in it count where they cannot be part of an argument."""
+        if held.yields or held.text[len(held.opener) :].lstrip().startswith("{"):
+            self._release(held, pieces)
+        else:
+            self._held = None
+            pieces.append(self._said(held.text))
+
+    def _release(self, held: _Held, pieces: list[Piece]) -> bool:
+        """Take the opening tag for what is said, and look at the text behind it again."""
+        self._held = None
+        pieces.append(self._said(held.opener))
+        self._scanner.put_back(held.text[len(held.opener) :])
+        return bool(self._scanner)
+
+    def _go_on_fenced(self, held: _Held, probe: Place, new: str, pieces: list[Piece]) -> bool:
+        """More of what may be a call in a fenced block, which is looked at line by line."""
+        before, start = held.size - len(new), 0
+        for line in re.finditer("\n", new):
+            num_closed = probe.num_closed
+            probe.push(new[start : line.end()])
+            start = line.end()
+            if probe.fence is not held.fence:
+                self._leave_fence(held, before + start if probe.num_closed > num_closed else 0, pieces)
+                return True
+        probe.push(new[start:])
+        if held.size > LONGEST:
+            self._leave_fence(held, held.size, pieces)
+        return False
+
+    def _end_fenced(self, held: _Held, probe: Place, pieces: list[Piece], *, cut: bool) -> None:
+        """No more text comes, in what may be a call in a fenced block."""
+        num_closed = probe.num_closed
+        probe.end_line()
+        self._leave_fence(held, held.size if cut or probe.num_closed > num_closed else 0, pieces)
+        pieces += self.push("")
+
+    def _leave_fence(self, held: _Held, num_said: int, pieces: list[Piece]) -> None:
+        """Take so many characters for what is said; where there are none, the fence was never closed, and counts for nothing."""
+        self._held = None
+        if num_said:
+            pieces.append(self._said(held.text[:num_said]))
+        else:
+            self._place.fence = None
+        self._scanner.put_back(held.text[num_said:])
+
+    def _counted(self, calls: Calls) -> list[Piece]:
+        self._space.rest()
+        self._has_spoken = False
+        pieces: list[Piece] = []
+        for name, arguments in calls:
+            pieces += [CallStart(self._num_calls, name), CallArguments(self._num_calls, as_json(arguments))]
+            self._num_calls += 1
+        return pieces
 
     def _said(self, text: str) -> Content:
-        """Text of the answer."""
         self._place.push(text)
         self._has_spoken = self._has_spoken or bool(text.strip())
         return Content(self._space.push(text))
-
-    def _given_back(self) -> Content:
-        """The text of what turned out to be no call."""
-        text, self._raw, self._closed = "".join(self._raw), [], None
-        return self._said(text)
-
-    def _counted(self, calls: list[tuple[str, str]]) -> list[Piece]:
-        """Calls that are closed. What comes behind them until the tag is closed is given as it comes."""
-        pieces: list[Piece] = []
-        for name, arguments in calls:
-            self._space.rest()
-            pieces += [CallStart(self._num_calls, name), CallArguments(self._num_calls, arguments)]
-            self._num_calls, self._has_spoken = self._num_calls + 1, False
-        self._raw, self._closed = [], None
-        return pieces
-
-    def _expected(self) -> tuple[str, ...]:
-        return (self._tags.close, _CALL) if self._tags.mark else (self._tags.close, _FUNCTION, "{")
-
-    def _go_on_call(self, call: Call, pieces: list[Piece]) -> bool:
-        text = self._scanner.rest()
-        if not text:
-            return False
-        behind = call.push(text)
-        self._note(text, behind)
-        is_held = self._closed is not None
-        if is_held and call.is_done and self._holds_another():
-            raw, self._raw = "".join(self._raw), []
-            self._call, self._closed, self._inside = None, None, False
-            pieces.append(self._said(self._opener))
-            self._scanner.push(raw[len(self._opener) :] + behind)
-            return True
-        if call.is_broken or (is_held and call.is_done and not call.is_whole):
-            pieces.append(self._given_back())
-            self._call, self._inside = None, False
-            self._scanner.push(behind)
-            return bool(behind)
-        if not call.is_done:
-            return False
-        self._call, self._inside = None, True
-        self._scanner.push(behind)
-        if call.name is not None:
-            closed = [*(self._closed or ()), (call.name, call.take_arguments())]
-            if is_held and self._opener != _FUNCTION:
-                self._closed = closed
-            else:
-                pieces += self._counted(closed)
-        return bool(behind)
-
-    def _holds_another(self) -> bool:
-        """Whether a call begins a line within one that began in the middle of a line: that one was only spoken of."""
-        lines = "".join(self._raw).split("\n")[1:]
-        return any(line.lstrip().startswith(self._tags.open) for line in lines)
-
-    def _note(self, text: str, behind: str) -> None:
-        """Text that a call has taken, all but `behind`, which may have begun in an earlier text."""
-        self._raw.append(text[: max(0, len(text) - len(behind))])
-        if len(behind) > len(text):
-            raw = "".join(self._raw)
-            self._raw = [raw[: len(raw) + len(text) - len(behind)]]

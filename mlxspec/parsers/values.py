@@ -6,7 +6,7 @@ import ast
 import json
 import math
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from mlxspec.parsers.schema import kind_of
@@ -50,7 +50,7 @@ def _number(text: str) -> int | float | None:
             return int(text)
         if math.isfinite(value):
             return int(value) if value.is_integer() else value
-        return _finite(text) if any(c.isdigit() for c in text) else None
+        return finite(text) if any(c.isdigit() for c in text) else None
     except (ValueError, OverflowError):
         return None
 
@@ -58,7 +58,7 @@ def _number(text: str) -> int | float | None:
 def loads(text: str) -> Any:
     """JSON, or Python's spelling of it, which models mix up; None for neither, and for NaN and Infinity, which JSON does not have."""
     try:
-        return json.loads(text, strict=False, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(text, strict=False, parse_constant=_no_number, parse_float=finite)
     except (ValueError, RecursionError):
         pass
     try:
@@ -73,11 +73,12 @@ def _no_number(name: str) -> Any:
     raise ValueError(name)
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
     """A number that a float holds: one beyond the largest becomes that."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
-def escaped(text: str) -> str:
-    """Text as it stands inside a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def as_json(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as JSON text. Halves of characters, which UTF-8 does not have, become the sign for what is none."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

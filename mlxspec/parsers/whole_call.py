@@ -11,10 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxspec.parsers.foreign_call import LONGEST, read_calls, written
-from mlxspec.parsers.pieces import CallArguments, CallStart, merged
-from mlxspec.parsers.tools import GEMMA4, QWEN, CallTags, ToolParser
+from mlxspec.parsers.foreign_call import ForeignCalls, checked, read_calls
+from mlxspec.parsers.readers import Calls, call_of
+from mlxspec.parsers.tool_schemas import ToolSchemas
+from mlxspec.parsers.tools import GEMMA4, QWEN, Notation
 from mlxspec.parsers.values import loads
+
+LONGEST = 1 << 18  # characters of what may be an answer of calls
 
 _SETTLED = 400  # characters behind which the beginning is looked at no more
 _KEYS = ("name", "arguments", "parameters", "function", "type")
@@ -47,8 +50,8 @@ class WholeCall:
     """An answer from its first character on. own: opening tags that the model's own notation has, whose calls are read as they come."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], own: Sequence[str]) -> None:
-        self._tools = tools
-        self._names = [str(t["function"]["name"]) for t in tools]
+        self._schemas = ToolSchemas(tools)
+        self._names = [str(name) for name in self._schemas]
         self._own, self._openers = own, [o for o in _OPENERS if o not in own]
         self._head = ""
         self._rest: list[str] | None = None  # behind a head that may begin a call; None while nobody knows
@@ -70,11 +73,11 @@ class WholeCall:
             self._rest = []
         return ""
 
-    def finish(self) -> tuple[list[tuple[str, str]], str]:
+    def finish(self) -> tuple[Calls, str]:
         """The answer's calls, or its text."""
         text = self._given_up()
-        calls = whole_calls(text.strip(), self._tools) if text else []
-        return calls, "" if calls else text
+        calls = whole_calls(text.strip(), self._schemas) if text else None
+        return calls or [], "" if calls else text
 
     def _given_up(self) -> str:
         text, self._head, self._rest, self._is_over = self._head + "".join(self._rest or ()), "", None, True
@@ -116,71 +119,54 @@ class WholeCall:
         return said[2] in wanted if said[3] else any(w.startswith(said[2]) for w in wanted)
 
 
-def whole_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Names, and arguments as JSON, of an answer that is nothing but calls of `tools`; none for any other."""
+def whole_calls(text: str, schemas: ToolSchemas) -> Calls | None:
+    """Return the calls of an answer that is nothing but calls of declared tools; None for any other."""
     fenced = _FENCE.fullmatch(text)
     text = (text if fenced is None else fenced[1]).strip().removeprefix(_PYTHON_TAG).strip()
     if text[:1] in ("{", "[") and not text.startswith(_TAGGED[0][0]):
-        return _listed(text, tools) or (read_calls("pythonic", text, tools) if text[:1] == "[" else [])
+        return _listed(text, schemas) or (read_calls("pythonic", text, schemas) if text[:1] == "[" else None)
     if text.startswith("<｜tool▁call"):
         inner = text.removeprefix("<｜tool▁calls▁begin｜>").removesuffix("<｜tool▁calls▁end｜>")
         is_whole = not _DEEPSEEK.sub("", inner).strip()
-        return written([(m[1], loads(m[2])) for m in _DEEPSEEK.finditer(inner)], tools) if is_whole else []
+        return (
+            checked([(m[1], loads(m[2])) for m in _DEEPSEEK.finditer(inner)], schemas) if is_whole else None
+        )
     if text.startswith("<invoke "):
-        return read_calls("minimax_m2", text, tools) if text.endswith("</invoke>") else []
+        return read_calls("minimax_m2", text, schemas) if text.endswith("</invoke>") else None
     for tags in (QWEN, GEMMA4):
-        if text.startswith(tags.open) and text.endswith(tags.close) and (calls := _ours(text, tags, tools)):
+        if (
+            text.startswith(tags.open)
+            and text.endswith(tags.close)
+            and (calls := _tagged(text, tags, schemas))
+        ):
             return calls
     for opener, closer, parser in _TAGGED:
-        if text.startswith(opener) and (calls := _tagged(text, opener, closer, parser, tools)):
+        form = ForeignCalls(parser=parser, open=opener, close=closer)
+        if text.startswith(opener) and (calls := _tagged(text, form, schemas)):
             return calls
-    return []
+    return None
 
 
-def _ours(text: str, tags: CallTags, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Calls in one of our own notations, where there is nothing beside them."""
-    parser, calls = ToolParser(tags, tools), list[tuple[str, str]]()
-    for piece in merged([*parser.push(text), *parser.finish()]):
-        if isinstance(piece, CallStart):
-            calls.append((piece.name, ""))
-        elif isinstance(piece, CallArguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
-        else:
-            return []
-    return calls
-
-
-def _tagged(
-    text: str, opener: str, closer: str, parser: str, tools: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for body in filter(None, (part.strip() for part in text.split(opener))):
-        calls = read_calls(parser, body.removesuffix(closer).strip(), tools) if body.endswith(closer) else []
+def _tagged(text: str, form: Notation, schemas: ToolSchemas) -> Calls | None:
+    """Return the calls of a text with nothing beside them, each between tags of its own."""
+    found = Calls()
+    for body in filter(None, (part.strip() for part in text.split(form.open))):
+        inner = body.removesuffix(form.close).strip()
+        calls = form.read(inner, schemas, is_closed=True) if body.endswith(form.close) else None
         if not calls:
-            return []
+            return None
         found += calls
     return found
 
 
-def _listed(text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Calls as JSON objects: one, a list, or one after the other."""
+def _listed(text: str, schemas: ToolSchemas) -> Calls | None:
+    """Return calls as JSON objects: one, a list, or one after the other."""
     decoder, calls, at = json.JSONDecoder(), list[tuple[Any, Any]](), 0
     try:
         while at < len(text):
             value, at = decoder.raw_decode(text, at)
             at += len(text[at:]) - len(text[at:].lstrip(" \n\r\t;"))
-            calls += [_call_of(one) for one in (value if isinstance(value, list) else [value])]
+            calls += [call_of(one) or (None, None) for one in (value if isinstance(value, list) else [value])]
     except (ValueError, RecursionError):
-        return []
-    return written(calls, tools)
-
-
-def _call_of(value: Any) -> tuple[Any, Any]:
-    """Name and arguments of an object that says them in one of the published forms."""
-    if not isinstance(value, dict):
-        return None, None
-    if isinstance(value.get("function"), dict):
-        value = value["function"]
-    arguments = value.get("arguments", value.get("parameters"))
-    arguments = loads(arguments) if isinstance(arguments, str) else arguments
-    return value.get("name", value.get("function")), arguments
+        return None
+    return checked(calls, schemas)

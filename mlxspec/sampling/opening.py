@@ -1,5 +1,5 @@
-"""Follows the text of an answer up to the tag from which a grammar holds: one that begins a line, outside code (parsers/place.py). A tag
-that is a special token may stand within a line: no text is spelled with it.
+"""Follows the text of an answer up to the tag from which a grammar holds: one that begins a line, outside fenced blocks, or is a
+special token outside code (parsers/place.py). In code a tag is mostly spoken of, and a grammar would force a call behind it.
 
 A state is a value, so the effect of a draft can be computed and dropped. Bytes stand for characters, one each: what is looked for is ASCII.
 """
@@ -24,7 +24,7 @@ class BeforeCall(NamedTuple):
     @property
     def may_open(self) -> bool:
         """Whether the tag is complete, or the next tokens can complete it."""
-        return self.is_open or (bool(self.tail) and self.place.begins_line and not self.place.is_code)
+        return self.is_open or (bool(self.tail) and self.place.begins_line and not self.place.in_fence)
 
 
 class Opening:
@@ -43,7 +43,7 @@ class Opening:
         text, place = seen.tail + self._tokens[token].decode("latin-1"), copy(seen.place)
         while (at := text.find(self._tag)) >= 0:
             place.push(text[:at])
-            if (place.begins_line or token in self._ids) and not place.is_code:
+            if (place.begins_line and not place.in_fence) or (token in self._ids and not place.in_code):
                 return BeforeCall(place, is_open=True)
             place.push(self._tag)
             text = text[at + len(self._tag) :]

@@ -55,7 +55,8 @@ class Job:
     """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be called.
     goes_on: which part of the last message the answers continue. compiled: of the parameters that all
     answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
-    first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. fingerprint: of the model. proves: each answer is
+    first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. special: tags of calls that are special tokens.
+    is_held: a format that the request asked for holds the text. fingerprint: of the model. proves: each answer is
     decoded again without drafts, and the client gets a receipt."""
 
     asks: tuple[AnswerRequest, ...]
@@ -71,6 +72,8 @@ class Job:
     notices: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
     first_tokens: tuple[str, ...] = ()
+    special: frozenset[str] = frozenset()
+    is_held: bool = False
     fingerprint: str = ""
     proves: bool = False
 
@@ -78,7 +81,9 @@ class Job:
         if not self.is_chat:
             return None
         is_thinking = None if self.goes_on is None else self.goes_on == "reasoning"
-        return self.form.parser(self.rendered, self.tools, is_thinking=is_thinking)
+        return self.form.parser(
+            self.rendered, self.tools, is_thinking=is_thinking, special=self.special, is_held=self.is_held
+        )
 
 
 def chat_job(
@@ -111,6 +116,8 @@ def chat_job(
         form=form,
         rendered=prompt.text,
         tools=choice.of(tools),
+        special=frozenset(_special_tags(form, engine)),
+        is_held=request.wanted is not None and choice.kind != "required",
         is_chat=True,
         goes_on=request.goes_on,
         proves=bool(request.options.get("prove")),
@@ -397,13 +404,13 @@ def _lead(request: ChatRequest, form: ChatFormat, engine: Engine) -> str:
 
 def _special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
     """Those of the format's tags that are special tokens of the vocabulary."""
-    tags, tokenizer = form.call_tags, engine.tokenizer
-    if tags is None or tokenizer is None:
+    calls, tokenizer = form.notation, engine.tokenizer
+    if calls is None or tokenizer is None:
         return {}
     rows = engine.model.vocab_size
     added = tokenizer.added_tokens().items()
     special = {tokenizer.token_text(i): i for i, is_special in added if is_special and i < rows}
-    return {tag: special[tag] for tag in (tags.open, tags.close, tags.mark) if tag in special and tag}
+    return {tag: special[tag] for tag in form.tags if tag in special}
 
 
 def params_of(

@@ -104,7 +104,7 @@ AXES: dict[str, Sequence[Any]] = {
 class Anywhere:
     """Stands for Place: every place of a text begins a line, as a random model writes few lines."""
 
-    begins_line, is_code = True, False
+    begins_line, in_fence, in_code = True, False, False
 
     def push(self, text: str) -> None: ...
 

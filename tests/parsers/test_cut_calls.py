@@ -77,9 +77,9 @@ def content(pieces: list[Piece]) -> str:
 
 @catches(
     "an answer that was cut ends as one that ended by itself",
-    "mlxspec.parsers.xml_call:XmlCall.finish",
+    "mlxspec.parsers.tools:ToolParser.finish",
     lambda right: lambda self, cut: right(self, cut=False),
-    case="xml",
+    case="n-xml",
 )
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("before", ["", "I look.\n", "I look. "])

@@ -6,6 +6,7 @@ Every text is read whole and character by character, and cut at every place.
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -57,10 +58,10 @@ def gemma(inner: str) -> str:
 
 
 @catches(
-    "every tag in a value ends it",
-    "mlxspec.parsers.xml_call:XmlCall._ends",
-    lambda right: lambda self, found, value, is_last: True,
-    case="echo",
+    "every end of a function ends it",
+    "mlxspec.parsers.readers:_END",
+    lambda right: re.compile("</function>"),
+    case="echo </function>",
 )
 @pytest.mark.parametrize(
     ("style", "text", "wanted"),
@@ -88,6 +89,15 @@ def gemma(inner: str) -> str:
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a"\n</tool_call>', {"cmd": "a"}),
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a",}}\n</tool_call>', {"cmd": "a"}),
         ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a\nb"}}\n</tool_call>', {"cmd": "a\nb"}),
+        ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "a"}}}\n</tool_call>', {"cmd": "a"}),
+        ("json", '<tool_call>\n{"name": "f", "arguments": {"a": ["x"}}\n</tool_call>', {"a": ["x"]}),
+        ("json", '<tool_call>\n{"name": "f", "arguments": {"b": True, "cmd": "C:\\d"}}\n</tool_call>', {"b": True, "cmd": "C:\\d"}),
+        # a value that holds the closing tag, or a whole call
+        ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "echo </tool_call> x"}}\n</tool_call>', {"cmd": "echo </tool_call> x"}),
+        ("gemma4", gemma('cmd:<|"|>a<tool_call|>b<|"|>'), {"cmd": "a<tool_call|>b"}),
+        ("xml", xml(f"<parameter=cmd>\nDocs:\n{xml('<parameter=d>' + chr(10) + 'x' + chr(10) + '</parameter>' + chr(10))}\n</parameter>\n"),
+         {"cmd": "Docs:\n<tool_call>\n<function=f>\n<parameter=d>\nx\n</parameter>\n</function>\n</tool_call>"}),
+        ("json", '<tool_call>\n{"name": "f", "arguments": {"cmd": "\\ud800"}}\n</tool_call>', {"cmd": "\ufffd\ufffd\ufffd"}),
         # plain JSON between Gemma's braces, and words without marks
         ("gemma4", gemma('a:["x","y,z"]'), {"a": ["x", "y,z"]}),
         ("gemma4", gemma("a:['x',]"), {"a": ["x"]}),
@@ -138,7 +148,7 @@ def test_arguments_are_one_object_whatever_the_model_writes(style: str, data: st
 def test_arguments_that_come_twice_count_once() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {}, "arguments": {"name": "f"}}\n</tool_call>'
     for parts in ([text], list(text)):
-        assert calls(parse("json", parts)) == [{}]
+        assert calls(parse("json", parts)) == [{"name": "f"}]
 
 
 def test_a_broken_call_in_small_pieces_is_the_same_text() -> None:
