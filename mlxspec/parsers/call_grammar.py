@@ -42,11 +42,12 @@ def calls_grammar(
     schemas: ToolSchemas | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> str:
-    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. is_opened: any
-    text may stand in front of the opening tag, which is the first in it. loose: gets, by name, a sentence on each tool whose schema cannot
-    be written, and which may have any arguments then; None to raise. otherwise: a JSON schema, as kept by its reading, that the answer may
-    follow instead. schemas: of the tools, where they have been read. texts: Lark of tools that take one text, `input`, by name, in a
-    notation that writes texts as they stand. Raises GrammarError for a schema that cannot be written in the format."""
+    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. is_opened:
+    any text may stand in front of the opening tag, which is the first in it. loose: by name a sentence on each tool that may have
+    any arguments; gets one for each whose schema cannot be written. None to raise there. otherwise: a JSON schema, as kept by its
+    reading, that the answer may follow instead. schemas: of the tools, where they have been read. texts: Lark of tools that take
+    one text, `input`, by name, in a notation that writes texts as they stand. Raises GrammarError for a schema that cannot be
+    written in the format."""
     schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
     if tags is None:
@@ -54,6 +55,9 @@ def calls_grammar(
     writer = _WRITERS["gemma" if tags.mark else str(form.tools)](tokens, tags.mark or "")
     bodies = []
     for name in dict.fromkeys(str(t["function"]["name"]) for t in tools):
+        if loose and name in loose:
+            bodies.append(writer.call(name, Schema({"type": "object"})))
+            continue
         try:
             lark = (texts or {}).get(name)
             bodies.append(writer.call(name, schemas.of(name)) if lark is None else writer.custom(name, lark))

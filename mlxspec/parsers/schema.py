@@ -75,6 +75,9 @@ class Schema:
     def __init__(self, schema: Json) -> None:
         self.left_out: list[Unheld] = []
         self._given, self._num_places = schema, 0
+        self._unions: list[
+            tuple[str, list[Json], str]
+        ] = []  # path, branches and discriminator of what was oneOf
         self._names: dict[str, str] = {}
         self._defs: dict[str, Json] = {}
         told = schema.get("x-guidance") if isinstance(schema, Mapping) else None
@@ -85,15 +88,15 @@ class Schema:
             raise GrammarError("the schema is nested too deeply.") from error
         if self.root is False:
             raise GrammarError("no value is valid for the schema.")
+        for path, parts, by in self._unions:
+            pairs = ((a, b) for i, a in enumerate(parts) for b in parts[:i])
+            if not all(self._excludes(a, b, by, 0) for a, b in pairs):
+                self.left_out.append(Unheld(path, "oneOf"))
         if isinstance(self.root, dict):
             text = json.dumps({**self.json(), "x-guidance": {"lenient": True}})
             wrong, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(text))
             if not wrong:
-                self.left_out += [
-                    Unheld("", word)
-                    for word in ("oneOf", "minProperties")
-                    if word.removeprefix("min") in " ".join(said)
-                ]
+                self.left_out += [Unheld("", "minProperties")] * ("Properties" in " ".join(said))
 
     # --- what is asked
 
@@ -140,6 +143,10 @@ class Schema:
                 f"the schema at {path[:200] or 'its root'} must be an object, not {str(schema)[:80]}."
             )
         out: dict[str, Json] = {}
+        if "oneOf" in schema and "anyOf" in schema:
+            one = {k: schema[k] for k in ("oneOf", "discriminator") if k in schema}
+            rest = {k: v for k, v in schema.items() if k not in one}
+            schema = {**rest, "allOf": [*schema.get("allOf", ()), one]}
         for key, value in _with_names(schema).items():
             here = f"{path}.{key}" if path else str(key)
             try:
@@ -157,11 +164,17 @@ class Schema:
                     if key == "enum" and not isinstance(value, list):
                         raise TypeError(value)
                     out["enum"] = list(value) if key == "enum" else [value]
+                elif key == "$ref" and isinstance(value, str) and not value.startswith("#"):
+                    self.left_out.append(Unheld(path, key))  # of another document
                 elif key == "$ref":
                     out[key] = f"#/$defs/{self._definition(value, here, depth)}"
                 elif key in _LISTS or (key == "items" and isinstance(value, list)):
                     parts = [self._kept(s, f"{here}.{i}", depth + 1) for i, s in enumerate(value)]
-                    out["prefixItems" if key == "items" else key] = parts
+                    if key == "oneOf":  # branches that exclude each other mean the same as anyOf
+                        by = schema.get("discriminator")
+                        name = by.get("propertyName") if isinstance(by, Mapping) else None
+                        self._unions.append((path, parts, name if isinstance(name, str) else ""))
+                    out[{"items": "prefixItems", "oneOf": "anyOf"}.get(key, key)] = parts
                     if key == "items" and "additionalItems" in schema:
                         out["items"] = self._kept(schema["additionalItems"], f"{path}.additionalItems", depth)
                 elif key in _MAPS:
@@ -209,7 +222,7 @@ class Schema:
             found = self._given
             try:
                 if pointer != "#" and not pointer.startswith("#/"):
-                    raise ValueError(pointer)
+                    found = _anchored(found, pointer.removeprefix("#"))
                 for part in pointer.removeprefix("#").split("/")[1:]:
                     part = unquote(part).replace("~1", "/").replace("~0", "~")
                     found = found[int(part)] if isinstance(found, list) else found[part]
@@ -221,6 +234,32 @@ class Schema:
             self._defs[name] = True  # until it is read: it may refer to itself
             self._defs[name] = self._kept(found, pointer.lstrip("#/").replace("/", "."), depth + 1)
         return self._names[pointer]
+
+    def _excludes(self, one: Json, two: Json, by: str, depth: int) -> bool:
+        """Return whether it is certain that no value is valid for both. by: a member that objects are told apart by, required or not."""
+        if depth > 3:
+            return False
+        try:
+            return all(self._differ(a, b, by, depth) for a in self.shapes(one) for b in self.shapes(two))
+        except GrammarError:
+            return False
+
+    def _differ(self, a: Shape, b: Shape, by: str, depth: int) -> bool:
+        if a.kind != b.kind and {a.kind, b.kind} != {"integer", "number"}:
+            return True
+        if a.values and b.values:
+            return not any(same(v, w) for v in a.values for w in b.values)
+        if a.kind != "object" or a.values or b.values:
+            return False
+        for own, other in ((a.rules, b.rules), (b.rules, a.rules)):
+            for name in dict.fromkeys([*own.get("required", ()), by] if by else own.get("required", ())):
+                is_free = name in other.get("required", ()) or name == by
+                theirs = member_of(other, name)
+                if theirs is False or (
+                    is_free and self._excludes(member_of(own, name), theirs, "", depth + 1)
+                ):
+                    return True
+        return False
 
     def _plain(self, part: Json, depth: int) -> list[dict[str, Json]]:
         """The alternatives of a part, each without references, alternatives and parts."""
@@ -271,6 +310,20 @@ def _merged(a: Mapping[str, Json], b: Mapping[str, Json]) -> dict[str, Json] | N
         elif "min" in key.lower() or "max" in key.lower():
             out[key] = (max if "min" in key.lower() else min)(one, two)
     return out
+
+
+def _anchored(part: Json, name: str) -> Json:
+    """Return the part of a schema that has this `$anchor`. Raises KeyError where none has."""
+    waiting = [part]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Mapping):
+            if found.get("$anchor") == name:
+                return found
+            waiting += found.values()
+        elif isinstance(found, list):
+            waiting += found
+    raise KeyError(name)
 
 
 def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:

@@ -174,7 +174,7 @@ class ClientTool(t.Fields):
     strict: t.Flag = None
     harmless: ClassVar = {
         **Tool.harmless,
-        **t.harmless("eager_input_streaming", "arguments are always streamed while they are written"),
+        **t.harmless("eager_input_streaming", "a call is given when it is closed"),
         **t.harmless("allowed_callers", "tools are called by the model only"),
     }
 
@@ -421,7 +421,10 @@ def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[
             if name not in tool:
                 raise BadField(f"tools[{i}].{name}", f"tools[{i}].{name} is missing.")
         found = function_tool(
-            tool["name"], parameters=tool["input_schema"], description=tool.get("description")
+            tool["name"],
+            parameters=tool["input_schema"],
+            description=tool.get("description"),
+            is_strict=tool.get("strict") is True,
         )
         out.append(found)
     return out

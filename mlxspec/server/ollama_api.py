@@ -58,6 +58,7 @@ class OllamaFunction(t.Fields):
     name: t.ToolName
     description: t.Text | None = None
     parameters: t.Object | None = None
+    strict: t.Flag = None
 
 
 class OllamaTool(t.Fields):

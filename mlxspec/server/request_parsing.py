@@ -6,8 +6,9 @@ Everything that can be wrong with a request is found here or when the engine tak
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
@@ -56,8 +57,8 @@ class Job:
     goes_on: which part of the last message the answers continue. compiled: of the parameters that all
     answers share. notices: what the client is told of its request. prompts: of each answer as text, where the client wants to see it.
     first_tokens: of each prompt as text, where log-probabilities of prompts are wanted. special: tags of calls that are special tokens.
-    is_held: a format that the request asked for holds the text. fingerprint: of the model. proves: each answer is
-    decoded again without drafts, and the client gets a receipt."""
+    is_held: a format that the request asked for holds the text. loosening: of the grammar of its calls. fingerprint: of the model.
+    proves: each answer is decoded again without drafts, and the client gets a receipt."""
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -74,6 +75,7 @@ class Job:
     first_tokens: tuple[str, ...] = ()
     special: frozenset[str] = frozenset()
     is_held: bool = False
+    loosening: Loosening | None = None
     fingerprint: str = ""
     proves: bool = False
 
@@ -101,7 +103,7 @@ def chat_job(
     asked: Asked = (request, tools, choice)
     if engine.name == DEMO_AGENT:
         asked = scripted(*asked)
-    grammar, notices = _grammar(*asked, form, engine)
+    grammar, notices, loosening = _grammar(*asked, form, engine)
     notices += [NOTICE] if engine.name == DEMO_AGENT else []
     notices += _not_enforced(request, form)
     extra |= grammar
@@ -118,6 +120,7 @@ def chat_job(
         tools=choice.of(tools),
         special=frozenset(_special_tags(form, engine)),
         is_held=request.wanted is not None and choice.kind != "required",
+        loosening=loosening,
         is_chat=True,
         goes_on=request.goes_on,
         proves=bool(request.options.get("prove")),
@@ -309,9 +312,9 @@ def _grammar(
     choice: ToolChoice,
     form: ChatFormat,
     engine: Engine,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], list[str], Loosening | None]:
     """What the answer must look like: the format that was asked for, a call, or either; or what its calls look like, where it has some.
-    And sentences on what of it is not held."""
+    Then sentences on what of it is not held, and how it is loosened where it cannot be compiled."""
     wanted, must_call = request.wanted, choice.kind == "required"
     notices: list[str] = []
     schema = None
@@ -319,37 +322,64 @@ def _grammar(
         notices.append(f"{wanted.field} is for answers of text: this one must be a call of a tool")
         wanted = None
     if wanted is not None and wanted.kind != "json_schema":
-        return {wanted.kind: wanted.value}, notices
+        return {wanted.kind: wanted.value}, notices, None
     if wanted is not None:
         schema, notices = held_schema(wanted)
     chosen = choice.of(tools)
     if schema is not None and not chosen:
-        return {"json_schema": schema}, notices
+        return {"json_schema": schema}, notices, None
     tags = form.call_tags
     if not chosen or (tags is None and not must_call and schema is None):
-        return {}, notices
+        return {}, notices, None
     is_free = not must_call and schema is None
     schemas = ToolSchemas([_with_pattern(tool, request.customs, form) for tool in chosen])
-    loose: dict[str, str] = {}
-    grammar = calls_grammar(
+    write = partial(
+        calls_grammar,
         form,
-        chosen,
         schemas=schemas,
         tokens=_special_tags(form, engine),
         several=choice.named is None and request.several_calls and not is_free,
         lead="" if is_free else _lead(request, form, engine),
         is_opened=is_free,
-        loose=loose if is_free else None,
         texts={c.tool: c.definition for c in request.customs if _is_written_as_lark(c, form)},
         otherwise=None if must_call else schema,
     )
+    loose: dict[str, str] = {}
+    grammar = write(chosen, loose=loose)
     for name in schemas:
-        strict = schemas.is_strict(name)
-        if name not in loose and (strict or not is_free):
-            path = f"tools.{name}.parameters"
-            notices += held(schemas.left_out(name), path, strict=strict and not is_free)
+        strict, path = schemas.is_strict(name) and not is_free, f"tools.{name}.parameters"
+        if name in loose and strict:
+            raise BadField(path, loose[name])
+        if name not in loose and (schemas.is_strict(name) or not is_free):
+            notices += held(schemas.left_out(name), path, strict=strict)
     at = {"lark_at": tags.open, "lark_once": not request.several_calls} if is_free and tags else {}
-    return {"lark": grammar, **at}, [*notices, *loose.values()]
+    strict_ones = frozenset() if is_free else frozenset(filter(schemas.is_strict, schemas))
+    loosening = Loosening(write=write, tools=chosen, loose=loose, strict=strict_ones)
+    return {"lark": grammar, **at}, [*notices, *loose.values()], loosening
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loosening:
+    """How the grammar of calls is written where some of the tools cannot be compiled. write: see calls_grammar. loose: sentences on the
+    tools, by name, that may have any arguments already. strict: tools that must not."""
+
+    write: Callable[..., str]
+    tools: Sequence[Mapping[str, Any]]
+    loose: Mapping[str, str]
+    strict: Container[str]
+
+    def loosened(self, trouble: Callable[[str], str | None]) -> tuple[str, tuple[str, ...]] | None:
+        """Return the grammar in which those may have any arguments that cannot be compiled by themselves, and sentences on them; None
+        where that is no help. trouble: says why a grammar cannot be compiled, None where it can."""
+        found = dict(self.loose)
+        for tool in self.tools:
+            name = str(tool["function"]["name"])
+            if name not in found and (why := trouble(self.write([tool], loose={}))) is not None:
+                found[name] = f"calls of {name} may have any arguments: {why}"
+        new = found.keys() - self.loose.keys()
+        if not new or any(name in self.strict for name in new):
+            return None
+        return self.write(self.tools, loose=found), tuple(found[name] for name in sorted(new))
 
 
 def _pattern(custom: CustomGrammar) -> str | None:

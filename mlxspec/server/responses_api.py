@@ -419,7 +419,12 @@ def _tools(
             out.append(custom_tool(named, tool.get("format") or {}, path, customs))
         else:
             about = (tool.get("description") or "").strip() or None
-            out.append(function_tool(named["name"], parameters=tool.get("parameters"), description=about))
+            strict = tool.get("strict") is True
+            out.append(
+                function_tool(
+                    named["name"], parameters=tool.get("parameters"), description=about, is_strict=strict
+                )
+            )
     return out
 
 
@@ -450,7 +455,12 @@ def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
     wanted = (body.get("text") or {}).get("format")
     if wanted is None or wanted["type"] == "text":
         return answer_format(body)
-    own = AnswerFormat(field="text.format", kind="json_schema", value=wanted.get("schema", ANY_OBJECT))
+    own = AnswerFormat(
+        field="text.format",
+        kind="json_schema",
+        value=wanted.get("schema", ANY_OBJECT),
+        is_strict=wanted.get("strict") is True,
+    )
     return answer_format(body, own)
 
 

@@ -69,7 +69,11 @@ class TemplateMessages:
 
 
 def function_tool(
-    name: str, *, parameters: Mapping[str, Any] | None = None, description: str | None = None
+    name: str,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    description: str | None = None,
+    is_strict: bool = False,
 ) -> dict[str, Any]:
     """A tool in OpenAI's nested form."""
     function: dict[str, Any] = {"name": name}
@@ -77,6 +81,8 @@ def function_tool(
         function["description"] = description
     if parameters is not None:
         function["parameters"] = parameters
+    if is_strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.config import SamplingParams
@@ -28,12 +29,19 @@ def check_number_of_answers(body: Mapping[str, Any], limits: ServerLimits) -> No
 
 def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:
     """The job with what its answers' parameters are compiled to, which is the same for all of them. Calls that a model may write are held
-    to no grammar where that is too large or cannot be compiled, with a notice. Raises BadField, GrammarError."""
+    to no grammar where that is too large or cannot be compiled, with a notice, or those of the tools whose schemas are to blame. Raises
+    BadField, GrammarError."""
     params = job.asks[0].params
     try:
         check_constraints(params, limits)
         return replace(job, compiled=engine.compile(params, len(job.asks), job.spec.owner))
     except (BadField, GrammarError) as error:
+        found = None if job.loosening is None else job.loosening.loosened(partial(_trouble, job, engine))
+        if found is not None:
+            lark, notices = found
+            asks = [replace(ask, params=replace(ask.params, lark=lark)) for ask in job.asks]
+            job = replace(job, asks=tuple(asks), notices=(*job.notices, *notices), loosening=None)
+            return compiled(job, engine, limits)
         if not params.lark_at:
             raise
         asks = [
@@ -41,7 +49,17 @@ def compiled(job: Job, engine: Engine, limits: ServerLimits) -> Job:
             for ask in job.asks
         ]
         notice = f"calls may have any arguments: {error}"
-        return compiled(replace(job, asks=tuple(asks), notices=(*job.notices, notice)), engine, limits)
+        job = replace(job, asks=tuple(asks), notices=(*job.notices, notice), loosening=None)
+        return compiled(job, engine, limits)
+
+
+def _trouble(job: Job, engine: Engine, lark: str) -> str | None:
+    """Return why a grammar cannot be compiled, None where it can."""
+    try:
+        engine.compile(SamplingParams(lark=lark), 1, job.spec.owner)
+    except GrammarError as error:
+        return str(error)
+    return None
 
 
 def check_constraints(params: SamplingParams, limits: ServerLimits) -> None:
