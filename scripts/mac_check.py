@@ -71,6 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
     report = "\n".join([*here.summary, f"failed: {', '.join(failed) or 'nothing'}; {took:.0f} s"])
     block = f"### Report to paste\n\n```text\n{report}\n```\n"
     print(block, flush=True)
+    print(
+        'To send it: paste this block into an issue of the form "Report from a Mac" (docs/getting-started.md).',
+        flush=True,
+    )
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(f"{block}\n{text}", encoding="utf-8")

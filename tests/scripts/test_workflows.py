@@ -306,10 +306,19 @@ def test_the_matrix_covers_every_system_version_and_architecture() -> None:
 def test_kernels_come_first_and_no_job_is_doubled() -> None:
     jobs = parsed(GITHUB / "workflows" / "mac.yml")["jobs"]
     for name, job in jobs.items():
-        assert name in ("versions", "compile", "kernels", "nightly") or "kernels" in job["needs"], name
+        if name in ("versions", "first", "own-mac", "nightly"):
+            assert "needs" not in job, name
+        else:
+            assert "first" in job["needs"] if name in ("compile", "kernels") else "kernels" in job["needs"], (
+                name
+            )
         matrix = job.get("strategy", {}).get("matrix", {})
         lists = [v for v in matrix.values() if isinstance(v, list)]
         assert all(len({str(v) for v in values}) == len(values) for values in lists), name
+    assert jobs["first"]["runs-on"] == "macos-26"
+    assert "strategy" not in jobs["first"]
+    assert "MLX_METAL_GPU_ARCH" not in jobs["first"].get("env", {})  # the machine's own
+    assert jobs["own-mac"]["if"] == "github.event_name == 'workflow_dispatch' && inputs.own_mac"
     shards = jobs["rounds"]["strategy"]["matrix"]["shard"]
     assert shards == [f"{i + 1}/{len(shards)}" for i in range(len(shards))]
     needs = ["mlx>=0.32.2"]
@@ -324,7 +333,8 @@ def test_no_job_waits_for_a_machine_that_github_has_withdrawn() -> None:
     for path in WORKFLOWS:
         for name, job in parsed(path)["jobs"].items():
             matrix = job.get("strategy", {}).get("matrix", {})
-            named = {job["runs-on"], *matrix.get("os", []), *(j["os"] for j in matrix.get("include", []))}
+            runs_on = job["runs-on"] if isinstance(job["runs-on"], list) else [job["runs-on"]]
+            named = {*runs_on, *matrix.get("os", []), *(j["os"] for j in matrix.get("include", []))}
             assert not named & WITHDRAWN, (path.name, name)
 
 
