@@ -20,10 +20,11 @@ settlement too. b began at `start`; it has changed by what was earned and by wha
 lost, less what was gained, is at most start + GROWTH t - b, and b >= 0. QED.
 
 By a clock: a round is settled by the seconds it took over those of a plain round. What plain rounds take is learned from plain rounds
-alone: from the first of a process, and again behind controller.STALE rounds with drafts. Where that is off by a share e, the theorem holds
-with GROWTH + e. The worst case holds a round that costs PRUDENCE times what is believed of its width; where a round exceeds its worst case
-all the same, the excess is settled too, so b may fall below 0 by that of one round and of those decided before it was read, and no more is
-drafted until it is earned or gained back. Left out is what `CostModel.took` counts as expected: a round that something else held up.
+alone: in a process before it has run costs.SOON rounds with drafts, and again behind costs.STALE of them. Where that is off by a share e,
+the theorem holds with GROWTH + e. The worst case holds a round that costs PRUDENCE times what is believed of its width; where a round
+exceeds its worst case all the same, the excess is settled too, so b may fall below 0 by that of one round and of those decided before it
+was read, and no more is drafted until it is earned or gained back. Left out is what `CostModel.took` counts as expected: a round that
+something else held up.
 
 Left out too is the time in which a shape of a round compiles, which each process pays once.
 """

@@ -24,20 +24,17 @@ from typing import NamedTuple
 
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import MODEL_DEPTH, PROBED, TRUST, Offer
-from mlxspec.policy.account import CAP, Account, Bank
+from mlxspec.policy.account import Account, Bank
 from mlxspec.policy.costs import DEARER, FADE, MAX_TOKENS, CostModel, Curve, DraftCall
 
 MARGIN = 1.02  # times the tokens a second of plain decoding that a draft must give, so that rounding alone never drafts
 PRUDENCE = 1.06  # how many times a wider round counts: curves are never quite right, and too wide costs more than too narrow
-STALE = 64  # rounds with drafts behind one another, until plain ones tell anew how long they take, which is what accounts count in
 PROBE_DEPTH = 3  # tokens of a probe
 PROBE_COST = 2.5  # plain rounds: most that a probe may cost, catch-up included
 PROBE_SHARE = (
     0.5  # of what the account can pay: a probe that predicts nothing right leaves enough for a draft
 )
 PROBE_GAP = 512.0  # tokens between two probes at most
-SMALL_SHARE = 0.1  # of the time of reading a prompt: a drafter that adds no more reads it in any case, so that it can be judged
-READ = 0.1  # plain rounds that reading a token of a prompt is taken to take
 LENGTH = 128.0  # tokens of an answer, until some have ended
 _SHARED = 8.0  # drafts that share the price of catching up
 _KEPT = 0.97  # of a row's own rate of acceptance, that each further token leaves
@@ -105,7 +102,7 @@ class Controller:
 
     def is_sure(self, curve: Curve) -> bool:
         """Whether costs are known so well that drafts can be weighed; else the next round is plain, and timed."""
-        return curve.is_timed and curve.age < STALE and not self.costs.is_in_doubt
+        return curve.is_timed and not curve.is_stale and not self.costs.is_in_doubt
 
     # --- chances
 
@@ -320,28 +317,6 @@ class Controller:
         wider = curve.seconds(2 + num) - curve.seconds(1 + num)
         chance: float = reach[-1] ** (1.0 + 1.0 / num)
         return chance < pace * (cost.step + reach[-1] * wider)
-
-    # --- what else has to be weighed
-
-    def should_read(self, row: PolicyRow, name: str, queued: int, *, is_beside: bool = True) -> bool:
-        """Whether a drafter reads so many tokens of a prompt. is_beside: the target reads them too; a drafter that adds little to that
-        reads them in any case, so that it can be judged. Otherwise it reads what costs a plain round at most, or a probe where one
-        is due, and what its drafts are expected to save in an answer of the usual length."""
-        curve = self.costs.curve(row.bucket, 1, row.kind)
-        cost = self.costs.draft(name, row.kind, curve.plain)
-        if is_beside and cost.share < SMALL_SHARE:
-            return True
-        price = cost.share * READ * queued  # plain rounds
-        if price <= (PROBE_COST if self._is_due(row, name) else 1.0):
-            return True
-        reach = self._usual(row, name, MODEL_DEPTH)
-        gain = self._model(row, name, reach, 1, curve, 1, CAP * curve.plain).gain
-        return self._length(row) * gain / (1.0 + gain) > price
-
-    def can_catch_up(self, rows: Sequence[PolicyRow], name: str, queued: int) -> bool:
-        """Whether rows that decode together could ever pay for a drafter's catching up on so many tokens."""
-        plain = self.curve(rows).plain
-        return self.costs.draft(name, rows[0].kind, plain).seconds(1, queued) <= CAP * plain
 
     def _available(self, rows: Sequence[PolicyRow], curve: Curve) -> float:
         """Seconds that a round of these rows may take at worst beyond a plain one and beyond what it keeps from running ahead."""

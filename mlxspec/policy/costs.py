@@ -17,6 +17,8 @@ from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST, Acceptance, checked
 
+STALE = 64  # rounds with drafts behind one another, until plain ones tell anew how long they take, which is what accounts count in
+SOON = 8  # likewise of a process that knows it from another one
 FORGET = 300  # rounds with drafts, after which what a width took is guessed again
 MAX_TOKENS = LADDER[-1]  # widths the curve knows; beyond, the last slope goes on
 # A guess of what widths cost in plain rounds, until rounds of other widths than 1 have run
@@ -47,8 +49,7 @@ class Curve:
     A width that no round has had, or none for FORGET rounds with drafts, takes the guess's place, drawn towards what the nearest known
     widths turned out to be. Rounds of other widths do not move the plain round's seconds, which are the unit in which accounts count.
     pause: seconds that a plain round takes longer where it could not run ahead of the host, as after a round with drafts. is_timed: whether
-    a plain round of this process has taught how long it is; until then the seconds have no scale. age: rounds with drafts since a plain one
-    was timed.
+    a plain round has taught how long it is; until then the seconds have no scale. age: rounds with drafts since a plain one was timed.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Curve:
         """guess: width -> seconds; between given widths it is linear, and beyond the last the slope goes on. num_rows: the width of a plain
         round. counts: how many rounds the guess of a width counts for, 0 where it is not given; None: TRUST for each width of `guess`.
         Raises ConfigError for seconds that are not positive."""
-        self.num_rows, self.pause, self.age = num_rows, 0.0, 0
+        self.num_rows, self.pause, self.age, self._is_kept = num_rows, 0.0, 0, False
         if not callable(guess):
             counts = dict.fromkeys(guess, TRUST) if counts is None else counts
             guess = _lines(guess)
@@ -73,6 +74,15 @@ class Curve:
         # by width: the ratio, how many rounds have taught it, and when the last one was
         self._known = {w: (self._guess[w], c, 0) for w, c in counts.items() if w > num_rows and c}
         self._ratios = self._drawn()
+
+    def keep(self) -> None:
+        """It is what another process knew. The first plain round replaces its seconds, and is asked for soon."""
+        self._is_kept, self.age = True, STALE - SOON
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a plain round should tell anew how long it takes."""
+        return self.age >= STALE
 
     def seconds(self, num_tokens: int) -> float:
         """The seconds of one round over so many tokens."""
@@ -100,8 +110,13 @@ class Curve:
         off = log(seconds / self.seconds(num_tokens))
         if num_tokens == self.num_rows:
             count = max(min(self._plain_count, TRUST), self._plain_count * (1.0 - FADE) ** self.age)
-            self.plain *= exp(learned(off, count, is_sure=is_sure or not self.is_timed))
-            self._plain_count, self.is_timed, self.age = min(count + 1.0, 1.0 / FADE), True, 0
+            self.plain *= exp(learned(off, count, is_sure=is_sure or not self.is_timed or self._is_kept))
+            self._plain_count, self.is_timed, self._is_kept, self.age = (
+                min(count + 1.0, 1.0 / FADE),
+                True,
+                False,
+                0,
+            )
             return
         self.age, self._num = self.age + 1, self._num + 1
         ratio, count, _ = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0, 0))
@@ -351,9 +366,6 @@ class CostModel:
         costs in doubt, and plain rounds are asked for. Where two of these are as far off, the machine has another speed, and all costs are
         multiplied by as much."""
         if not curve.is_timed:
-            off = log(max(_LEAST, seconds) / curve.seconds(width))
-            if curve.num_rounds and abs(off) > _CLIP:  # another process has known a machine of another speed
-                self._scale(exp(off))
             curve.refine(width, seconds)
             return seconds
         expected, kind = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
@@ -454,7 +466,8 @@ class CostModel:
                 curve = found._curves[place, rows, kind] = Curve(
                     _beyond(points, first.seconds), num_rows=rows, counts=dict.fromkeys(points, TRUST)
                 )
-                curve.pause, curve.is_timed = checked(part["pause"], 0.0, _MOST), False
+                curve.pause = checked(part["pause"], 0.0, _MOST)
+                curve.keep()
             for name, kind, cost in data["drafts"]:
                 found.drafts[str(name), str(kind)] = DraftCost(**{k: float(v) for k, v in cost.items()})
             found.acceptance = {(str(k), str(d)): Acceptance.from_data(a) for k, d, a in data["acceptance"]}

@@ -40,7 +40,7 @@ class Replay:
         }
         costs = CostModel(pause=machine.pause)
         costs.know(wrong, drafts)
-        costs.curve(0).is_timed = False  # what another process has known
+        costs.curve(0).keep()
         self.control = Controller(costs)
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []

@@ -19,13 +19,12 @@ from mlxspec.policy.controller import (
     PROBE_COST,
     PROBE_GAP,
     PRUDENCE,
-    STALE,
     Choice,
     Controller,
     Decision,
     PolicyRow,
 )
-from mlxspec.policy.costs import CostModel, DraftCost
+from mlxspec.policy.costs import SOON, STALE, CostModel, DraftCost
 from tests.known_costs import known_costs
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -111,13 +110,16 @@ def test_nobody_drafts_until_a_plain_round_has_been_timed() -> None:
     assert control.choose([row, control.row("greedy")], [[offer], []], [{}, {}])[0].offer == 0
 
 
-@catches("a plain round is timed once for all", "mlxspec.policy.controller:STALE", lambda right: 10**9)
-def test_behind_many_rounds_with_drafts_a_plain_one_is_timed() -> None:
+@catches("a plain round is timed once for all", "mlxspec.policy.costs:STALE", lambda right: 10**9)
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_behind_many_rounds_with_drafts_a_plain_one_is_timed(is_kept: bool) -> None:
     """What it takes is the unit of the accounts, and the machine may have got another speed."""
     control, offer = controller(FLAT), Offer("ngram-simple", 16)
     row = opened()
     taught(control, row, offer, 16)
-    for _ in range(STALE):
+    if is_kept:  # by another process
+        control.costs.curve(0).keep()
+    for _ in range(SOON if is_kept else STALE):
         decision = decided(control, row, offer)
         assert decision.widths != [0]
         control.spent([(row, 16)], 1, 16, 1.0, decision, is_ahead=True)
@@ -250,7 +252,6 @@ def test_a_drafter_too_far_behind_to_be_paid_for_is_not_asked() -> None:
     taught(control, row, Offer("mtp", 8, [0.97] * 8), 8)
     for queued, asked in ((1, True), (10, True), (10_000, False)):
         assert (control.choose([row], [[]], [{"mtp": (8, queued)}])[0].model is not None) == asked
-        assert control.can_catch_up([row], "mtp", queued) == asked
 
 
 def test_a_short_account_makes_drafts_shorter() -> None:
@@ -402,13 +403,12 @@ def test_a_drafter_that_was_asked_for_its_gain_is_probed_as_at_first() -> None:
     assert table.gap == PROBED
 
 
-def test_a_drafter_that_has_the_prompt_to_catch_up_on_is_not_probed() -> None:
-    """The price is more than a probe may cost; so the next prompt is read by it, which costs less."""
-    control = controller(LINEAR, mtp=DraftCost(step=0.6, queued=0.1, share=0.3))
+def test_a_drafter_that_has_much_to_catch_up_on_is_not_probed() -> None:
+    """The price is more than a probe may cost."""
+    control = controller(LINEAR, mtp=DraftCost(step=0.3, queued=0.1))
     row = control.row("")
     assert control.choose([row], [[]], [{"mtp": (8, 60)}]) == [PLAIN]
-    assert control.should_read(row, "mtp", 60)
-    assert not control.should_read(row, "mtp", 6000)
+    assert control.choose([row], [[]], [{"mtp": (8, 1)}])[0].probe
 
 
 def test_a_probe_whose_tokens_come_costs_the_less() -> None:
@@ -491,7 +491,7 @@ def test_a_drafter_that_is_good_where_the_other_fails_takes_over() -> None:
     assert chosen[-10:].count("eagle3") >= 8
 
 
-# ---- when a draft stops, who reads a prompt, and shapes that have not run
+# ---- when a draft stops, and shapes that have not run
 
 
 @catches("drafts never stop", "mlxspec.policy.controller:Controller.stops", lambda right: lambda *_: False)
@@ -502,28 +502,6 @@ def test_a_draft_stops_where_its_next_token_is_not_expected_to_pay() -> None:
     assert control.stops(row, "mtp", [0.99, 0.05])
     dear = controller(APPLE, mtp=DraftCost(step=0.9))
     assert dear.stops(row, "mtp", [0.8])
-
-
-@catches(
-    "a head reads the prompt only where it drafts already",
-    "mlxspec.policy.controller:SMALL_SHARE",
-    lambda right: 0.0,
-)
-def test_a_small_head_reads_every_prompt() -> None:
-    control = controller(LINEAR, mtp=DraftCost(step=0.5, share=0.02))
-    row = opened()
-    taught(control, row, Offer("mtp", 8, [0.05] * 8), 0)
-    assert control.should_read(row, "mtp", 10_000)
-    assert not control.should_read(row, "mtp", 10_000, is_beside=False)
-
-
-def test_a_large_drafter_reads_a_prompt_where_its_drafts_pay_for_that() -> None:
-    for sure, reads in ((0.97, True), (0.05, False)):
-        control = controller(APPLE, mtp=DraftCost(step=0.08, share=0.5))
-        row = opened()
-        taught(control, row, Offer("mtp", 8, [sure] * 8), 8 if sure > 0.5 else 0)
-        assert control.should_read(row, "mtp", 100) == reads
-        assert not control.should_read(row, "mtp", 100_000)
 
 
 @catches(

@@ -13,7 +13,17 @@ from planting import catches
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST
-from mlxspec.policy.costs import FORGET, MAX_TOKENS, CostModel, Curve, DraftCall, DraftCost, bucket, likely
+from mlxspec.policy.costs import (
+    FORGET,
+    MAX_TOKENS,
+    SOON,
+    CostModel,
+    Curve,
+    DraftCall,
+    DraftCost,
+    bucket,
+    likely,
+)
 from tests.known_costs import known_costs
 
 pytestmark = pytest.mark.smoke
@@ -318,21 +328,22 @@ def test_costs_survive_their_file() -> None:
     assert json.dumps(kept(found).as_data()) == json.dumps(found.as_data())
 
 
-def test_a_process_times_a_plain_round_before_it_goes_by_what_another_one_knew() -> None:
-    """The machine may have another speed now: then drafts have it too."""
+def test_the_first_plain_round_of_a_process_replaces_what_another_one_knew() -> None:
+    """The machine may have another speed now. What widths cost beside a plain round stays."""
     costs = CostModel({1: 1.0, 4: 2.0}, {})
     for _ in range(10):
         costs.took(costs.curve(0), 1, [], 0.01)
         costs.took(costs.curve(0), 4, [], 0.02)
-    costs.drafts["mtp", "greedy"] = DraftCost(step=0.002)
-    for seconds, step in ((0.0101, 0.002), (0.02, 0.004)):
-        found = kept(costs)
-        assert not found.curve(0).is_timed
-        found.took(found.curve(0), 1, [], seconds)
-        assert found.curve(0).is_timed
-        assert found.curve(0).plain == pytest.approx(seconds)
-        assert found.curve(0).seconds(4) == pytest.approx(2.0 * seconds, rel=0.02)
-        assert found.draft("mtp", "greedy", 1.0).step == pytest.approx(step, rel=0.02)
+    found = kept(costs).curve(0)
+    assert found.is_timed
+    for _ in range(SOON):
+        assert not found.is_stale
+        found.refine(4, 0.02)
+    assert found.is_stale
+    found.refine(1, 0.011)
+    assert found.plain == pytest.approx(0.011)
+    assert found.seconds(4) == pytest.approx(0.022, rel=0.02)
+    assert not found.is_stale
 
 
 def test_few_rounds_teach_the_next_process_nothing() -> None:
