@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mlxspec.drafter_kinds import KINDS
 from mlxspec.errors import ConfigError
 from mlxspec.option import check_number, check_options, fields_by_name, option, options, shown, texts
 
@@ -32,18 +33,9 @@ READ_AT_LOAD = (  # of SpecConfig: what drafters are made with; ngram_m limits a
     "draft_bits",
     "draft_kv_bits",
 )
-BY_REQUEST = ("forced", "predicted")  # drafters that a request brings along; any list of drafters has them
+BY_REQUEST = tuple(kind.name for kind in KINDS if kind.by_request)  # any list of drafters has them
 ALWAYS_THERE = (*BY_REQUEST, "suffix")  # without being loaded
-DRAFTER_NAMES = (  # those that come with mlxspec
-    *ALWAYS_THERE,
-    "mtp",
-    "eagle3",
-    "dflash",
-    "draft-model",
-    "ngram-simple",
-    "ngram-map-k",
-    "ngram-map-k4v",
-)
+DRAFTER_NAMES = tuple(kind.name for kind in KINDS)
 ONE_ACCEPTANCE = (  # why nobody can choose how drafts are accepted
     "a draft is accepted where it equals the token that the model samples there, "
     "so that a seed gives the same text with and without drafting"

@@ -20,7 +20,8 @@ from mlxspec.checkpoints import memory
 from mlxspec.checkpoints.inspect_report import Head, InspectReport, Layers, Tower, Usable
 from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.pairing import paired
-from mlxspec.config import DRAFTER_NAMES, EngineConfig, SpecConfig
+from mlxspec.config import EngineConfig, SpecConfig
+from mlxspec.drafter_kinds import DRAFTS_AS, KINDS
 from mlxspec.errors import ConfigError, ModelError
 from mlxspec.loading import hub
 from mlxspec.loading.added_tokens import has_vocabulary
@@ -36,7 +37,7 @@ from mlxspec.loading.weights import (
 )
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_drafter, assemble_head_lazily
-from mlxspec.models.folder import DRAFTS_AS, Kind, ModelFolder
+from mlxspec.models.folder import Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.proposal_rows import proposing
 from mlxspec.models.registry import Architecture, architecture
@@ -321,30 +322,21 @@ def _memory(
     )
 
 
-# what --draft-model must be for them, and what others need
-_NEEDS = {
-    "eagle3": "an EAGLE-3 drafter made for this model",
-    "dflash": "a block drafter that was trained for this model",
-    "draft-model": "a smaller model of the same vocabulary",
-}
-_FREE = {"forced": "what a grammar forces", "predicted": "what a request predicts"}
-
-
 def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable, ...]:
     found, hides_layers = [], bool(getattr(made.model, "by_rows", ""))
     drafts_as = None if beside is None else DRAFTS_AS[beside.kind]
-    for name in DRAFTER_NAMES:
-        usable, why, drafting = True, _FREE.get(name, "needs no weights"), None
+    for kind in KINDS:
+        name, usable, why, drafting = kind.name, True, kind.needs, None
         if name == "mtp":
             usable, why = _mtp(head, beside)
             drafting = beside.module if beside is not None and drafts_as == name else made.mtp
-        elif name in ("eagle3", "dflash") and hides_layers:
+        elif kind.reads_layers and hides_layers:
             usable = False
             why = "reads layers, which a model does not show whose rows do not share all of a forward"
         elif beside is not None and drafts_as == name:
-            why, drafting = _told(beside), beside.module if name != "eagle3" else None
-        elif name in _NEEDS:
-            usable, why = False, f"needs --draft-model, {_NEEDS[name]}"
+            why, drafting = _told(beside), None if kind.has_own_rows else beside.module
+        elif kind.folders:
+            usable, why = False, f"needs --draft-model, {kind.needs}"
             if name == "draft-model" and beside is not None:
                 why = f"{beside.name} is no model of its own; it drafts as {drafts_as}"
         read = None if drafting is None else proposing(drafting, made.model, None, SpecConfig.draft_bits)

@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from mlxspec.checkpoints.catalogue import PublishedDrafter, drafters_for
 from mlxspec.checkpoints.pull import memory_of
+from mlxspec.drafter_kinds import TITLES
 from mlxspec.errors import ConfigError, MemoryBudgetError, MlxspecError, ModelError, StorageError
 from mlxspec.loading import download, hub, ranges
 from mlxspec.loading.download import Plan
@@ -31,7 +32,7 @@ from mlxspec.models.assemble_drafter import (
     check_head,
 )
 from mlxspec.models.dflash_config import kind_of
-from mlxspec.models.folder import TITLES, kind_by
+from mlxspec.models.folder import kind_by
 from mlxspec.models.registry import architecture
 from mlxspec.platform.folders import write_whole
 

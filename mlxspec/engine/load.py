@@ -16,6 +16,7 @@ from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.checkpoints.pairing import paired
 from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig
+from mlxspec.drafter_kinds import KINDS
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_health import DrafterHealth
@@ -323,7 +324,7 @@ def _unused(
     drafters: Sequence[Drafter],
 ) -> Iterator[str]:
     """Notices on heads and options that are not used. asked: None where the choice of drafters was left to us."""
-    beside = next((name for name in ("draft-model", "eagle3", "dflash") if name in names), None)
+    beside = next((k.name for k in KINDS if k.folders and k.name != "mtp" and k.name in names), None)
     if asked is None and "mtp" not in names:
         if target.lacks_head:
             yield f"There is no drafting with this model's MTP head, which its folder lacks: {HOW_TO_GET_A_HEAD}."

@@ -4,13 +4,15 @@ without their weights, and collects the modules that must be evaluated before th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.config import DRAFTER_NAME, DRAFTER_NAMES, OTHER_NAMES, SpecConfig
+from mlxspec.drafter_kinds import BY_NAME, DRAFTS_AS, KINDS
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.checked import check_description
 from mlxspec.drafters.dflash import DFlashDrafter
@@ -27,7 +29,7 @@ from mlxspec.models.assemble_drafter import (
     assemble_drafter,
     assemble_head_lazily,
 )
-from mlxspec.models.folder import DRAFTS_AS, ModelFolder
+from mlxspec.models.folder import ModelFolder
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.models.proposal_rows import Drafting, choose_rows
 from mlxspec.models.vision.base import Vision
@@ -88,41 +90,33 @@ def drafters_that_draft(
 ) -> tuple[str, ...]:
     """Who drafts. is_named: `beside` was named by the caller, so it is used, in place of the model's own head, or refused. One that is
     paired with the model drafts together with the head where both can. Raises ConfigError and ModelError."""
-    kind = None if beside is None else beside.kind()
+    folder = None if beside is None else BY_NAME[DRAFTS_AS[beside.kind()]]
     if asked is None:
-        head = () if target.mtp is None or (is_named and kind is not None) else ("mtp",)
-        beside_head = (
-            () if kind is None or (head and DRAFTS_AS[kind] in ("mtp", "draft-model")) else (DRAFTS_AS[kind],)
-        )
-        return (*own, "suffix", "ngram-simple", *head, *beside_head)
+        head = () if target.mtp is None or (is_named and folder is not None) else ("mtp",)
+        lookups = (kind.name for kind in KINDS if kind.default and not kind.folders)
+        drafts = folder is not None and folder.default and (folder.beside_head or not head)
+        return (*own, *lookups, *head, *([folder.name] if drafts and folder is not None else []))
     if "mtp" in asked and target.unsupported_head is not None and beside is None:
         raise ModelError(
             f"There is no drafting with this model's MTP head: {target.unsupported_head}; leave `mtp` out."
         )
     if "mtp" in asked and target.mtp is None and beside is None:
         raise ModelError(f"This folder holds no MTP head: {HOW_TO_GET_A_HEAD}, or leave `mtp` out.")
-    if "eagle3" in asked and kind != "eagle3":
-        raise ConfigError(
-            "Drafting with EAGLE-3 needs a drafter of that kind: name it with --draft-model (draft_model=...)."
-        )
-    if "dflash" in asked and kind != "dflash":
-        raise ConfigError(
-            "Drafting with a block drafter needs one: name it with --draft-model (draft_model=...)."
-        )
-    if "draft-model" in asked and beside is None:
-        raise ConfigError(
-            "Drafting with a draft model needs one: name it with --draft-model (draft_model=...)."
-        )
-    if kind is None or beside is None:
+    for kind in KINDS:
+        if kind.name in asked and kind.folders and kind not in (folder, BY_NAME["mtp"]):
+            if beside is not None and folder is not None and kind.name == "draft-model":
+                raise ConfigError(
+                    f"{beside.path} is no model of its own; its drafts are asked for as `{folder.name}`."
+                )
+            raise ConfigError(
+                f"The drafter {kind.name} needs {kind.needs}: name it with --draft-model (draft_model=...)."
+            )
+    if beside is None or folder is None:
         return asked
-    if "draft-model" in asked and kind != "model":
+    lends_head = "mtp" in asked and folder.name == "draft-model" and target.mtp is None
+    if is_named and folder.name not in asked and not lends_head:
         raise ConfigError(
-            f"{beside.path} is no model of its own; its drafts are asked for as `{DRAFTS_AS[kind]}`."
-        )
-    lends_head = "mtp" in asked and kind == "model" and target.mtp is None
-    if is_named and DRAFTS_AS[kind] not in asked and not lends_head:
-        raise ConfigError(
-            f"The draft model {beside.path} would not be used: add {DRAFTS_AS[kind]} to the drafters, or leave --draft-model "
+            f"The draft model {beside.path} would not be used: add {folder.name} to the drafters, or leave --draft-model "
             "(draft_model=...) out."
         )
     return asked
@@ -146,18 +140,16 @@ class DrafterBuilder:
         """Without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
             return ngram_lookup(name, self.spec.ngram_n, self.spec.ngram_m, self.spec.ngram_min_hits)
-        if self.target.made_by and (
-            name == "mtp" or (name != "draft-model" and not self.target.model.num_layers)
-        ):
+        hides_layers = BY_NAME[name].reads_layers and not self.target.model.num_layers
+        if self.target.made_by and (name == "mtp" or hides_layers):
             raise ModelError(
                 f"The drafter {name} reads what this model, which runs by mlx-lm's code, does not show."
             )
         if name == "mtp":
             return self._mtp()
-        makers = {"eagle3": self._eagle3, "dflash": self._dflash, "draft-model": self._draft_model}
-        if name in makers and self.beside is not None:
-            return makers[name](self.beside)
-        raise ConfigError(f"The drafter {name} cannot be made.")
+        if self.beside is None:
+            raise ConfigError(f"The drafter {name} cannot be made.")
+        return self._MAKERS[name](self, self.beside)
 
     def _draft_model(self, beside: ModelFolder) -> Drafter:
         vocab_size = self.target.model.vocab_size
@@ -248,6 +240,13 @@ class DrafterBuilder:
         self.notices.extend(said)
         self.modules.extend([] if rows is None else [rows])
         return rows
+
+    # of the kinds of drafters whose weights are in a folder of their own
+    _MAKERS: ClassVar[Mapping[str, Callable[[DrafterBuilder, ModelFolder], Drafter]]] = {
+        "eagle3": _eagle3,
+        "dflash": _dflash,
+        "draft-model": _draft_model,
+    }
 
 
 def towers_of(made: Assembled) -> list[nn.Module]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from mlxspec.drafter_kinds import TITLES
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
@@ -17,20 +18,6 @@ from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 from mlxspec.models.vision.settings import image_settings
 
 Kind = Literal["head", "assistant", "eagle3", "dflash", "model"]
-# As which drafter each of them drafts.
-DRAFTS_AS: dict[Kind, str] = {
-    "head": "mtp",
-    "assistant": "mtp",
-    "eagle3": "eagle3",
-    "dflash": "dflash",
-    "model": "draft-model",
-}
-TITLES: dict[Kind, str] = {
-    "head": "an MTP head",
-    "assistant": "a Gemma assistant",
-    "eagle3": "an EAGLE-3 drafter",
-    "model": "a model",
-}
 _HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
 
 

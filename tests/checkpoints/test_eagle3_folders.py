@@ -58,7 +58,7 @@ def test_what_is_refused(folder: Path, how: dict, error: type, message: str) -> 
 
 
 def test_without_a_folder_of_its_kind() -> None:
-    with pytest.raises(ConfigError, match="Drafting with EAGLE-3 needs a drafter of that kind"):
+    with pytest.raises(ConfigError, match="The drafter eagle3 needs an EAGLE-3 drafter made for this model"):
         mlxspec.load("demo", draft="eagle3")
 
 

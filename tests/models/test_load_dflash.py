@@ -157,7 +157,7 @@ def test_a_drafter_beside_an_mtp_head(zoo: Zoo, tmp_path: Path) -> None:
             mlxspec.load(target, draft=draft, draft_model=drafter)
     with pytest.raises(ConfigError, match="asked for as `dflash`"):
         mlxspec.load(target, draft="draft-model", draft_model=drafter)
-    with pytest.raises(ConfigError, match="needs one: name it with --draft-model"):
+    with pytest.raises(ConfigError, match=": name it with --draft-model"):
         mlxspec.load(target, draft="dflash")
 
 

@@ -1,0 +1,71 @@
+"""The kinds of drafters that come with mlxspec, one row each: options, folders, `inspect` and `load` read this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterKind:
+    """One kind of drafter.
+
+    name: as `draft` has it. folders: by kind of folder that drafts as it, what such a folder is; empty for a kind without weights of its
+    own. needs: what it cannot draft without. reads_layers: it reads the target's residual streams. has_own_rows: its head proposes from
+    tokens of its own choice. beside_head: it drafts together with the model's own MTP head. default: `auto` asks it wherever it can be
+    made. by_request: requests bring along what it drafts, so any list of drafters has it.
+    """
+
+    name: str
+    needs: str = "no weights"
+    folders: tuple[tuple[str, str], ...] = ()
+    reads_layers: bool = False
+    has_own_rows: bool = False
+    beside_head: bool = False
+    default: bool = False
+    by_request: bool = False
+
+
+KINDS = (
+    DrafterKind(name="forced", needs="what a grammar forces", by_request=True),
+    DrafterKind(name="predicted", needs="what a request predicts", by_request=True),
+    DrafterKind(name="suffix", default=True),
+    DrafterKind(
+        name="mtp",
+        needs="a head that was trained with the model",
+        folders=(("head", "an MTP head"), ("assistant", "a Gemma assistant")),
+        default=True,
+    ),
+    DrafterKind(
+        name="eagle3",
+        needs="an EAGLE-3 drafter made for this model",
+        folders=(("eagle3", "an EAGLE-3 drafter"),),
+        reads_layers=True,
+        has_own_rows=True,
+        beside_head=True,
+        default=True,
+    ),
+    DrafterKind(
+        name="dflash",
+        needs="a block drafter that was trained for this model",
+        folders=(("dflash", "a block drafter"),),
+        reads_layers=True,
+        beside_head=True,
+        default=True,
+    ),
+    DrafterKind(
+        name="draft-model",
+        needs="a smaller model of the same vocabulary",
+        folders=(("model", "a model"),),
+        default=True,
+    ),
+    DrafterKind(name="ngram-simple", default=True),
+    DrafterKind(name="ngram-map-k"),
+    DrafterKind(name="ngram-map-k4v"),
+)
+BY_NAME = {kind.name: kind for kind in KINDS}
+DRAFTS_AS = {
+    folder: kind.name for kind in KINDS for folder, _ in kind.folders
+}  # the drafter that a folder of each kind is
+TITLES = {
+    folder: title for kind in KINDS for folder, title in kind.folders
+}  # the same folders, with their article
