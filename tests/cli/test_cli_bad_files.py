@@ -28,7 +28,7 @@ FOREIGN = [
     ("generate x -m short", "cut short"),
     ("generate x -m badtokens", "tokenizer.json"),
     ("generate x -m notokens", "no tokenizer.json"),
-    ("generate x -m weightsdir", "model.safetensors is no file"),
+    ("generate x -m weightsdir", "no model*.safetensors files in weightsdir"),
     ("generate x -m othertype", "'gpt-of-nobody' are not supported"),
     ("generate x -m negative", "num_hidden_layers is -1"),
     ("generate x -m hugevocab", "vocab_size is 1000000000"),
