@@ -115,20 +115,22 @@ def assemble_by_mlx_lm(
     group: mx.distributed.Group | None = None,
 ) -> Assembled:
     """A model that runs by mlx-lm's code. Raises ModelError."""
-    from mlxspec.models.adapted.loading import MADE_BY, load_adapted  # slow to import
+    from mlxspec.models.adapted.loading import load_adapted  # slow to import
 
     if group is not None and adapter is not None:
         raise ModelError(WHOLE_WITH_ADAPTER)
     model: Any = load_adapted(folder, dtype, adapter, group=group)
-    notice = f"{MADE_BY} runs this model: it reads no images and has no MTP head."
+    maker = model.config.made_by
+    who, code = (maker, "mlx-lm's code") if maker != "mlxspec" else ("A module of mlxspec",) * 2
+    notice = f"{who} runs this model: it reads no images and has no MTP head."
     return Assembled(
         model=model,
         config=model.config,
         mtp=None,
         notices=(notice, *model.notices),
-        unsupported_head="mlx-lm's code runs this model, and leaves such heads out",
-        no_images="Models that run by mlx-lm's code read no images.",
-        made_by=MADE_BY,
+        unsupported_head=f"{code} runs this model, and leaves such heads out",
+        no_images=f"{code} runs this model, and reads no images.",
+        made_by=maker,
     )
 
 

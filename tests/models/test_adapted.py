@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 import gc
 import random
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, model_of, module_of, theirs
+from adapted_zoo import ARCHITECTURES, FEW, VOCAB, Noisy, model_of, module_of, theirs, write
 from mlx_lm.models import llama
 from planting import catches
 
+from mlxspec.checkpoints.inspect import inspect
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
@@ -286,3 +288,20 @@ def test_a_line_of_the_zoo_may_name_a_module_of_our_own(monkeypatch: pytest.Monk
     monkeypatch.setitem(ARCHITECTURES, "creek", ARCHITECTURES["llama"])
     assert isinstance(module_of("creek"), llama.Model)
     assert model_of("creek").seams is not None
+
+
+@catches(
+    "a module of ours is taken for mlx-lm's",
+    "mlxspec.models.adapted.loading:maker_of",
+    lambda right: lambda config: "mlx-lm 0.32",
+)
+def test_a_module_of_our_own_is_not_said_to_be_mlx_lms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(OWN, "creek", lambda: (llama.Model, llama.ModelArgs))
+    monkeypatch.setitem(ARCHITECTURES, "creek", ARCHITECTURES["llama"])
+    report = inspect(str(write("creek", tmp_path / "creek")))
+    assert report.model_type == "creek, by mlxspec"
+    told = [report.head.advice, report.vision.advice, *(drafter.why for drafter in report.drafters)]
+    assert not [sentence for sentence in told if "mlx-lm" in sentence]
+    assert "A module of mlxspec" in report.head.advice

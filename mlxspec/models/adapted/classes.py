@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,15 @@ from mlx_lm.utils import _get_classes as classes_of_mlx_lm
 
 # A module of ours, written as mlx-lm's are: a line gives its Model and ModelArgs by model_type. It comes before mlx-lm's of that name.
 OWN: dict[str, Callable[[], tuple[Any, Any]]] = {}
+MLX_LM = f"mlx-lm {version('mlx-lm')}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PUBLISHED = frozenset({"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "qweight"})
 _CODE = Path(mlx_lm.models.__path__[0])
+
+
+def maker_of(config: Mapping[str, Any]) -> str:
+    """Return whose code runs this model_type: "mlxspec" for a module of ours, else mlx-lm with its version."""
+    return "mlxspec" if config.get("model_type") in OWN else MLX_LM
 
 
 def has_code(config: Mapping[str, Any]) -> bool:

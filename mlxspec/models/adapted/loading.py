@@ -10,7 +10,6 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from mlxspec.loading.names import printable
 from mlxspec.loading.published import MODELOPT_FILE
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.adapted.classes import classes_of, has_code, reads_parts
+from mlxspec.models.adapted.classes import MLX_LM, classes_of, has_code, maker_of, reads_parts
 from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapters import add_adapter, add_adapters
@@ -36,7 +35,6 @@ from mlxspec.models.layers import multiply_here
 from mlxspec.models.runnable import judge
 from mlxspec.platform import device
 
-MADE_BY = f"mlx-lm {version('mlx-lm')}"
 DEFAULT_CONTEXT = 1 << 17  # tokens, where config.json names no limit
 _CONTEXTS = (
     "max_position_embeddings",
@@ -65,7 +63,7 @@ def load_adapted(
     module, config, notices = load_module(folder)
     if group is not None and not hasattr(module, "shard"):
         raise ModelError(
-            f"{MADE_BY} cannot divide models of type {printable(config['model_type'])} among ranks."
+            f"{maker_of(config)} cannot divide models of type {printable(config['model_type'])} among ranks."
         )
     with _in_one_sentence():
         cast(module, dtype)
@@ -156,7 +154,7 @@ def _judge(config: Mapping[str, Any]) -> None:
         raise ModelError("config.json asks for code of the checkpoint (model_file), which is never run.")
     if not has_code(config):
         kind = printable(repr(config.get("model_type")), 80)
-        raise ModelError(f"{MADE_BY} has no code for models of type {kind}.")
+        raise ModelError(f"{MLX_LM} has no code for models of type {kind}.")
     for names, most in ((_LAYERS, _MOST_LAYERS), (_ROWS, _MOST_ROWS)):
         if number(config, *names, default=1) > most:
             raise ModelError(f"config.json names a {names[0]} above {most}, which no model has.")
@@ -196,7 +194,7 @@ def _check_token_ids(module: Any, num_rows: int) -> None:
             continue
         if num_rows and value.size and (last := value.max().item()) >= num_rows:
             raise ModelError(
-                f"{MADE_BY} cannot run this model: its code names token {last}, and the vocabulary of config.json has {num_rows} tokens."
+                f"{MLX_LM} cannot run this model: its code names token {last}, and the vocabulary of config.json has {num_rows} tokens."
             )
 
 
@@ -210,7 +208,7 @@ def _in_one_sentence() -> Iterator[None]:
     except Exception as error:
         what = textwrap.shorten(printable(error, 4096), 160, placeholder=" and more").rstrip(".")
         what = what or type(error).__name__
-        raise ModelError(f"{MADE_BY} cannot load this model: {what}.") from error
+        raise ModelError(f"{MLX_LM} cannot load this model: {what}.") from error
 
 
 def cast(module: Any, dtype: mx.Dtype | None) -> None:
@@ -233,7 +231,7 @@ def _described(config: Mapping[str, Any]) -> AdaptedConfig:
     num, each = expert_counts(config)
     return AdaptedConfig(
         model_type=str(config["model_type"]),
-        made_by=MADE_BY,
+        made_by=maker_of(config),
         told=json.dumps(config, sort_keys=True),
         max_context=min(number(config, *_CONTEXTS, default=DEFAULT_CONTEXT), 1 << 24),
         num_heads=number(config, "num_attention_heads", "num_heads", "n_head"),
