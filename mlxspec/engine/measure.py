@@ -42,14 +42,13 @@ def kept_costs(model: Model, drafters: Mapping[str, Drafter], data: Any) -> Cost
 def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
     """A guess in plain rounds, from bytes and layers. A drafted token takes its share of the bytes that a plain round reads (the drafter's
     layers and the language-model head over all that the target reads for a token), or its share of the layers where the host is what
-    a round waits for, whichever is more; waiting for the draft costs as much as a layer. Reading a prompt takes no head."""
+    a round waits for, whichever is more; waiting for the draft costs as much as a layer."""
     target, own = reads(model), drafter.reads
     layer = 1.0 / (target.layers + 1)  # the head is one more
     step = min(1.0, max(own.bytes() / max(1.0, target.bytes()), (own.layers + 1) * layer))
-    share = min(1.0, (own.bytes() - own.head) / max(1.0, target.bytes() - target.head))
     if drafter.drafts_at_once:
-        return DraftCost(call=layer + step, queued=_QUEUED * step, share=share)
-    return DraftCost(call=layer, step=step, queued=_QUEUED * step, share=share)
+        return DraftCost(call=layer + step, queued=_QUEUED * step)
+    return DraftCost(call=layer, step=step, queued=_QUEUED * step)
 
 
 def likely_rounds(model: Model) -> dict[int, float]:

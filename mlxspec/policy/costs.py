@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST, Acceptance, checked
+from mlxspec.policy.doubt import CLIP, Doubt
 
 STALE = 64  # rounds with drafts behind one another, until plain ones tell anew how long they take, which is what accounts count in
 SOON = 8  # likewise of a process that knows it from another one
@@ -27,9 +28,7 @@ CONTEXTS = (1024, 4096, 16384, 65536)  # bucket b holds contexts up to CONTEXTS[
 FADE = 0.05  # share of what is known of a cost that one round replaces
 GREEDY = "greedy"  # the kind of sampling that costs least. These cost a GPU dozens of launches more, in this order:
 DEARER = ("sampled", "constrained")
-_CLIP = 0.15  # logarithm of a ratio: no single round or draft moves known costs by more, however late it was
-_FAR = 3.0  # times what rounds are off by in the mean, and _CLIP at least: so far off is a round that something else held up
-_GUESSED = log(TRUST)  # likewise for guessed costs
+_GUESSED = log(TRUST)  # logarithm of a ratio: no single round or draft moves guessed costs by more
 _ROW = 0.25  # share of a draft that each further row costs
 _STEEP = 4.0  # a guess that is off by one width is off by as much, up to this factor, at the widths beyond
 _FORMAT = 11
@@ -102,7 +101,7 @@ class Curve:
         )
 
     def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
-        """One round took `seconds`. A single one moves what is known by _CLIP at most, however late it was, unless `is_sure`; the first
+        """One round took `seconds`. A single one moves what is known by CLIP at most, however late it was, unless `is_sure`; the first
         rounds of a guessed width replace the guess, and the first plain round of a process what another one knew. A plain round counts the
         more, the longer none was timed. A machine that has become slower is so for all widths."""
         if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
@@ -166,7 +165,7 @@ def learned(off: float, count: float, *, is_sure: bool) -> float:
     if is_sure:
         return off
     if count >= TRUST:
-        return max(-_CLIP, min(_CLIP, off)) * max(FADE, 1.0 / (count + 1.0))
+        return max(-CLIP, min(CLIP, off)) * max(FADE, 1.0 / (count + 1.0))
     return max(-_GUESSED, off) if off < 0 else min(_GUESSED, off) / (count + 2.0)
 
 
@@ -204,14 +203,12 @@ _LIKELY = _lines(LIKELY)
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
     """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
-    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share of at most 1. share: of the
-    time of reading a prompt, what it adds if the drafter reads the prompt too."""
+    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share of at most 1."""
 
     call: float = 0.0
     step: float = 0.0
     queued: float = 0.0
     row: float = _ROW
-    share: float = 0.0
 
     def __post_init__(self) -> None:
         if not all(0 <= v <= _MOST for v in vars(self).values()) or self.row > 1:
@@ -250,8 +247,7 @@ class CostModel:
     request and drafter. lengths: by kind, tokens of an answer. bank: plain rounds that answers have gained. judged: by drafter, how many
     drafts were compared with the text and how many began right. pause: share of a plain round of several rows that any drafts are taken to
     cost beyond their tokens until rounds have told. ran: rows and widths of rounds that this process has run; cold: seconds that the first
-    round of a shape is taken to take more. is_in_doubt: whether the next rounds should be plain, because the machine may have another
-    speed.
+    round of a shape is taken to take more. doubt: which rounds count.
     """
 
     def __init__(
@@ -271,13 +267,8 @@ class CostModel:
         self.judged: dict[str, tuple[int, int]] = {}
         self.bank: float | None = None
         self.ran: set[tuple[int, int]] = set()
-        self.is_in_doubt = False
+        self.doubt = Doubt()
         self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
-        self._usual_off = _CLIP / _FAR  # logarithm of what rounds are off by in the mean
-        self._last_off = 0.0  # of the last round, if it was far off
-        # likewise of each kind's last round, and how many usual rounds had come before it
-        self._far: dict[tuple[object, ...], tuple[float, int]] = {}
-        self._num_usual = 0
 
     def apart(self) -> CostModel:
         """The same costs, and acceptance of its own: for rounds whose texts are nobody's."""
@@ -358,43 +349,35 @@ class CostModel:
         return curve.seconds(width) + sum(self._drafting(call, curve.plain) for call in calls)
 
     def took(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> float:
-        """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count.
-
-        Something else may hold up a round, or slow the machine for a while. So a round that is far off what was expected counts as expected
-        until another of its kind (rows, width, drafters) is as far off: the second, where a usual round came between, else the third. A
-        faster round with drafts counts at once, since nothing makes a round faster by accident. Two rounds in a row that are far off put
-        costs in doubt, and plain rounds are asked for. Where two of these are as far off, the machine has another speed, and all costs are
-        multiplied by as much."""
+        """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count: what was expected,
+        where something else may have held it up (doubt.py)."""
         if not curve.is_timed:
             curve.refine(width, seconds)
             return seconds
-        expected, kind = self.seconds(curve, width, calls), (curve.num_rows, width, *(c.name for c in calls))
-        is_plain, off = width == curve.num_rows and not calls, log(max(_LEAST, seconds) / expected)
-        far = max(_CLIP, _FAR * self._usual_off)
-        self._usual_off += FADE * (min(abs(off), far) - self._usual_off)
-        last, when = self._far.pop(kind, (0.0, 0))
-        both, before = (sorted((0.0, off, o))[1] for o in (last, self._last_off))  # what two have in common
-        beyond = curve.most(width) - curve.seconds(width) if off > 0 else 0.0
-        is_sure, is_far = False, max(-off, log(max(_LEAST, seconds) / (expected + beyond))) > far
-        self._last_off = off if is_far else 0.0
-        self._num_usual += not is_far
-        if is_far:
-            is_sure = abs(both) > far and (is_plain or when < self._num_usual)
-            if off < 0 and (not is_plain or curve.num_rounds < TRUST):
-                both, is_sure = off, is_sure or is_plain
-            self.is_in_doubt |= abs(before) > far and not is_sure and not is_plain
-            if not is_sure and (off > 0 or is_plain):
-                self._far[kind] = off, -1 if abs(both) > far else self._num_usual
-                return expected
-            seconds = expected * exp(both)
+        expected, is_plain = self.seconds(curve, width, calls), width == curve.num_rows and not calls
+        off, more = log(max(_LEAST, seconds) / expected), max(0.0, curve.most(width) - curve.seconds(width))
+        found = self.doubt.judge(
+            (curve.num_rows, width, *(c.name for c in calls)),
+            off,
+            log(max(_LEAST, seconds) / (expected + more)),
+            is_plain=is_plain,
+            is_new=curve.num_rounds < TRUST,
+        )
+        seconds = expected * exp(found.off)
+        if not found.teaches:
+            return seconds
         if calls:
-            self.drafted(curve, width, calls, seconds, is_sure=is_sure)
-        elif is_plain and is_sure:
-            self._scale(exp(both))
+            self.drafted(curve, width, calls, seconds, is_sure=found.is_sure)
+        elif is_plain and found.is_sure:
+            self._scale(exp(found.off))
         else:
-            curve.refine(width, seconds, is_sure=is_sure)
-        self.is_in_doubt &= not is_plain
+            curve.refine(width, seconds, is_sure=found.is_sure)
         return seconds
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the next rounds should be plain, because the machine may have another speed."""
+        return self.doubt.is_open
 
     def _scale(self, factor: float) -> None:
         """The machine has become so many times as slow."""
@@ -402,7 +385,7 @@ class CostModel:
             curve.plain, curve.pause = factor * curve.plain, factor * curve.pause
         for key, cost in self.drafts.items():
             self.drafts[key] = cost.times(factor)
-        self._far, self._last_off = {}, 0.0
+        self.doubt.settle()
 
     def drafted(
         self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float, *, is_sure: bool = False

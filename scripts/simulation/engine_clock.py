@@ -165,7 +165,7 @@ class SimulatedEngine(WatchedEngine):
         return made._replace(seconds=seconds, is_warm=not is_new)
 
     def seconds_of(self, answer: Answer, seconds: float) -> float:
-        read = self.machine.prefill * self.machine.drafts["mtp"].share * answer.num_read
+        read = self.machine.prefill * self.machine.head * answer.num_read
         return read + sum(r.seconds for r in answer.rounds)
 
 

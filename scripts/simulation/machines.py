@@ -18,18 +18,18 @@ from .requests import Machine
 def _mac(at_a_block: float) -> dict[str, DraftCost]:
     """Costs of drafters. at_a_block: plain steps that a forward of a block's width takes."""
     return {
-        "mtp": DraftCost(step=0.085, queued=0.01, share=1 / 65),
-        "draft-model": DraftCost(step=0.1, queued=0.01, share=0.05),
-        "eagle3": DraftCost(step=0.03, queued=0.01, share=1 / 65),
-        "dflash": DraftCost(call=0.15 * at_a_block, queued=0.01, share=5 / 65),
+        "mtp": DraftCost(step=0.085, queued=0.01),
+        "draft-model": DraftCost(step=0.1, queued=0.01),
+        "eagle3": DraftCost(step=0.03, queued=0.01),
+        "dflash": DraftCost(call=0.15 * at_a_block, queued=0.01),
     }
 
 
 _CPU = {
-    "mtp": DraftCost(call=0.2, step=0.28, queued=0.05, share=0.17),
-    "draft-model": DraftCost(call=0.2, step=0.4, queued=0.05, share=0.4),
-    "eagle3": DraftCost(call=0.2, step=0.28, queued=0.05, share=0.17),
-    "dflash": DraftCost(call=0.9, queued=0.1, share=0.5),
+    "mtp": DraftCost(call=0.2, step=0.28, queued=0.05),
+    "draft-model": DraftCost(call=0.2, step=0.4, queued=0.05),
+    "eagle3": DraftCost(call=0.2, step=0.28, queued=0.05),
+    "dflash": DraftCost(call=0.9, queued=0.1),
 }
 
 MACHINES = (
@@ -101,6 +101,7 @@ MACHINES = (
         drafts=_CPU,
         step_ms=1.3,
         prefill=0.05,
+        head=0.17,
         look=0.0,
         source="4.4M parameters in float32 with OpenBLAS, 2 x86-64 cores: whole rounds, of which plain ones run ahead",
     ),

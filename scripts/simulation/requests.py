@@ -35,6 +35,7 @@ class Machine:
     pause: float = 0.0
     step_ms: float = 30.0
     prefill: float = 0.13  # plain steps that a token of a prompt takes: a 27B model in 4 bits on an M3 Max
+    head: float = 1 / 65  # of that, what the head takes more
     lookup_ms: float = 0.01  # all lookups of a round
     choose_ms: float = 0.015  # the controller, a round
     judge_ms: float = 0.02  # the controller, a round in which a model drafted

@@ -48,12 +48,6 @@ def test_a_draft_is_guessed_from_bytes(size: str, layers: int | None, least: flo
     assert least < measure.likely_draft(head, model).seconds(1, 1) < most
 
 
-def test_the_share_of_a_prompt_that_a_head_adds_is_that_of_its_layers() -> None:
-    """The language-model head has no part in reading a prompt."""
-    assert measure.likely_draft(*reversed(published("qwen3.6-27b"))).share < 0.03
-    assert 0.03 < measure.likely_draft(*reversed(published("qwen3.5-0.8b"))).share < 0.1
-
-
 def test_where_the_host_is_what_takes_time_a_draft_is_guessed_from_layers(parts: tuple) -> None:
     model, head = parts[0], parts[1]["mtp"]
     assert measure.likely_draft(head, model).step >= 2 / (reads(model).layers + 1)

@@ -40,7 +40,7 @@ def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float
     made = Engine(target, drafters=drafters, spec=SpecConfig(drafters=NAMES, policy=policy))  # type: ignore[arg-type]
     costs = known_costs(
         widths,
-        {"mtp": DraftCost(step=step, share=0.9), "draft-model": DraftCost(step=2 * step, share=0.9)},
+        {"mtp": DraftCost(step=step), "draft-model": DraftCost(step=2 * step)},
     )
     # the machine at hand is not what is tested
     costs.took = lambda curve, width, calls, _: costs.seconds(curve, width, calls)  # type: ignore[method-assign]

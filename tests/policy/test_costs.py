@@ -308,7 +308,7 @@ def kept(costs: CostModel) -> CostModel:
 
 
 def test_costs_survive_their_file() -> None:
-    costs = CostModel({1: 1.0, 4: 2.0}, {"mtp": DraftCost(step=0.2, share=0.1)})
+    costs = CostModel({1: 1.0, 4: 2.0}, {"mtp": DraftCost(step=0.2)})
     for _ in range(40):
         costs.curve(0).refine(1, 0.01)
         costs.curve(0).refine(4, 0.03)
@@ -427,7 +427,7 @@ ROUNDS = 60
 
 @catches(
     "every round counts",
-    "mlxspec.policy.costs:_CLIP",
+    "mlxspec.policy.doubt:CLIP",
     lambda right: 1e9,
     case="2-20.0",
 )
@@ -451,7 +451,7 @@ def test_one_round_that_was_held_up_teaches_nothing_wrong(place: int, times: flo
 
 @catches(
     "rounds that are far off count alone",
-    "mlxspec.policy.costs:_CLIP",
+    "mlxspec.policy.doubt:CLIP",
     lambda right: 1e9,
     case="1000-6",
 )
