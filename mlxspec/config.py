@@ -77,7 +77,7 @@ class SamplingParams:
     most one, the answer is of that language. lark_at: a text with which `lark` begins: the grammar holds from each place on where that text
     begins a line, or is a special token, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends
     behind the first such text. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins
-    behind thinking that the prompt has opened.
+    behind thinking that the prompt has opened, and with thinks_first behind thinking that the answer begins with.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
     answer that loops outside it, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or ignore_eos says
@@ -143,6 +143,7 @@ class SamplingParams:
     # fmt: on
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     thinking_tags: tuple[str, str] = ("<think>", "</think>")
+    thinks_first: bool = False
     stop_outside: Sequence[tuple[str, str, str]] = ()
     lark_at: str = ""
     lark_once: bool = False
@@ -192,6 +193,8 @@ class SamplingParams:
         given = [name for name in ("json_schema", "regex", "lark") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"An answer can follow one grammar only, not {' and '.join(given)}.")
+        if not isinstance(self.thinks_first, bool):
+            raise ConfigError("thinks_first must be true or false.")
         if not isinstance(self.lark_at, str) or not isinstance(self.lark_once, bool):
             raise ConfigError("lark_at must be a text, and lark_once true or false.")
         if self.lark_once and not self.lark_at:

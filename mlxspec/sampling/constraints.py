@@ -32,14 +32,16 @@ _NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking 
 
 
 class _State(NamedTuple):
-    """words: where the forbidden words' automaton stands. grammar: the one in force, or what follows a text that may open one. seen: the
-    text before a call, where a tag opens it. num: tokens of the answer."""
+    """words: where the forbidden words' automaton stands. grammar: the one in force, or what follows a text that may open one; None while
+    the text begins the opening tag of thinking and no text of the grammar. seen: the text before a call, where a tag opens it. num: tokens
+    of the answer. lead: tokens of the opening tag of thinking that the answer has begun with, None behind them or where it may not."""
 
     thinking: ThinkingState
     words: int
     grammar: Grammar | None
     seen: BeforeCall | None
     num: int = 0
+    lead: int | None = None
 
 
 class Constraints:
@@ -56,16 +58,23 @@ class Constraints:
         ends: frozenset[int],
         least: int = 0,
         opening: Opening | None = None,
+        thinks_first: bool = False,
     ) -> None:
         """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come.
-        opening: of the calls that the grammar is of; None where it is the whole answer's."""
+        opening: of the calls that the grammar is of; None where it is the whole answer's. thinks_first: the answer may open thinking, and
+        a grammar of the whole answer begins behind it."""
         self._thinking, self._words, self._opening, self._call = thinking, words, opening, grammar
         self._ends, self._size, self._least = ends, vocabulary.size, least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
-        # what the model opens by itself, a grammar of the whole answer has forbidden already
+        lead = None
         if grammar and opening is None and start.phase == "waiting":
-            start = ThinkingState("done")
-        self._state = _State(start, START, None if opening else grammar, opening.start() if opening else None)
+            if thinks_first and thinking and thinking.opening and not thinking.is_closed(prompt):
+                lead, grammar = 0, grammar.copy()
+            else:  # the grammar forbids that the model opens it
+                start = ThinkingState("done")
+        self._state = _State(
+            start, START, None if opening else grammar, opening.start() if opening else None, lead=lead
+        )
         # an answer whose grammar has not begun is not complete
         ends = frozenset(token for token in ends if token < self._size)
         self._is_whole = grammar is not None and opening is None
@@ -117,7 +126,12 @@ class Constraints:
     def reaches(self, width: int) -> bool:
         """Whether anything may be forbidden at one of the next `width` places, whatever comes before it; a tag in that text aside."""
         state = self._state
-        if self._words is not None or state.grammar is not None or state.num < self._least:
+        if (
+            self._words is not None
+            or state.grammar is not None
+            or state.num < self._least
+            or state.lead is not None
+        ):
             return True
         return self._thinking is not None and self._thinking.reaches(state.thinking, width)
 
@@ -185,6 +199,8 @@ class Constraints:
 
     def _holds(self, state: _State) -> Grammar | None:
         """The grammar that the next token must follow."""
+        if state.lead is not None:
+            return None
         if state.seen is not None:
             return state.grammar if state.seen.is_open else None
         return state.grammar if state.thinking.phase == "done" else None
@@ -203,6 +219,9 @@ class Constraints:
         grammar = self._holds(state)
         if grammar is not None:
             return _both(mask, grammar.mask())
+        if state.lead is not None and self._thinking is not None:
+            tag = bitsets.only(self._thinking.opening[state.lead : state.lead + 1], self._size)
+            return _both(mask, tag if state.grammar is None else np.bitwise_or(tag, state.grammar.mask()))
         if state.seen is None or state.grammar is None or self._no_text is None:
             return mask
         # a token may complete the tag and say more
@@ -210,6 +229,8 @@ class Constraints:
 
     def _step(self, state: _State, token: int) -> _State | None:
         """The state behind one more token; None where the grammar does not allow it."""
+        if state.lead is not None and self._thinking is not None:
+            return self._led(self._thinking, state, state.lead, token)
         held = self._holds(state)
         if held is not None and not held.consume(token):
             return None
@@ -221,6 +242,20 @@ class Constraints:
             if seen.is_open:  # what its arguments spell opens no thinking
                 thinking = ThinkingState("done")
         return _State(thinking, words, grammar, seen, state.num + 1)
+
+    def _led(self, rules: Thinking, state: _State, lead: int, token: int) -> _State | None:
+        """The state behind a token of the opening tag of thinking, or of the grammar where that is what the answer begins with."""
+        is_tag = token == rules.opening[lead]
+        grammar = state.grammar if state.grammar is not None and state.grammar.consume(token) else None
+        if grammar is None and not is_tag:
+            return None
+        thinking, after = rules.step(state.thinking, token), lead + 1 if is_tag else None
+        if after == len(rules.opening):
+            grammar, after = None if self._call is None else self._call.copy(), None
+        elif after is None:
+            thinking = ThinkingState("done")
+        words = self._words.step(state.words, token) if self._words else START
+        return _State(thinking, words, grammar, None, state.num + 1, after)
 
     def _followed(
         self, opening: Opening, state: _State, seen: BeforeCall, thinking: ThinkingState, token: int
@@ -336,6 +371,7 @@ class ConstraintMaker:
             vocabulary=self.vocabulary,
             ends=ends_of(params, self.vocabulary.eos_ids),
             least=params.min_tokens,
+            thinks_first=params.thinks_first,
         )
 
     def loops_for(self, params: SamplingParams, prompt: Sequence[int]) -> Loops | None:

@@ -31,6 +31,8 @@ class Thinking:
         self._open, self._close = (tag.encode() for tag in tags)
         self.budget = budget
         self.closing = vocabulary.encode(tags[1])
+        opening = vocabulary.encode(tags[0])
+        self.opening = opening if b"".join(map(self._spelled, opening)) == self._open else []
         if b"".join(map(self._spelled, self.closing)) != self._close:
             raise ConfigError(f"This model's vocabulary cannot write the closing tag {tags[1]!r}.")
 
@@ -39,6 +41,10 @@ class Thinking:
         data = b"".join(map(self._spelled, prompt[-64:]))
         _, tag, after = data.rpartition(self._open)
         return self._opened(b"") if tag and not after.strip() else ThinkingState("waiting")
+
+    def is_closed(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends with the closing tag."""
+        return b"".join(map(self._spelled, prompt[-64:])).rstrip().endswith(self._close)
 
     def step(self, state: ThinkingState, token: int) -> ThinkingState:
         """The state after one more token."""

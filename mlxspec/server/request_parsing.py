@@ -98,6 +98,9 @@ def chat_job(
     extra: dict[str, Any] = {"logprobs": request.logprobs, "top_logprobs": request.top_logprobs}
     if form.thinking:
         extra["thinking_tags"] = form.thinking
+        extra["thinks_first"] = (
+            request.template.get("enable_thinking") is not False and request.goes_on is None
+        )
     if choice.of(tools):
         extra["stop_outside"] = form.call_spans
     asked: Asked = (request, tools, choice)

@@ -114,6 +114,7 @@ def test_every_field_has_a_flag() -> None:
         "lark_at",
         "lark_once",
         "stop_outside",
+        "thinks_first",
     }
     left_out |= {
         "logprobs",

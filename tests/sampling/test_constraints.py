@@ -360,6 +360,35 @@ def test_a_grammar_begins_behind_thinking() -> None:
     assert "".join(chr(32 + t) for t in c.forced()) == '{"name": "ab'
 
 
+@catches(
+    "a grammar forbids thinking",
+    "mlxspec.sampling.thinking:Thinking.is_closed",
+    lambda right: lambda self, prompt: True,
+)
+def test_a_grammar_may_begin_behind_thinking_that_the_answer_opens() -> None:
+    for text, allowed in (
+        ("", "<a"),
+        ("<", "t"),
+        ("<think>", None),
+        ("<think>so</think>", "a"),
+        ("<think>so</think>a", "b"),
+        ("a", "b"),
+    ):
+        found = make(regex="ab", thinks_first=True)
+        (mask,) = found.masks(())[:1]
+        for token in ids(text):
+            assert found.push(token), text
+        (mask,) = found.masks(())
+        assert mask is None or allowed is None or letters(mask) == allowed, text
+        along = make(regex="ab", thinks_first=True).masks(ids(text))[-1]
+        assert (along is None) == (mask is None)
+        assert along is None or np.array_equal(along, mask), text
+    assert not make(regex="ab", thinks_first=True).push(ids("b")[0])
+    assert letters(make(regex="<ta", thinks_first=True).masks(ids("<t"))[-1]) == "ah"
+    assert letters(make(prompt="<think></think>", regex="ab", thinks_first=True).masks(())[0]) == "a"
+    assert letters(make(regex="ab").masks(())[0]) == "a"
+
+
 def test_an_answer_does_not_end_before_its_grammar_has_begun() -> None:
     c = make("<think>", regex="a+", bad_words=("cc",))
     assert c.validate([*ids("bc"), EOS, *ids("b")]) == 2
