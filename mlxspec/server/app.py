@@ -34,6 +34,7 @@ from mlxspec.server.library import Library, check_is_own
 from mlxspec.server.messages_api import MessagesWriter, messages_request
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Known, Loaded, Models
+from mlxspec.server.noted import note
 from mlxspec.server.ollama_api import (
     OllamaChatWriter,
     OllamaGenerateWriter,
@@ -205,6 +206,7 @@ class Server:
     def _count_end(self, update: object, run: JobRun) -> None:
         if isinstance(update, End):
             self.metrics.answer(update.reason, update.stats)
+            note(update.stats.notices)
             if update.choice == 0 and run.first_token is not None:
                 self.metrics.first_token(run.first_token - run.started)
 
@@ -252,7 +254,9 @@ class Server:
         unknown = [f"{str(model)[:100]} is not served here; {loaded.name} answers."] if other else []
         notices = (*unknown, *asked.notices, *job.notices)
         job = replace(job, spec=spec, notices=notices, fingerprint=loaded.fingerprint)
-        return work.compiled(job, loaded.engine, self.config.limits)
+        job = work.compiled(job, loaded.engine, self.config.limits)
+        note(job.notices)
+        return job
 
     async def _prepare(self, asked: Asked, make: Callable[[], T]) -> T:
         """What `make` returns, made in a thread, for slow requests in one of their own: grammars may take long to compile, and images to

@@ -232,10 +232,12 @@ def unloads(body: Mapping[str, Any]) -> bool:
 
 
 def context_notice(body: Mapping[str, Any], max_context: int) -> tuple[str, ...]:
-    """What to say where a request asks for a longer context than there is."""
-    asked = (body.get("options") or {}).get("num_ctx") or 0
-    if asked <= max_context:
+    """Return the notice on a request for another context than there is."""
+    asked = (body.get("options") or {}).get("num_ctx") or max_context
+    if asked == max_context:
         return ()
+    if asked < max_context:
+        return (f"options.num_ctx is {asked} and was ignored: the context has {max_context} tokens",)
     return (f"options.num_ctx is {asked}, and this model's context ends at {max_context} tokens",)
 
 

@@ -80,7 +80,15 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 }
 # a grammar that a tag opens: asked for by name alone, as a tag may stand anywhere in such a case (`play`)
 OPENED = {"lark": 'start: ahead /[a-z]{2,9}/ ";"\nahead[suffix="F"]: /(?s:.*)/', "lark_at": "F"}
-GRAMMARS = ("regex", "counted", "schema")
+# a grammar behind thinking that the answer may open
+THOUGHT = {
+    "regex": "[(a-f]{3,20}(x|yz)*",
+    "thinks_first": True,
+    "thinking_budget": 3,
+    "thinking_tags": ("(", ")"),
+    "logit_bias": {8: 9.0},
+}
+GRAMMARS = ("regex", "counted", "schema", "thought")
 AXES: dict[str, Sequence[Any]] = {
     "family": families.NAMES,
     "form": tuple(tiny_models.FORMS),
@@ -208,7 +216,7 @@ def _ask(rng: np.random.Generator, only: dict[str, Sequence[Any]], *, is_first: 
     sampler, constraint = (_one(rng, only.get(n, AXES[n])) for n in ("sampler", "constraint"))
     most = int(rng.integers(1, 32))
     chosen: dict[str, Any] = {"max_tokens": most, "seed": int(rng.integers(1 << 30))}
-    chosen |= SAMPLERS[sampler] | {**CONSTRAINTS, "opened": OPENED}[constraint]
+    chosen |= SAMPLERS[sampler] | {**CONSTRAINTS, "opened": OPENED, "thought": THOUGHT}[constraint]
     chosen["min_tokens"] = min(most, chosen.get("min_tokens", 0))
     if constraint not in GRAMMARS and rng.random() < 0.5:
         chosen["ignore_eos"] = True

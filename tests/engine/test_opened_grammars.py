@@ -105,8 +105,10 @@ def test_the_text_is_that_of_an_engine_that_looks_at_every_token(drafted: str, o
 @pytest.mark.parametrize(
     "number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 60))]
 )
-def test_random_requests_have_the_same_text(number: int) -> None:
-    play(case(number, form=("float32",), constraint=("opened",)))
+@pytest.mark.parametrize("constraint", ["opened", "thought"])
+def test_random_requests_have_the_same_text(number: int, constraint: str) -> None:
+    """With a grammar that a tag opens, and with one that begins behind thinking which the answer may open."""
+    play(case(number, form=("float32",), constraint=(constraint,)))
 
 
 def test_rounds_that_wait_for_nothing_are_sampled_again_only_behind_a_tag(

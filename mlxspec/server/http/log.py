@@ -22,6 +22,7 @@ LINES_AT_ONCE = 500
 LINES_A_SECOND = 20
 MOST_WAITING = 500
 _LONGEST = 1000  # characters of a line
+_NOTE_SECONDS = 60.0
 
 
 class Allowance:
@@ -101,6 +102,7 @@ class Writing:
 
 _allowance = Allowance(LINES_AT_ONCE, LINES_A_SECOND)
 writing = Writing(MOST_WAITING)
+_noted: dict[str, float] = {}  # when each kind was last written
 
 
 def line(text: str) -> None:
@@ -109,6 +111,14 @@ def line(text: str) -> None:
         writing.put(partial(writing.line, f"{time.strftime('%H:%M:%S')} {escaped(text[:_LONGEST])}"))
     else:
         writing.leave_out()
+
+
+def note(kind: str) -> None:
+    """Write what happens to many requests, at most once a minute for each kind."""
+    now = time.monotonic()
+    if now - _noted.get(kind, -_NOTE_SECONDS) >= _NOTE_SECONDS:
+        _noted[kind] = now
+        line(f"{kind} (told at most once a minute; the answer's notices say more)")
 
 
 def request(scope: Mapping[str, Any], status: int, seconds: float, said: str = "") -> None:

@@ -72,6 +72,13 @@ class Guard:
             await send(message)
 
         try:
+            if (
+                "content-length" in headers and "transfer-encoding" in headers
+            ):  # a proxy may have read the other
+                more["connection"] = "close"
+                raise ApiError(
+                    "A request has Content-Length or Transfer-Encoding, and not both.", code="two_lengths"
+                )
             self._check_host(host)
             is_foreign = headers.get("sec-fetch-site") == "cross-site" and origin is None
             if is_foreign and not _is_page(scope["path"]):
