@@ -1,8 +1,8 @@
 """What the policy and a draft's choices cost the host, on a clock of this process's CPU time: microseconds that policy `auto` takes in a
 round, and how long it takes to build the choice of one drafted token, beside the building of a plain step.
 
-Of the policy: a real engine's `Drafting` over drafters that answer at once, without a model and without rounds; the calls are those of
-engine/round.py and engine/pipeline.py. What the chain and its drafters do in `ask_all` is left out, and so is telling drafters the text.
+Of the policy: a real engine's `Drafts` over drafters that answer at once, without a model and without rounds; the calls are those of
+engine/round.py and engine/pipeline.py. What drafters do when they are asked is left out, and so is telling them the text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import mlx.core as mx
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
-from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.model_based import DraftStep, ModelDrafter
+from mlxspec.drafters.policy import RoundPlan
 from mlxspec.models.base import Output
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel, DraftCost
-from mlxspec.policy.drafting import Drafting
+from mlxspec.policy.policies import Policies
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -85,41 +86,44 @@ def microseconds(kind: str, num_rounds: int) -> float:
     text = [rng.randrange(VOCAB - 1) for _ in range(10 * (num_rounds + WARM_UP))]
     for i in range(300, len(text) - 8, 40):  # something that has stood before, now and then
         text[i : i + 3] = text[i - 200 : i - 197]
-    chain = Chain([ngram_lookup("ngram-simple", 3, 16), _Head(text, is_right=not is_plain)])
+    drafts = Drafts([ngram_lookup("ngram-simple", 3, 16), _Head(text, is_right=not is_plain)], VOCAB)
     apart = [0.0]
-    for name in ("ask_all", "tell", "may_look_up"):
-        setattr(chain, name, _apart(getattr(chain, name), apart))
-    drafting = Drafting(chain)
+    for name in ("_ask", "tell", "may_look_up"):
+        setattr(drafts, name, _apart(getattr(drafts, name), apart))
+    policies = Policies()
     costs = CostModel()
     costs.know(WIDTHS, {"mtp": DraftCost(step=0.0008)})
-    drafting.follow(Controller(costs))
+    policies.follow(Controller(costs))
     history = text[:64]
     sampler = RowSampler(SamplingParams(), history, VOCAB)
-    drafting.begin(0, SpecConfig(drafters=("ngram-simple", "mtp"), policy="auto"), sampler)
-    drafting.observe(0, history, None)
-    drafting.prime(0)
-    rooms, histories = {0: 1 << 20}, {0: history}
+    spec = SpecConfig(drafters=("ngram-simple", "mtp"), policy="auto")
+    drafts.begin(0, history, spec, sampler, policies.of(0, spec))
+    drafts.hear(0, history, None)
+    drafts.prime(0)
+    rooms = {0: 1 << 20}
     spent, ahead, counts = 0.0, False, dict.fromkeys(KINDS, 0)
     for turn in range(num_rounds + WARM_UP):
-        started, before, won = time.thread_time(), apart[0], {}
+        started, before, plan = time.thread_time(), apart[0], RoundPlan()
         if not ahead:
-            won = drafting.propose(drafting.plan(rooms, histories, VOCAB))
-        follows = not won and drafting.plain((0,), lambda: drafting.plan(rooms, histories, VOCAB))
+            plan = drafts.propose(rooms) or plan
+            drafts.take_up(plan)
+        draft = plan.draft(0)
+        follows = not draft.width and drafts.rests(rooms)
         spent += time.thread_time() - started - (apart[0] - before)
-        drafted = list(won[0].draft.tokens) if won else []
+        drafted = list(draft.tokens[: draft.width])
         start = len(history)
         accepted = next((i for i, t in enumerate(drafted) if t != text[start + i]), len(drafted))
         tokens = text[start : start + accepted + 1]
         history.extend(tokens)
-        took = costs.curve(0).seconds(1 + len(drafted)) * (0.97 + 0.06 * rng.random()) + 0.003 * bool(won)
+        took = costs.curve(0).seconds(1 + len(drafted)) * (0.97 + 0.06 * rng.random()) + 0.003 * bool(drafted)
         started, before = time.thread_time(), apart[0]
-        drafting.observe(0, tokens, None)
-        drafting.took((0,), 1 + len(drafted), took, ahead=ahead, is_warm=True)
+        drafts.hear(0, tokens, None)
+        drafts.learn(plan, (0,), 1 + len(drafted), took, ahead=ahead, is_warm=True)
         spent += time.thread_time() - started - (apart[0] - before)
         ahead = follows
         if turn == WARM_UP:
             spent = 0.0
-        counts["drafted" if won else "plain"] += turn > WARM_UP
+        counts["drafted" if drafted else "plain"] += turn > WARM_UP
     if counts[kind] < 0.9 * num_rounds:
         raise RuntimeError(f"these rounds were not {kind}: {counts}")
     return 1e6 * spent / num_rounds

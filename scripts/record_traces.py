@@ -12,7 +12,7 @@ said to them; what these say is put beside it. Says nothing about time.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +26,13 @@ from simulation.traces import Answer, Said, Workload, distinct_share, matched, r
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.demo import WORKLOADS
-from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain import Proposal
+from mlxspec.drafters.base import Ask, Draft, Unread
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.plan import RoundPlan
+from mlxspec.drafters.policy import RoundPlan
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.errors import ConfigError
-from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.sampler import BatchSampler
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,23 +60,24 @@ class Recorder:
     """Stands in for what policies propose: asks everybody and lets nobody draft. said: by row, a list a place of what each drafter
     says."""
 
-    def __init__(self, drafting: Drafting) -> None:
+    def __init__(self, drafts: Drafts) -> None:
         self.said: dict[int, list[dict[str, Words]]] = {}
-        self._chain = drafting.chain
-        drafting.propose = self._propose  # type: ignore[method-assign]
-        drafting.propose_behind = lambda *_: None  # type: ignore[method-assign]  # no round runs ahead of its text
+        self._drafts = drafts
+        drafts.propose = self._propose  # type: ignore[method-assign]
 
-    def _propose(self, plan: RoundPlan) -> dict[int, Proposal]:
-        for state in plan.rows:
-            sampler = BatchSampler([state.sampler], plan.vocab_size)
+    def _propose(self, rooms: Mapping[int, int], unread: Unread | None = None) -> RoundPlan | None:
+        if unread is not None:
+            return None  # no round runs ahead of its text
+        for row in map(self._drafts.row, rooms):
+            sampler = BatchSampler([row.sampler], self._drafts.vocab_size)
             place: dict[str, Words] = {}
-            for drafter in self._chain.drafters_of(state):
+            for drafter, _ in row.limits:
                 depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
                 depth = min(depth, drafter.max_draft or depth)
-                draft = drafter.propose([plan.ask(state, depth)], sampler)[0]
+                draft = drafter.propose([Ask(row.number, row.history, depth, row.sampler)], sampler)[0]
                 place[drafter.name] = _read(draft)
-            self.said.setdefault(state.row, []).append(place)
-        return {}
+            self.said.setdefault(row.number, []).append(place)
+        return RoundPlan()
 
 
 def _before_loops(text: list[int]) -> list[int]:
@@ -156,7 +156,7 @@ def main() -> None:
     known = read_traces(options.out) if options.add else {}
     spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH, policy="fixed")
     engine = load(options.model, draft=options.drafters, draft_model=options.draft_model, spec=spec)
-    recorder = Recorder(engine.drafting)
+    recorder = Recorder(engine.drafts)
     recorded = []
     with device.private_kernels():
         for workload in read_workloads(engine, WORKLOADS, options.workloads):

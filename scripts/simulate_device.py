@@ -361,13 +361,13 @@ def record(
         )
         mx.disable_compile()
         engine = shape.engine(drafts, kv_bits)
-        costs = {name: DraftCost(step=0.02) for name in engine.chain.drafters}
+        costs = {name: DraftCost(step=0.02) for name in engine.drafts.drafters}
         known = CostModel()
         known.know(CURVE, costs)
         engine.follow(known)
-        if engine.drafting.auto is not None:
-            engine.drafting.auto.runs_ahead = True  # as on a GPU
-        spec = SpecConfig(drafters=tuple(engine.chain.drafters), policy=policy, n_max=depth)  # type: ignore[arg-type]
+        if engine.policies.auto is not None:
+            engine.policies.auto.runs_ahead = True  # as on a GPU
+        spec = SpecConfig(drafters=tuple(engine.drafts.drafters), policy=policy, n_max=depth)  # type: ignore[arg-type]
         params = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1, **SAMPLING[sampling])
         for _ in range(rows):
             engine.submit(list(range(1, PROMPT + 1)), params, spec=spec)
@@ -410,7 +410,7 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
     real_read = pipeline.read
     put(pipeline, "read", read)
     reading(engine.model, "forward", shape.target)
-    for drafter in engine.chain.drafters.values():
+    for drafter in engine.drafts.drafters.values():
         if isinstance(drafter, Mtp):
             reading(drafter.model, "forward", shape.mtp)
         if isinstance(drafter, DFlashDrafter):

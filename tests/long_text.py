@@ -26,9 +26,9 @@ import numpy as np
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Drafter
-from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.drafters.policy import RoundPlan
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix.tree import TARGET, KeyedText
@@ -185,10 +185,11 @@ def _by_drafts(count: Callable[[], int], steps: int) -> dict[Drafts, int]:
     forward, drafts = rounds._forward, []
 
     def noted(
-        requests: object, proposals: Sequence[Proposal], *arguments: object, **options: object
+        requests: Sequence[Request], plan: RoundPlan, *arguments: object, **options: object
     ) -> rounds.Round:
-        drafts.extend((p.drafter, p.draft.length) for p in proposals)
-        return forward(requests, proposals, *arguments, **options)  # type: ignore[arg-type]
+        given = [plan.draft(request.number) for request in requests]
+        drafts.extend((draft.drafter if draft.width else None, draft.width) for draft in given)
+        return forward(requests, plan, *arguments, **options)  # type: ignore[arg-type]
 
     with mock.patch.object(rounds, "_forward", noted):
         for _ in range(steps):

@@ -190,9 +190,9 @@ def test_helpers_of_tests_are_not_called_as_scripts_are() -> None:
     assert [name for name, number in names.items() if number > 1] == []
 
 
-def test_the_chain_of_drafters_knows_no_policy() -> None:
-    """It asks drafters; who is asked and when is decided above it."""
-    assert "auto" not in (PACKAGE / "drafters" / "chain.py").read_text(encoding="utf-8")
+def test_drafters_know_no_policy() -> None:
+    """They are asked; who is asked and when is decided above them."""
+    assert "auto" not in (PACKAGE / "drafters" / "drafts.py").read_text(encoding="utf-8")
     assert all(
         not name.startswith("mlxspec.policy") for p in PACKAGE.glob("drafters/*.py") for name in imports(p)
     )

@@ -24,7 +24,7 @@ def contestants(engine: Engine) -> list[Contestant]:
     """Every drafter of the engine alone, models at several depths, at some of them over the whole vocabulary too where they propose over a
     part; then all that `engine.spec` names, always and by the controller."""
     found = []
-    for name, drafter in engine.chain.drafters.items():
+    for name, drafter in engine.drafts.drafters.items():
         alone = replace(engine.spec, drafters=(name,), policy="fixed", n_min=0)
         if isinstance(drafter, ModelDrafter):
             deep = {d: replace(alone, n_max=d) for d in DEPTHS}
@@ -62,7 +62,7 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
     found = []
     for whole in (s for s in scores if s.whole):
         part = next(s for s in scores if (s.name, s.depth, s.whole) == (whole.name, whole.depth, False))
-        drafter = engine.chain.drafters.get(whole.name)
+        drafter = engine.drafts.drafters.get(whole.name)
         if not isinstance(drafter, ModelDrafter) or drafter.reduced is None or whole.depth is None:
             continue
         with proposing(engine, True):
@@ -98,7 +98,7 @@ def with_lookups(engine: Engine, wanted: bool) -> Engine:
     """The engine with every n-gram drafter besides those it has, where `wanted`; its own default stays."""
     if not wanted:
         return engine
-    has = engine.chain.drafters
+    has = engine.drafts.drafters
     spec = engine.spec
     more = [
         ngram_lookup(n, spec.ngram_n, spec.ngram_m, spec.ngram_min_hits) for n in _LOOKUPS if n not in has

@@ -182,7 +182,7 @@ def compare(
 @contextmanager
 def proposing(engine: Engine, whole: bool) -> Iterator[None]:
     """Within it, models propose over the whole vocabulary, or over the part that they were loaded for."""
-    models = [d for d in engine.chain.drafters.values() if isinstance(d, ModelDrafter)]
+    models = [d for d in engine.drafts.drafters.values() if isinstance(d, ModelDrafter)]
     before = [d.uses_whole_head for d in models]
     for drafter in models:
         drafter.uses_whole_head = whole

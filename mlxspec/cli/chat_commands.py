@@ -328,7 +328,7 @@ _ROWS: tuple[
         "[LIST]",
         "show or choose who drafts: off, auto, or names separated by commas",
         _draft,
-        lambda s: ("off", "auto", *(n for n in DRAFTER_NAMES if n in s.talk.engine.chain.drafters)),
+        lambda s: ("off", "auto", *(n for n in DRAFTER_NAMES if n in s.talk.engine.drafts.drafters)),
     ),
     ("stats", "", "all figures of the answers so far", _stats, _named()),
     ("save", "FILE", "keep the conversation in a file", _save, _named("path")),

@@ -146,7 +146,7 @@ class Conversation:
 
     def draft_with(self, names: str) -> None:
         """Change who drafts: "off", "auto" (all that were loaded for it), or names. Raises ConfigError."""
-        there = tuple(self.engine.chain.drafters)
+        there = tuple(self.engine.drafts.drafters)
         if names == "off":
             chosen: tuple[str, ...] = ()
         elif names == "auto":

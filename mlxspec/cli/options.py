@@ -401,6 +401,6 @@ def load_engine(
         )
     for notice in notices:
         note(notice)
-    if args.trace and engine.drafting.auto is not None:
-        engine.drafting.auto.log = trace
+    if args.trace and engine.policies.auto is not None:
+        engine.policies.auto.log = trace
     return engine

@@ -43,7 +43,7 @@ def finished(request: Request) -> Finished:
 
 def kept_bits(engine: Engine) -> str:
     """` · keys and values in 8 bits, drafters' in 4`; empty where they are as computed."""
-    drafted = {b for d in engine.chain.drafters.values() if (b := getattr(d, "kv_bits", 16)) != 16}
+    drafted = {b for d in engine.drafts.drafters.values() if (b := getattr(d, "kv_bits", 16)) != 16}
     own = engine.config.kv_bits
     said = [f"keys and values in {own} bits"] if own != 16 else []
     said += [

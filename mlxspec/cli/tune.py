@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     with Waiting("measuring what rounds cost here", is_long=True):
         path = rehearsal.measure(engine)
-    costs = engine.drafting.costs
+    costs = engine.policies.costs
     with Waiting("measuring every drafter", unit="answers", is_long=True) as wait:
         plain, scores = compare(
             engine,

@@ -25,6 +25,7 @@ from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.errors import ConfigError
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.option import shown
+from mlxspec.platform.host import numbers
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -95,7 +96,8 @@ class Draft(NamedTuple):
     run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that place (a list
     where the tokens are one); None where the drafter has no distribution.
     ended: why the drafter has closed the row and will draft no more for it. backing: of a lookup, how many tokens before the ones it looked
-    up it would have said right from the same place; None where it does not know.
+    up it would have said right from the same place; None where it does not know. The engine says the rest. drafter: whose it is; width: how
+    many of its tokens are verified.
     """
 
     length: int
@@ -103,11 +105,33 @@ class Draft(NamedTuple):
     confidences: mx.array | list[float] | None = None
     ended: str | None = None
     backing: int | None = None
+    drafter: str = ""
+    width: int = 0
 
     @classmethod
     def of(cls, tokens: Sequence[int], confidences: Sequence[float] | None = None) -> Draft:
         """A draft of host tokens, possibly none."""
         return cls(len(tokens), list(tokens), None if confidences is None else list(confidences))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its tokens are on the host."""
+        return isinstance(self.tokens, list)
+
+    @property
+    def unread(self) -> tuple[mx.array, ...]:
+        """What of it has to be read with the round that verifies it: tokens and confidences that somebody learns from."""
+        return (mx.array(self.tokens), self.confidences) if isinstance(self.confidences, mx.array) else ()
+
+    def read(self) -> Draft:
+        """The same on the host. It has been evaluated."""
+        if isinstance(self.tokens, list):
+            return self
+        sure = self.confidences
+        return self._replace(
+            tokens=numbers(self.tokens).tolist(),
+            confidences=numbers(sure).tolist() if isinstance(sure, mx.array) else sure,
+        )
 
     def cut(self, length: int) -> Draft:
         """Its first `length` tokens; their confidences have been used."""

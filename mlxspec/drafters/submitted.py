@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.row import DraftRow
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.acceptance import num_verified
 from mlxspec.sampling.row import RowSampler
 
 
-def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
+def submitted(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft]:
     """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
     pairs = list(zip(drafts, states, strict=True))
     doubted = [d.length > 0 and d.confidences is not None and s.has_limits for d, s in pairs]
@@ -28,7 +28,7 @@ def submitted(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft
     ]
 
 
-def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> list[Draft]:
+def submitted_on_host(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft]:
     """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
     lazy = [(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)]
     if lazy:
@@ -45,7 +45,7 @@ def submitted_on_host(drafts: Sequence[Draft], states: Sequence[ChainRow]) -> li
     return out
 
 
-def _submit(draft: Draft, state: ChainRow, doubted: bool) -> Draft:
+def _submit(draft: Draft, state: DraftRow, doubted: bool) -> Draft:
     if not draft.length:
         return draft
     length = num_verified(

@@ -28,7 +28,7 @@ from zlib import crc32
 from mlxspec.cache.quantized import check_kv_bits
 from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
-from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.engine.api import EngineApi, Prompt, Result
 from mlxspec.engine.drafter_health import DrafterHealth
@@ -62,7 +62,7 @@ from mlxspec.platform import device
 from mlxspec.platform.macos import Awake
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel
-from mlxspec.policy.drafting import Drafting
+from mlxspec.policy.policies import Policies
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.sampling.grammar import LateClock
 
@@ -73,12 +73,12 @@ _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the dis
 class Engine(EngineApi):
     """A loaded model with its drafters.
 
-    Attributes: model, tokenizer (None: token ids only), chain (the drafters), drafting (what decides on them), config, spec (default for
-    requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix store), vision (None:
-    text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which `suffix` drafts from),
-    text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run its model together,
-    None: this one alone), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how texts become vectors,
-    see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
+    Attributes: model, tokenizer (None: token ids only), drafts (the drafters and their rows), policies (which choose between them), config,
+    spec (default for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix
+    store), vision (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which
+    `suffix` drafts from), text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run
+    its model together, None: this one alone), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how
+    texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
     """
 
     @by_name
@@ -122,13 +122,13 @@ class Engine(EngineApi):
         most_texts = min(self.config.past_texts, room)
         self.texts = TextIndex(most_texts)
         self.text_files = keep_texts(self.texts, self.config.past_texts_disk, tokenizer, self._file_thread)
-        self.chain = Chain(drafters, model.hidden_size, self.texts)
-        _check_layers(self.chain, model)
-        self.drafting = Drafting(self.chain)
+        self.drafts = Drafts(drafters, model.vocab_size, model.hidden_size, self.texts)
+        _check_layers(self.drafts, model)
+        self.policies = Policies()
         self.health: DrafterHealth | None = None
         self.pooling: Pooling | str = NO_POOLING
         self.refused_adapters: Mapping[str, str] = {}
-        spec = spec if spec is not None else SpecConfig(drafters=tuple(self.chain.drafters))
+        spec = spec if spec is not None else SpecConfig(drafters=tuple(self.drafts.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()
         self.vision, self.no_images = vision, no_images
@@ -137,7 +137,7 @@ class Engine(EngineApi):
             tokenizer,
             model.vocab_size,
             self.max_context,
-            self.chain.drafters,
+            self.drafts.drafters,
             self.spec,
             vision=vision,
             features=self.features,
@@ -147,7 +147,7 @@ class Engine(EngineApi):
         # after unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
         self._pipeline = Pipeline(
-            self.drafting, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
+            self.drafts, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
         self._places = RequestPlaces(self.config.max_waiting)
         self._queue, self._prefills, self._rows = (
@@ -157,14 +157,16 @@ class Engine(EngineApi):
         )
         self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
         self._resting: frozenset[int] = frozenset()  # likewise, as this step goes by
-        verify = max(self.chain.longest_draft(self.spec) + 1, 16)
+        verify = max(self.drafts.longest_draft(self.spec) + 1, 16)
         held = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
         held += self.texts.budget if "suffix" in self.spec.drafters else 0
         tower = None if vision is None else vision.tower
-        self.memory = EngineMemory(model, self.chain.drafters.values(), self.config, verify, held, tower)
+        self.memory = EngineMemory(model, self.drafts.drafters.values(), self.config, verify, held, tower)
         disk = None
         if self.config.prefix_disk:
-            disk = open_disk(model, self.chain.drafters.values(), self.config, name, self._file_thread, tower)
+            disk = open_disk(
+                model, self.drafts.drafters.values(), self.config, name, self._file_thread, tower
+            )
         if ranks is not None:
             self._decide_as(ranks)
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
@@ -260,10 +262,10 @@ class Engine(EngineApi):
         self.dismiss()
         for request in self._places.requests:
             self.cancel(request.number)
-        self._model, self.chain, self._rows.cache = None, Chain(()), None
+        self._model, self.drafts, self._rows.cache = None, Drafts(), None
         self.factory.features = self.features = None
-        self.drafting = Drafting(self.chain)
-        self._pipeline = Pipeline(self.drafting, self.stats, widest=None, overlaps=False)
+        self.policies = Policies()
+        self._pipeline = Pipeline(self.drafts, self.stats, widest=None, overlaps=False)
         self.write_out(CLOSE_SECONDS)
         self.texts = TextIndex(0)
         self.memory.close()
@@ -303,7 +305,7 @@ class Engine(EngineApi):
 
     def follow(self, costs: CostModel) -> None:
         """Requests with policy auto decide by these costs from now on. Without it they begin with guesses, which answers replace."""
-        self.drafting.follow(Controller(costs))
+        self.policies.follow(Controller(costs))
         if self.health is not None:
             self.health.counts = costs.judged
 
@@ -392,10 +394,10 @@ class Engine(EngineApi):
                     f"A model that is divided among ranks keeps no files of earlier texts; leave {name} out."
                 )
         self.factory.constraints.clock = LateClock()
-        self.chain.may_fail = False
+        self.drafts.may_fail = False
         self.memory.agree(ranks.least(self.memory.left))
-        if self.chain.drafters:
-            self.follow(guessed_costs(self.model, self.chain.drafters))
+        if self.drafts.drafters:
+            self.follow(guessed_costs(self.model, self.drafts.drafters))
         ranks.has_engine, ranks.has_ended = True, False
 
     def _checksum(self) -> int:
@@ -444,12 +446,13 @@ class Engine(EngineApi):
         self.prefix.limit(self.memory.for_store)
         try:
             if request.spec.drafters:
-                begun = self.drafting.begin(
-                    request.number, request.spec, request.sampler, request.seen, len(request.prompt)
+                policy = self.policies.of(request.number, request.spec)
+                begun = self.drafts.begin(
+                    request.number, request.history, request.spec, request.sampler, policy, request.seen
                 )
                 request.stats.notices = begun.notices
             self._prefills.add(
-                Prefill(request, self.model, self.drafting, self.prefix, kv_bits=self.config.kv_bits)
+                Prefill(request, self.model, self.drafts, self.prefix, kv_bits=self.config.kv_bits)
             )
         except Exception as error:
             self._fail([request], error)
@@ -506,9 +509,9 @@ class Engine(EngineApi):
         if times is not None:
             times.count(rows, self.stats.plain)
             if self.ranks is None:
-                times.teach(self.drafting)
+                times.teach(self.drafts)
             else:
-                self.ranks.learn(times, self.drafting)
+                self.ranks.learn(times, self.drafts)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
         """End requests because of `error`. Raises RankError where other ranks may not have met it."""
@@ -565,7 +568,7 @@ class Engine(EngineApi):
     @property
     def probed_widths(self) -> range:
         """Widths that rounds may have, up to a limit; rows count as tokens."""
-        widest = max(self.chain.longest_draft(self.spec) + 1, self.config.max_rows)
+        widest = max(self.drafts.longest_draft(self.spec) + 1, self.config.max_rows)
         return range(2, min(PROBE_AT_MOST, widest) + 1)
 
     @property
@@ -605,7 +608,7 @@ class Engine(EngineApi):
     @property
     def nbytes(self) -> int:
         """Bytes of all rows' state: the target's and the drafters'."""
-        drafters = sum(d.nbytes for d in self.chain.drafters.values())
+        drafters = sum(d.nbytes for d in self.drafts.drafters.values())
         return self._prefills.nbytes + self._rows.nbytes + drafters
 
     @property
@@ -629,8 +632,8 @@ class Engine(EngineApi):
                 "Logits processors and samplers cannot be given to a model that is divided among ranks."
             )
         self.memory.check(request)
-        if request.spec.policy == "auto" and request.spec.drafters and self.drafting.auto is None:
-            self.follow(guessed_costs(self.model, self.chain.drafters))
+        if request.spec.policy == "auto" and request.spec.drafters and self.policies.auto is None:
+            self.follow(guessed_costs(self.model, self.drafts.drafters))
         return request
 
     def _retire(self) -> None:
@@ -659,18 +662,18 @@ class Engine(EngineApi):
             tokens = request.tokens_in_cache(cache.lengths[row])
             if request.error is None and tokens is not None and request.tail is not None:
                 hidden, place = request.tail
-                self.prefix.keep(request, tokens, cache, row, self.drafting, hidden[place : place + 1])
+                self.prefix.keep(request, tokens, cache, row, self.drafts, hidden[place : place + 1])
 
     def _leave(self, request: Request) -> None:
         """The one place where a request's last event comes from."""
-        request.count_asked(self.drafting.chain.asked(request.number))
+        request.count_asked(self.drafts.asked(request.number))
         if self.health is not None:
             said = self.health.heard(request.stats)
             request.stats.notices += said
             self.notices += tuple(said)
         request.stats.notices += self.stores_off
         request.stats.exact_width = None if request.params.adapters else self.exact_width
-        self.drafting.close(request.number)
+        self.drafts.close(request.number)
         self.memory.release(request)
         self.prefix.limit(self.memory.for_store)
         reason = request.finish_reason or "error"
@@ -679,9 +682,9 @@ class Engine(EngineApi):
         self._tell([FinishEvent(request=request.number, reason=reason, error=request.error)])
 
 
-def _check_layers(chain: Chain, model: Model) -> None:
+def _check_layers(drafts: Drafts, model: Model) -> None:
     """Raises ConfigError for a drafter that needs layers which the model does not have."""
-    for name, drafter in chain.drafters.items():
+    for name, drafter in drafts.drafters.items():
         beyond = [i for i in drafter.needs.layers if i >= model.num_layers]
         if beyond:
             raise ConfigError(

@@ -221,7 +221,7 @@ def load(
         ranks=ranks,
     )
     loaded.notices += unraced_notice(loaded)
-    loaded.health = DrafterHealth(models_of(loaded.chain.drafters))
+    loaded.health = DrafterHealth(models_of(loaded.drafts.drafters))
     if (folder.path / "modules.json").is_file():
         loaded.pooling = pooling_of(folder.path)
     if isinstance(loaded.pooling, Pooling):
@@ -276,7 +276,7 @@ def _without_useless_head(
 
 def _costs(engine: Engine) -> CostModel:
     """Costs of rounds, as an earlier process has left them, among ranks on rank 0, or as guessed; what rounds teach is kept."""
-    drafters, ranks, file = engine.chain.drafters, engine.ranks, None
+    drafters, ranks, file = engine.drafts.drafters, engine.ranks, None
     size = 1 if ranks is None else ranks.group.size()
     if ranks is None or ranks.leads:
         file = CostFile.of(engine.model, drafters, engine.config, engine.name, size)

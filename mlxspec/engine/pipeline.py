@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.drafts import Drafts
+from mlxspec.drafters.policy import RoundPlan
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import Round, launch, launch_behind, read
 from mlxspec.engine.stats import EngineStats, PlainRounds
 from mlxspec.events import Event
 from mlxspec.models.base import Model
-from mlxspec.policy.drafting import Drafting
 
 # A device that begins on a round while the one before still runs cannot write keys and values in place, as that one reads them, and copies
 # all of them. Then a round is built ahead and begun on when the one before is through. That costs the time in which MLX hands it over, a
@@ -33,10 +34,11 @@ _NO_COPIES = 20 * (50 << 20)
 class TimedRound:
     """The time that a round took, as policies learn it.
 
-    numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not. ahead: it was
-    launched before its turn. is_warm: nothing was compiled in it.
+    plan: who drafted; numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not.
+    ahead: it was launched before its turn. is_warm: nothing was compiled in it.
     """
 
+    plan: RoundPlan
     numbers: tuple[int, ...]
     num_tokens: int
     seconds: float
@@ -52,9 +54,11 @@ class TimedRound:
         elif self.ahead and self.num_tokens == len(self.numbers) == len(own) == 1:
             plain.add(len(own[0].history), self.seconds)
 
-    def teach(self, drafting: Drafting) -> None:
+    def teach(self, drafts: Drafts) -> None:
         """Tell the policies."""
-        drafting.took(self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm)
+        drafts.learn(
+            self.plan, self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm
+        )
 
 
 class ReadRound(NamedTuple):
@@ -69,7 +73,7 @@ class Pipeline:
 
     def __init__(
         self,
-        drafting: Drafting,
+        drafts: Drafts,
         stats: EngineStats,
         *,
         widest: int | None,
@@ -80,7 +84,7 @@ class Pipeline:
         weights that a round reads."""
         self.next: Round | None = None
         self._copies = num_bytes < _NO_COPIES
-        self._drafting, self._stats, self._widest, self._overlaps = drafting, stats, widest, overlaps
+        self._drafts, self._stats, self._widest, self._overlaps = drafts, stats, widest, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
         self._is_shared = False  # the device has read prompts while `next` was on its way
 
@@ -93,26 +97,27 @@ class Pipeline:
         self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
     ) -> ReadRound:
         """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
-        stats, drafting, ahead = self._stats, self._drafting, self.next is not None
+        stats, drafts, ahead = self._stats, self._drafts, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
-        current = self.next or launch(rows, model, cache, drafting, stats, widest=self._widest)
+        current = self.next or launch(rows, model, cache, drafts, stats, widest=self._widest)
         self.next, holds = None, False
-        drafting.take_up([r.number for r in current.requests], current.proposals)
+        drafts.take_up(current.plan)
         is_shared, self._is_shared = self._is_shared, False
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
             holds = self._copies and cache.buffer_bytes > _COPIED_AT_MOST
             self.next = launch_behind(
-                current, rows, model, cache, drafting, stats, drafts=self._overlaps, holds=holds
+                current, rows, model, cache, drafts, stats, may_draft=self._overlaps, holds=holds
             )
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        events, has_changed = read(current, cache, drafting, stats, behind=self.next, holds=holds)
+        events, has_changed = read(current, cache, drafts, stats, behind=self.next, holds=holds)
         if has_changed:
             self.drop(cache)
         seconds = time.perf_counter() - started - self._launching
         if is_shared:
             return ReadRound(events, None)
         times = TimedRound(
+            plan=current.plan,
             numbers=tuple(r.number for r in current.requests),
             num_tokens=current.rows.num_tokens,
             seconds=seconds,

@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.drafters.chain import Proposal
+from mlxspec.drafters.base import NO_DRAFT
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.engine.prefix.disk import SLICE
 from mlxspec.engine.prefix.rows import Prefix, covers
 from mlxspec.engine.prefix.tree import TARGET, Hit
@@ -27,7 +28,6 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Model
 from mlxspec.models.image_rows import RowPiece, image_input
 from mlxspec.platform import device, watchdog
-from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.logprobs import logprobs
 
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
@@ -48,14 +48,14 @@ class Prefill:
         self,
         request: Request,
         model: Model,
-        drafting: Drafting,
+        drafts: Drafts,
         prefix: Prefix,
         *,
         kv_bits: int = PLAIN,
     ) -> None:
         """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
-        self._model, self._drafting, self._prefix = model, drafting, prefix
+        self._model, self._drafts, self._prefix = model, drafts, prefix
         stops = prefix.stops(request.marks, len(request.prompt))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
         self.cache = model.make_cache(1, kv_bits=kv_bits)
@@ -65,23 +65,23 @@ class Prefill:
         self._logits: mx.array | None = None
         self._layers: tuple[int, ...] = ()
         self.carry = mx.zeros((1, model.hidden_size))
-        self._fetch = prefix.fetch(request, drafting)
+        self._fetch = prefix.fetch(request, drafts)
         if self._fetch is None:
             self._begin(None)
 
     def _begin(self, fetched: Hit | None) -> None:
         """fetched: what came from the disk."""
-        request, drafting = self.request, self._drafting
-        hit = self._prefix.find(request, drafting, fetched)
+        request, drafts = self.request, self._drafts
+        hit = self._prefix.find(request, drafts, fetched)
         request.shows_layers = any(
-            d.needs.layers and d.name in request.spec.drafters for d in drafting.chain.drafters.values()
+            d.needs.layers and d.name in request.spec.drafters for d in drafts.drafters.values()
         )
-        self._layers = drafting.chain.streams.layers if request.shows_layers else ()
+        self._layers = drafts.streams.layers if request.shows_layers else ()
         self.carry = mx.zeros((1, (1 + len(self._layers)) * self._model.hidden_size))
         if hit is not None:
             self.cache.restore(hit.parts[TARGET])
             watchdog.evaluate_in_parts(self.cache.arrays)
-            final = drafting.chain.streams.final(hit.hidden)
+            final = drafts.streams.final(hit.hidden)
             self.carry, self.num_done = hit.hidden if self._layers else final, hit.length
             self._turn()
             if self.is_done:
@@ -97,7 +97,7 @@ class Prefill:
                 return False
             self._fetch = None
             hit = fetch.hit() if fetch.is_done else None
-            is_here = hit is not None and covers(hit, self.request, self._drafting)
+            is_here = hit is not None and covers(hit, self.request, self._drafts)
             try:
                 if is_here:
                     self._begin(hit)
@@ -106,7 +106,7 @@ class Prefill:
                 self._prefix.end_fetch(fetch)
             self.request.stats.prefill_seconds += time.perf_counter() - fetch.started
             if not is_here:
-                self._fetch = self._prefix.fetch(self.request, self._drafting, fetch.length - 1)
+                self._fetch = self._prefix.fetch(self.request, self._drafts, fetch.length - 1)
                 if self._fetch is None:
                     self._begin(None)
         return True
@@ -189,7 +189,7 @@ class Prefill:
         ]
 
     def _read(self, end: int) -> None:
-        request, drafting = self.request, self._drafting
+        request, drafts = self.request, self._drafts
         piece = request.prompt[self.num_done : end]
         last = end == len(request.prompt)
         looked_up, more = piece, {}
@@ -209,15 +209,15 @@ class Prefill:
             self.cache.abort()
             raise
         self.cache.commit()
-        hidden = drafting.chain.streams.join(out)
+        hidden = drafts.streams.join(out)
         mx.eval(out.logits if last else hidden, self.cache.arrays)
         if request.prompt_logprobs is not None:
             self._tell_prompt(hidden)
         before = None
-        if drafting.chain.needs_hidden:
+        if drafts.needs_hidden:
             before = mx.concatenate([self.carry.astype(hidden.dtype), hidden[:-1]])
         if request.spec.drafters:
-            drafting.observe(request.number, piece, before)
+            drafts.hear(request.number, piece, before)
         self.carry, self._logits = hidden[-1:], out.logits
         self.num_done, self.num_pieces = end, self.num_pieces + 1
         self._turn()
@@ -225,7 +225,7 @@ class Prefill:
 
     def _tell_prompt(self, hidden: mx.array) -> None:
         """Log-probabilities of the tokens behind those that were just read, (n, H) their hiddens; a few at a time, for the head's sake."""
-        hidden, prompt = self._drafting.chain.streams.final(hidden), self.request.prompt
+        hidden, prompt = self._drafts.streams.final(hidden), self.request.prompt
         for start in range(0, hidden.shape[0], _TOLD_AT_ONCE):
             first = self.num_done + start + 1
             behind = self.request.ids(prompt[first : first + min(_TOLD_AT_ONCE, hidden.shape[0] - start)])
@@ -240,16 +240,16 @@ class Prefill:
         """Keep the state behind what has been read."""
         if self.num_done:
             tokens = self.request.prompt[: self.num_done]
-            self._prefix.keep(self.request, tokens, self.cache, 0, self._drafting, self.carry)
+            self._prefix.keep(self.request, tokens, self.cache, 0, self._drafts, self.carry)
 
     def first_token(self) -> Sequence[Event]:
         """Sample it, once all of the prompt is in."""
         if self._logits is None or not self.is_done:
             raise ValueError("the prompt has not been read yet")
         started = time.perf_counter()
-        request, drafting = self.request, self._drafting
+        request, drafts = self.request, self._drafts
         place = mx.array(request.ids(request.prompt[-1:]), mx.int32)
-        sampled = sample_round([request], [Proposal()], place, self._logits)
+        sampled = sample_round([request], [NO_DRAFT], place, self._logits)
         mx.eval(sampled.arrays)
         first = int(sampled.tokens.item())
         new, failure = sampled.take(0, [first])
@@ -258,8 +258,8 @@ class Prefill:
         if failure is not None:
             request.fail(failure)
         if request.spec.drafters and request.finish_reason is None:
-            drafting.observe(request.number, [first], self.carry if drafting.chain.needs_hidden else None)
-            drafting.prime(request.number)
+            drafts.hear(request.number, [first], self.carry if drafts.needs_hidden else None)
+            drafts.prime(request.number)
         request.stats.prefill_seconds += time.perf_counter() - started
         return events
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.request import Ending, Request
 from mlxspec.errors import CacheError, MlxspecError, RankError
 from mlxspec.platform.host import numbers
-from mlxspec.policy.drafting import Drafting
 from mlxspec.version import __version__
 
 _INLINE = 500  # bytes of orders that go with the first message
@@ -61,7 +61,7 @@ class Ranks:
         self.is_between, self.has_ended, self.has_engine = True, False, False
         self._submitted: list[dict[str, Any]] = []
         self._endings: list[Ending] = []
-        self._unlearned: tuple[TimedRound, Drafting] | None = None  # the last round that was read
+        self._unlearned: tuple[TimedRound, Drafts] | None = None  # the last round that was read
 
     @property
     def leads(self) -> bool:
@@ -127,8 +127,8 @@ class Ranks:
             )
         self.is_between = False
         if unlearned is not None:
-            times, drafting = unlearned
-            replace(times, seconds=orders.seconds, is_warm=orders.is_warm).teach(drafting)
+            times, drafts = unlearned
+            replace(times, seconds=orders.seconds, is_warm=orders.is_warm).teach(drafts)
         return orders
 
     # --- what an engine says
@@ -152,9 +152,9 @@ class Ranks:
         """A request has ended by what a caller did; its row leaves with the next step, on all ranks."""
         self._endings.append(ending)
 
-    def learn(self, times: TimedRound, drafting: Drafting) -> None:
+    def learn(self, times: TimedRound, drafts: Drafts) -> None:
         """A round has been read. Its time is learned with the next orders."""
-        self._unlearned = times, drafting
+        self._unlearned = times, drafts
 
     def judge(self, error: BaseException) -> None:
         """A computation failed. Raises RankError unless every rank has met the same error."""

@@ -8,7 +8,7 @@ own drafts for it, by a script. Knows an engine's parts; the rounds teach the co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.config import SamplingParams
-from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.base import Ask, Draft, Drafter
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.plan import RoundPlan
+from mlxspec.drafters.row import DraftRow
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.probe import ProbeReport, probing
@@ -30,11 +30,11 @@ from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device, kept_json
-from mlxspec.policy.acceptance import Offer
-from mlxspec.policy.auto import Auto, AutoRow, Pending
-from mlxspec.policy.controller import PLAIN, Choice, Controller
+from mlxspec.policy.auto import Auto
+from mlxspec.policy.controller import PLAIN, Choice, Controller, PolicyRow
 from mlxspec.policy.cost_file import CostFile, described
 from mlxspec.policy.costs import GREEDY
+from mlxspec.sampling.sampler import BatchSampler
 
 IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
 _PROMPT = [1, 2]
@@ -45,42 +45,48 @@ _TURNS = 2  # the first run of a shape compiles, and so does the first that undo
 _MEASURED = 8  # turns of each round where costs are measured
 
 
+class Zeros(Drafter):
+    """A lookup's stand-in: zeros, as many as it is asked for."""
+
+    name, max_draft = "zeros", _WIDEST - 1
+
+    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [Draft.of([0] * ask.limit) for ask in asks]
+
+
 class Script(Auto):
-    """Policy auto with its choices given in advance. steps: who drafts, None for a lookup's stand-in, and how many tokens; 0: a plain
-    round."""
+    """Policy auto with its choices given in advance. steps: who drafts, None for `Zeros`, and how many tokens; 0: a plain round."""
 
     def __init__(self, engine: Engine, steps: Sequence[tuple[str | None, int]]) -> None:
-        costs = engine.drafting.costs
-        super().__init__(engine.chain, Controller(costs.apart()))
+        super().__init__(Controller(engine.policies.costs.apart()))
         self._steps = list(reversed(steps))
+
+    def begin(self, row: DraftRow) -> None:
+        super().begin(row)
+        row.add(Zeros())
 
     @property
     def is_done(self) -> bool:
         """Whether all steps have been taken."""
         return not self._steps
 
-    def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
+    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
         if not self._steps or self._steps[-1][1]:
             return False
         self._steps.pop()
         return True
 
-    def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
-        for state in states:
-            self.tell(state)
-        if not self._steps or self._steps[-1][0] is not None or not self._steps[-1][1]:
-            return [[] for _ in states]
-        draft = Draft.of([0] * self._steps[-1][1])
-        return [[Pending(drafter="", draft=draft, offer=Offer("", draft.length))] for _ in states]
-
     def _choose(
-        self, plan: RoundPlan, rows: Sequence[AutoRow], found: Sequence[Sequence[Pending]]
+        self,
+        rows: Sequence[DraftRow],
+        own: Sequence[PolicyRow],
+        offers: Sequence[Mapping[str, Draft]],
     ) -> list[Choice]:
         name, depth = self._steps.pop() if self._steps else (None, 0)
         if not depth:
             return [PLAIN for _ in rows]
         if name is None:
-            return [Choice(offer=0, depth=depth) for _ in rows]
+            return [Choice(offer=[*given].index(Zeros.name), depth=depth) for given in offers]
         return [Choice(model=name, depth=depth, probe=True) for _ in rows]
 
 
@@ -88,18 +94,18 @@ def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]
     """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
     of each width of the ladder and drafts of each model."""
     if engine.spec.policy == "auto" and engine.spec.drafters:
-        return drafting_steps(engine, turns, 1 + engine.chain.longest_draft(engine.spec))
-    return [] if (1, 1) in engine.drafting.costs.ran else _plain(turns)
+        return drafting_steps(engine, turns, 1 + engine.drafts.longest_draft(engine.spec))
+    return [] if (1, 1) in engine.policies.costs.ran else _plain(turns)
 
 
 def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[tuple[str | None, int]]:
     """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has. widest: tokens of a round
     at most."""
-    costs = engine.drafting.costs
+    costs = engine.policies.costs
     steps: list[tuple[str | None, int]] = []
     for width in [w for w in LADDER if 1 < w <= min(_WIDEST, widest) and (1, w) not in costs.ran]:
         steps += [(None, width - 1)] * turns
-    for name, drafter in engine.chain.drafters.items():
+    for name, drafter in engine.drafts.drafters.items():
         if (
             isinstance(drafter, ModelDrafter)
             and name in engine.spec.drafters
@@ -147,11 +153,11 @@ def _rounds(engine: Engine, steps: Sequence[tuple[str | None, int]]) -> Iterator
     script, was_on, stats = Script(engine, steps), engine.prefix.is_on, vars(engine.stats).copy()
     engine.prefix.is_on = False
     params = SamplingParams(max_tokens=len(steps) * (1 + _WIDEST), ignore_eos=True)
-    names = tuple(n for n in engine.spec.drafters if isinstance(engine.chain.drafters.get(n), ModelDrafter))
+    names = tuple(n for n in engine.spec.drafters if isinstance(engine.drafts.drafters.get(n), ModelDrafter))
     request = engine.submit(
         _PROMPT, params, spec=replace(engine.spec, drafters=names or engine.spec.drafters)
     )
-    engine.drafting.lead(request.number, script)
+    engine.policies.lead(request.number, script)
     try:
         while not script.is_done and request.finish_reason is None:
             with device.private_kernels():
@@ -183,14 +189,14 @@ def rehearse_for(engine: Engine, seconds: float) -> None:
 def measure(engine: Engine) -> Path:
     """Learn anew what each kind of round and draft takes, from many of them, and keep it. Returns the file. Requests with policy auto go by
     it from now on."""
-    drafters = engine.chain.drafters
+    drafters = engine.drafts.drafters
     engine.follow(guessed_costs(engine.model, drafters))
     steps = drafting_steps(engine, _MEASURED)
     for _ in rehearse(engine, steps):
         pass
     file = CostFile.of(engine.model, drafters, engine.config, engine.name)
-    file.write(engine.drafting.costs)
-    file.follow(engine.drafting.costs)
+    file.write(engine.policies.costs)
+    file.follow(engine.policies.costs)
     return file.path
 
 
@@ -225,7 +231,7 @@ def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
 def modules_of(engine: Engine) -> list[nn.Module]:
     """The modules that rounds run: the model, its drafters' modules and the rows of a head that they propose from."""
     modules: list[object] = [engine.model]
-    for drafter in engine.chain.drafters.values():
+    for drafter in engine.drafts.drafters.values():
         if isinstance(drafter, ModelDrafter):
             modules += [*(drafter.modules or ()), None if drafter.reduced is None else drafter.reduced.head]
     modules = [getattr(m, "module", m) for m in modules]  # of a model by mlx-lm's code

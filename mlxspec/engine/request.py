@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import TOKEN_ALIGNED, num_met
-from mlxspec.drafters.chain_row import AskedDrafter
+from mlxspec.drafters.row import AskedDrafter
 from mlxspec.engine.prefix.tree import KeyedText
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.engine.text import AnswerText

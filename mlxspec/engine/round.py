@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.config import MAX_DRAFT
-from mlxspec.drafters.base import Unread
-from mlxspec.drafters.chain import Chain, Proposal
+from mlxspec.drafters.base import Draft, Unread
+from mlxspec.drafters.drafts import Drafts
+from mlxspec.drafters.policy import RoundPlan
 from mlxspec.engine.request import Request
 from mlxspec.engine.stats import EngineStats
 from mlxspec.events import Event, TokensEvent
@@ -30,21 +31,22 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.platform import device
 from mlxspec.platform.host import numbers
-from mlxspec.policy.drafting import Drafting
 from mlxspec.sampling.acceptance import match
 from mlxspec.sampling.round import Ahead, RoundRow, Sampled, sample
 
-_PLAIN = Proposal()
+_PLAIN = RoundPlan()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. tokens (N,), sampled and hidden (N, H) are lazy; hidden is what `Streams.join` gives where a request shows
-    layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in it or in its drafts. blind: places of rows in
-    which a tag may open a grammar, and whose tokens nobody knew when they were sampled. logits (N, V), lazy: where there are such rows."""
+    """A launched target forward. plan: who drafted and why; drafts: of its rows. tokens (N,), sampled and hidden (N, H) are lazy; hidden is
+    what `Streams.join` gives where a request shows layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in
+    it or in its drafts. blind: places of rows in which a tag may open a grammar, and whose tokens nobody knew when they were sampled.
+    logits (N, V), lazy: where there are such rows."""
 
     requests: tuple[Request, ...]
-    proposals: tuple[Proposal, ...]
+    plan: RoundPlan
+    drafts: tuple[Draft, ...]
     rows: FlatRows
     tokens: mx.array
     sampled: Sampled
@@ -79,7 +81,7 @@ class Round:
     @property
     def arrays(self) -> list[mx.array]:
         """The arrays that reading it waits for."""
-        return [*self.sampled.arrays, *(x for p in self.proposals for x in p.beside)]
+        return [*self.sampled.arrays, *(x for d in self.drafts for x in d.unread)]
 
 
 @device.idle()
@@ -87,7 +89,7 @@ def launch(
     requests: Sequence[Request],
     model: Model,
     cache: ModelCache,
-    drafting: Drafting,
+    drafts: Drafts,
     stats: EngineStats,
     *,
     widest: int | None = None,
@@ -101,15 +103,13 @@ def launch(
     if widest is not None:
         limit = min(limit, (widest - len(requests)) // len(requests))
     rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
-    drafting.chain.attach(cache, [r.number for r in requests])
-    histories = {r.number: r.history for r in requests}
-    won = drafting.propose(drafting.plan(rooms, histories, model.vocab_size, longest=limit)) if rooms else {}
-    proposals = tuple(won.get(r.number, _PLAIN) for r in requests)
+    drafts.attach(cache, [r.number for r in requests])
+    plan = (drafts.propose(rooms) if rooms else None) or _PLAIN
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    tokens = _flatten([r.history[-1] for r in requests], proposals)
+    tokens = _flatten([r.history[-1] for r in requests], [plan.draft(r.number) for r in requests])
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain, ahead=0)
+    launched = _forward(requests, plan, tokens, model, cache, drafts, ahead=0)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -119,44 +119,41 @@ def launch_behind(
     requests: Sequence[Request],
     model: Model,
     cache: ModelCache,
-    drafting: Drafting,
+    drafts: Drafts,
     stats: EngineStats,
     *,
-    drafts: bool = True,
+    may_draft: bool = True,
     holds: bool = False,
 ) -> Round | None:
     """A round on the tokens of one that has not been read, see above; None if the host must read those tokens first.
 
-    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other. drafts: whether it may have drafts. holds:
-    the round is built, and the device is to begin on it only when `read` is told so as well.
+    A row that turns out to have ended gets tokens that nobody reads; rows do not see each other. may_draft: whether it may have drafts.
+    holds: the round is built, and the device is to begin on it only when `read` is told so as well.
     """
     if holds:
         with device.hold():
-            return launch_behind(last, requests, model, cache, drafting, stats, drafts=drafts)
+            return launch_behind(last, requests, model, cache, drafts, stats, may_draft=may_draft)
     # what may come there must not depend on a token that nobody has read
     if any(not r.sampler.is_plain or r.sampler.needs_tokens(1 + last.rows.max_width) for r in requests):
         return None
     started = time.perf_counter()
     if last.is_open:
-        return _drafted_behind(last, requests, model, cache, drafting, stats)
+        return _drafted_behind(last, requests, model, cache, drafts, stats)
     places = {r.number: i for i, r in enumerate(last.requests)}
     if any(r.number not in places for r in requests) or all(r.room == 0 for r in requests):
         return None
     if any(len(r.history) + 1 >= r.max_context for r in requests):
         return None  # the row must not be run past its context
     rooms = {r.number: r.room for r in requests if r.spec.drafters}
-    histories = {r.number: r.history for r in requests}
-    rests = not rooms or drafting.plain(
-        tuple(rooms), lambda: drafting.plan(rooms, histories, model.vocab_size)
-    )
+    rests = not rooms or drafts.rests(rooms)
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     if not rests:  # somebody may draft
-        return _drafted_behind(last, requests, model, cache, drafting, stats) if drafts else None
+        return _drafted_behind(last, requests, model, cache, drafts, stats) if may_draft else None
     tokens = last.sampled.tokens
     if len(requests) < len(last.requests):
         tokens = tokens[mx.array([places[r.number] for r in requests])]
-    launched = _forward(requests, (_PLAIN,) * len(requests), tokens, model, cache, drafting.chain, ahead=1)
+    launched = _forward(requests, _PLAIN, tokens, model, cache, drafts, ahead=1)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -166,7 +163,7 @@ def _drafted_behind(
     requests: Sequence[Request],
     model: Model,
     cache: ModelCache,
-    drafting: Drafting,
+    drafts: Drafts,
     stats: EngineStats,
 ) -> Round | None:
     """Drafts and their verify behind the accepted tokens of `last`; None where nobody drafts."""
@@ -178,21 +175,16 @@ def _drafted_behind(
     unread = last.unread
     drafted_for = [i for i, r in enumerate(requests) if r.spec.drafters]
     rooms = {requests[i].number: min(rooms[requests[i].number], MAX_DRAFT) for i in drafted_for}
-    histories = {r.number: r.history for r in requests}
-    plan = drafting.plan(
-        rooms, histories, model.vocab_size, longest=MAX_DRAFT, unread=unread.select(drafted_for)
-    )
-    won = drafting.propose_behind(plan)
+    plan = drafts.propose(rooms, unread.select(drafted_for))
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
-    proposals = tuple((won or {}).get(r.number, _PLAIN) for r in requests)
-    if not any(p.draft.length for p in proposals):
+    if plan is None or not any(d.width for d in plan.drafts.values()):
         return None
     if last.is_open:
         cache.commit(unread.num_committed)
-    tokens = _flatten(unread.newest, proposals)
+    tokens = _flatten(unread.newest, [plan.draft(r.number) for r in requests])
     device.start(tokens)
-    launched = _forward(requests, proposals, tokens, model, cache, drafting.chain, ahead=unread)
+    launched = _forward(requests, plan, tokens, model, cache, drafts, ahead=unread)
     stats.verify_seconds += time.perf_counter() - drafted
     return launched
 
@@ -200,7 +192,7 @@ def _drafted_behind(
 def read(
     round_: Round,
     cache: ModelCache,
-    drafting: Drafting,
+    drafts: Drafts,
     stats: EngineStats,
     *,
     behind: Round | None = None,
@@ -225,7 +217,7 @@ def read(
     stats.verify_seconds += time.perf_counter() - started
     events: list[Event] = []
     accepted, has_changed = [], False  # drafted tokens, by row
-    hiddens = _by_row(round_) if drafting.chain.needs_hidden else None
+    hiddens = _by_row(round_) if drafts.needs_hidden else None
     for place, request in enumerate(round_.requests):
         start, end = rows.starts[place], rows.starts[place + 1]
         draft, own = given[start + 1 : end], chosen[start:end]
@@ -240,7 +232,7 @@ def read(
                     has_changed = has_changed or own[: num_accepted + 1] != before
                     stats.num_synchronised += 1
                 found = (round_.sampled, place, start) if sampled is None else (sampled, 0, 0)
-                events += _take(request, round_, place, found, own, num_accepted, drafting, hiddens)
+                events += _take(request, round_, place, found, own, num_accepted, drafts, hiddens)
             except Exception as error:  # this row's own: a grammar, a tokenizer, a processor
                 request.fail(error)
             stats.num_emitted += len(request.newest) + (request.end_token is not None)
@@ -273,8 +265,7 @@ def _held(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | None:
         return None
     start, end = round_.rows.starts[place], round_.rows.starts[place + 1]
     tokens = round_.tokens[start:end]
-    draft = round_.proposals[place].draft
-    known = replace(round_.proposals[place], draft=draft._replace(tokens=numbers(tokens).tolist()[1:]))
+    known = round_.drafts[place]._replace(tokens=numbers(tokens).tolist()[1:])
     return sample_round([request], [known], tokens, logits[start:end])
 
 
@@ -291,16 +282,17 @@ def _take(
     found: tuple[Sampled, int, int],
     chosen: list[int],
     num_accepted: int,
-    drafting: Drafting,
+    drafts: Drafts,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
     """Give a row its accepted tokens and the one behind them, and the drafters those that the row took. found: what was sampled, the row's
     index there, and its first place. chosen: by the target, at each of the row's places. hiddens: each row's, if somebody needs them."""
-    proposal, (sampled, index, start) = round_.proposals[place], found
-    request.count(proposal.drafter, proposal.draft.length, num_accepted)
+    draft, (sampled, index, start) = round_.drafts[place], found
+    drafter = draft.drafter if draft.width else None
+    request.count(drafter, draft.width, num_accepted)
     tokens, failure = sampled.take(index, chosen[: num_accepted + 1])
     logprobs = request.read_logprobs(sampled.logprobs, tokens, start)
-    events = request.accept(tokens, num_accepted=num_accepted, drafter=proposal.drafter, logprobs=logprobs)
+    events = request.accept(tokens, num_accepted=num_accepted, drafter=drafter, logprobs=logprobs)
     if failure is not None:
         request.fail(failure)
     tokens = tokens[: len(request.newest) + (request.end_token is not None)]
@@ -308,41 +300,42 @@ def _take(
     if hidden is not None and len(tokens) < hidden.shape[0]:
         hidden = hidden[: len(tokens)]
     if request.spec.drafters and request.error is None:
-        drafting.observe(request.number, tokens, hidden)
+        drafts.hear(request.number, tokens, hidden)
     return events
 
 
 def _forward(
     requests: Sequence[Request],
-    proposals: tuple[Proposal, ...],
+    plan: RoundPlan,
     tokens: mx.array,
     model: Model,
     cache: ModelCache,
-    chain: Chain,
+    drafts: Drafts,
     *,
     ahead: int | Unread,
 ) -> Round:
     """ahead: as in `sample_round`."""
-    rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
+    given = tuple(plan.draft(r.number) for r in requests)
+    rows = FlatRows(tuple(1 + d.width for d in given))
     plain = rows.max_width == 1
-    layers = chain.streams.layers if any(r.shows_layers for r in requests) else ()
-    is_warm, chain.is_warm = chain.is_warm, True
+    layers = drafts.streams.layers if any(r.shows_layers for r in requests) else ()
+    is_warm, drafts.is_warm = drafts.is_warm, True
     try:
         # without drafts every token is certain: recurrent states advance directly and there is nothing to decide
         out = model.forward(tokens, rows, cache, certain=plain, taps=layers)
-        hidden = chain.streams.join(out)
+        hidden = drafts.streams.join(out)
         if out.logits is None:
             raise ValueError("a verify needs logits at every position")
         if any(r.sampler.is_bound for r in requests):
             mx.async_eval(out.logits)  # the device computes while the host finds out what may come
-        sampled = sample_round(requests, proposals, tokens, out.logits, ahead=ahead)
+        sampled = sample_round(requests, given, tokens, out.logits, ahead=ahead)
         is_known = ahead == 0 if isinstance(ahead, int) else False
         blind = tuple(
             i
-            for i, (r, p) in enumerate(zip(requests, proposals, strict=True))
-            if r.sampler.is_waiting and not (is_known and isinstance(p.draft.tokens, list))
+            for i, (r, d) in enumerate(zip(requests, given, strict=True))
+            if r.sampler.is_waiting and not (is_known and d.is_read)
         )
-        device.launch(*sampled.arrays, *(x for p in proposals for x in p.beside))
+        device.launch(*sampled.arrays, *(x for d in given for x in d.unread))
     except BaseException:
         cache.abort()
         raise
@@ -352,7 +345,8 @@ def _forward(
             request.tail = (hidden, place)
     return Round(
         requests=tuple(requests),
-        proposals=proposals,
+        plan=plan,
+        drafts=given,
         rows=rows,
         tokens=tokens,
         sampled=sampled,
@@ -366,7 +360,7 @@ def _forward(
 
 def sample_round(
     requests: Sequence[Request],
-    proposals: Sequence[Proposal],
+    drafts: Sequence[Draft],
     tokens: mx.array,
     logits: mx.array,
     *,
@@ -381,27 +375,27 @@ def sample_round(
             sampler=request.sampler,
             length=len(request.history),
             history=lambda request=request: request.shown,  # type: ignore[misc]
-            draft=proposal.draft.tokens,
-            num_drafted=proposal.draft.length,
+            draft=draft.tokens[: draft.width],
+            num_drafted=draft.width,
         )
-        for request, proposal in zip(requests, proposals, strict=True)
+        for request, draft in zip(requests, drafts, strict=True)
     ]
     coming = Ahead(ahead.num_committed, ahead.width) if isinstance(ahead, Unread) else ahead
     return sample(rows, tokens, logits, ahead=coming)
 
 
-def _flatten(newest: Sequence[int] | mx.array, proposals: Sequence[Proposal]) -> mx.array:
+def _flatten(newest: Sequence[int] | mx.array, drafts: Sequence[Draft]) -> mx.array:
     """Each row's newest token (B,) and its draft, (N,) int32. Tokens on the device stay there."""
     if not isinstance(newest, mx.array):
-        if all(isinstance(p.draft.tokens, list) for p in proposals):
+        if all(draft.is_read for draft in drafts):
             flat: list[int] = []
-            for token, proposal in zip(newest, proposals, strict=True):
-                flat += [token, *proposal.draft.tokens]  # type: ignore[misc]
+            for token, draft in zip(newest, drafts, strict=True):
+                flat += [token, *draft.tokens[: draft.width]]  # type: ignore[misc]
             return mx.array(np.asarray(flat, np.int32))
         newest = mx.array(list(newest), mx.int32)
     parts = []
-    for first, proposal in zip(mx.split(newest, len(proposals)), proposals, strict=True):
+    for first, draft in zip(mx.split(newest, len(drafts)), drafts, strict=True):
         parts.append(first)
-        if proposal.draft.length:
-            parts.append(mx.array(proposal.draft.tokens).astype(mx.int32))
+        if draft.width:
+            parts.append(mx.array(draft.tokens[: draft.width]).astype(mx.int32))
     return mx.concatenate(parts)

@@ -1,392 +1,258 @@
 """Policy auto: asks lookups, asks a model where the controller expects a gain, cuts drafts, and tells the controller what came of them.
 
-The controller works with numbers; this module holds the drafters, tokens and rows behind those numbers. Every draft is compared with the
-text that comes, whoever drafted it and whether it was verified or not. While no draft is expected to gain, rows are at rest: plain rounds
-run ahead of the host as under policy off, and lookups alone are asked. Rows of other policies do not count. No clock is read here: costs
-are learned from what whole rounds take, so ranks that are told the same times decide alike.
+The controller works with numbers; this module holds the rows and drafts behind those numbers. Every draft is compared with the text that
+comes, whoever drafted it and whether it was verified or not. While no draft is expected to gain, rows are at rest: plain rounds run ahead
+of the host as under policy off, and lookups alone are asked. Rows of other policies do not count. No clock is read here: costs are learned
+from what whole rounds take, so ranks that are told the same times decide alike.
 
-A round may be decided before the round in front of it has been read (`propose_behind`), where a model drafts that can do so and nobody
-needs to see a token between drafting and verifying. A lookup needs the text: where one is expected to gain most, the next round waits for
-this one.
+A round may be decided before the round in front of it has been read, where a model drafts that can do so and nobody needs to see a token
+between drafting and verifying. A lookup needs the text: where one is expected to gain most, the next round waits for this one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
-import mlx.core as mx
-
-from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.chain import Chain, Proposal
-from mlxspec.drafters.chain_row import ChainRow
+from mlxspec.drafters.base import Draft
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.plan import RoundPlan
+from mlxspec.drafters.policy import LearnedRound, ModelCall, Policy, RowChoice
+from mlxspec.drafters.row import DraftRow
 from mlxspec.platform import device
-from mlxspec.platform.host import numbers
+from mlxspec.policy import controller
 from mlxspec.policy.acceptance import Offer
-from mlxspec.policy.base import Policy
-from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Choice, Controller, Decision, PolicyRow, dearest
+from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Controller, Decision, PolicyRow, dearest
 from mlxspec.policy.costs import DraftCall, bucket
 
 REST = 8  # rounds at rest until models are weighed anew
 
 
-@dataclass(kw_only=True)
-class Pending:
-    """A draft that is compared with the text as it comes. offer: None while the draft is on the device and nobody has read it. lasts: it is
-    compared over several rounds, as probes are; others are judged by one. heard: what has come."""
+@dataclass(frozen=True, kw_only=True)
+class Decided(RowChoice):
+    """A choice with the controller's part of it: what it chose for the row, and the decision on the round."""
 
-    drafter: str
-    draft: Draft
-    offer: Offer | None
-    lasts: bool = False
-    heard: list[int] = field(default_factory=list)
-
-    def read(self) -> Offer:
-        """Its round has been read, and the draft with it."""
-        made = self.draft._replace(tokens=numbers(mx.array(self.draft.tokens)).tolist())
-        if isinstance(made.confidences, mx.array):
-            made = made._replace(confidences=numbers(made.confidences).tolist())
-        self.draft, self.offer = made, _offer(self.drafter, made)
-        return self.offer
-
-    def compare(self, tokens: Sequence[int]) -> int:
-        """The text went on with `tokens`. Returns how many of the draft's tokens are those that came."""
-        drafted = self.draft.tokens
-        self.heard += tokens[: self.draft.length - len(self.heard)]
-        return next((i for i, token in enumerate(self.heard) if token != drafted[i]), len(self.heard))
-
-
-class Decided(NamedTuple):
-    """One row's part of a round: the round's decision, what was chosen for the row, and the draft of a model."""
-
+    chosen: controller.Choice
     decision: Decision
-    choice: Choice
-    made: Pending | None
-
-
-class AutoRow(PolicyRow):
-    """waiting: drafts whose text has not come. looked_up: at which length of text lookups were asked last, and what they offered.
-    emitted: tokens of rounds that nothing was learned of; answered: of all rounds."""
-
-    __slots__ = ("answered", "emitted", "looked_up", "waiting")
-
-    def __init__(self, kind: str, start: float) -> None:
-        super().__init__(kind, 0, start)
-        self.waiting = list[Pending]()
-        self.looked_up: tuple[int, list[Pending]] = -1, []
-        self.emitted = self.answered = 0
 
 
 class Auto(Policy):
     """Drafts as a controller chooses. log: gets a line a row and round, if set. runs_ahead: drafted rounds are launched before the one in
     front of them is read. Only on a GPU: without one, host and model share the cores, so that hides nothing."""
 
-    def __init__(self, chain: Chain, control: Controller) -> None:
-        super().__init__(chain)
+    looks_up = True
+
+    def __init__(self, control: Controller) -> None:
         self.control = control
         self.log: Callable[[str], None] | None = None
         self.runs_ahead = device.has_gpu()
-        self._rows: dict[int, AutoRow] = {}
-        self._decision = PLAIN_ROUND  # of the round that is being read
+        self._rows: dict[int, PolicyRow] = {}
+        self._chosen: Sequence[controller.Choice] = ()  # of the round whose models are being asked
         self._still = 0  # rounds at rest that are left until models are weighed again
         self._rested, self._rested_seconds = 0, 0.0  # plain rounds of which nothing has been learned
-        self._resting: Sequence[ChainRow] = ()  # whose they were
+        self._resting: Sequence[DraftRow] = ()  # whose they were
 
     # --- rows
 
-    def begin(self, state: ChainRow) -> None:
-        kind = "greedy" if state.sampler.is_greedy else "sampled"
-        kind = "constrained" if state.sampler.is_bound else kind
+    def begin(self, row: DraftRow) -> None:
+        kind = "greedy" if row.sampler.is_greedy else "sampled"
+        kind = "constrained" if row.sampler.is_bound else kind
         self._learn_rested()
-        self._rows[state.row] = AutoRow(kind, self.control.bank.start)
+        self._rows[row.number] = self.control.row(kind)
 
-    def close(self, row: int) -> None:
+    def end(self, row: DraftRow) -> None:
         self._learn_rested()
-        gone = self._rows.pop(row, None)
-        if gone is not None and gone.answered:
-            self.control.ended(gone, gone.answered)
+        own = self._rows.pop(row.number)
+        if row.decoded:
+            self.control.ended(own, row.decoded)
 
     def wake(self) -> None:
-        """Rows have changed, of this policy or another, or somebody may draft: whether rows rest is found out anew."""
+        """Find out anew whether rows rest: rows have changed, of this policy or another, or somebody may draft."""
         self._still = 0
 
-    def answers(self, state: ChainRow) -> None:
-        row = self._rows[state.row]
-        row.emitted = row.answered = 0
+    @property
+    def is_resting(self) -> bool:  # type: ignore[override]
+        return self._still > 0
 
-    def observe(self, state: ChainRow, num_tokens: int) -> None:
-        """At rest the row's drafters need not hear tokens at once."""
-        row = self._rows[state.row]
-        row.emitted += num_tokens
-        row.answered += num_tokens
-        if not self._still or row.is_drafting or row.waiting:
-            self.tell(state)
-
-    def tell(self, state: ChainRow) -> None:
-        """The row's drafters hear what waits for them, and drafts that waited for the text are judged."""
-        tokens = self.chain.tell(state)
-        if not tokens:
-            return
-        row = self._rows[state.row]
-        waiting, row.waiting = row.waiting, []
-        for pending in waiting:
-            offer = pending.offer
-            if offer is None:
-                offer = pending.read()
-            matched = pending.compare(tokens)
-            if pending.lasts and matched == len(pending.heard) < offer.length:
-                row.waiting.append(pending)
-                continue
-            self.control.learn(row, offer, matched, len(pending.heard))
-            asked = state.asked[pending.drafter]
-            asked.judged += 1
-            asked.right += matched > 0
+    def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:
+        self.control.learn(self._rows[row.number], _offer(draft), matched, known)
 
     # --- planning a round
 
-    def propose(self, plan: RoundPlan) -> dict[int, Proposal]:
-        self._learn_rested()
-        rows = [self._rows[s.row] for s in plan.rows]
-        for row in rows:
-            row.account.reserved = 0.0  # all rounds before have been read, or have failed
-        found = self._look_up(plan.rows, plan)
-        choices = self._choose(plan, rows, found)
-        self._rest_or_wake(rows, choices)
-        looks = not self.runs_ahead or not all(s.is_blind for s in plan.rows)
-        return self._submit(plan, rows, choices, found, looks=looks) or {}
-
-    def propose_behind(self, plan: RoundPlan) -> dict[int, Proposal] | None:
-        """None where the round in front has to be read first: a lookup offers more, a model is probed, or it cannot draft behind it."""
-        if not self.runs_ahead:
-            return None
-        self._learn_rested()
-        rows = [self._rows[s.row] for s in plan.rows]
-        found = self._look_up(plan.rows, plan)
-        choices = self._choose(plan, rows, found)
-        if any(c.offer is not None or c.probe for c in choices):
-            return None
-        return self._submit(plan, rows, choices, found, looks=False)
-
-    def _submit(
-        self,
-        plan: RoundPlan,
-        rows: Sequence[AutoRow],
-        choices: Sequence[Choice],
-        found: Sequence[Sequence[Pending]],
-        *,
-        looks: bool,
-    ) -> dict[int, Proposal] | None:
-        """The round of these choices; None behind an unread round where a model had nothing to propose."""
-        drafts = [
-            None if c.offer is None else given[c.offer] for c, given in zip(choices, found, strict=True)
-        ]
-        calls = self._ask_models(plan, rows, choices, drafts, looks=looks)
-        empty = [c.model is not None and d is None for c, d in zip(choices, drafts, strict=True)]
-        if plan.unread is not None and any(empty):
-            return None
-        decision = self.control.trim(
-            rows, [None if d is None else _offer(d.drafter, d.draft) for d in drafts], choices
-        )
-        decision = decision._replace(calls=tuple(calls))
-        out = {}
-        for i, (state, choice, made) in enumerate(zip(plan.rows, choices, drafts, strict=True)):
-            width = decision.widths[i]
-            beside = () if made is None or made.offer is not None else _unread(made.draft)
-            decided = Decided(decision, choice, None if choice.model is None else made)
-            given = Proposal(beside=beside, decided=decided)
-            if made is not None and width:
-                given = replace(given, drafter=made.drafter, draft=made.draft.cut(width))
-            out[state.row] = given
-            if self.log is not None:
-                self.log(_line(state.row, len(plan.histories[state.row]), choice, made, width))
-        return out
-
-    def take_up(self, rows: Mapping[int, object]) -> None:
-        decided = {row: found for row, found in rows.items() if isinstance(found, Decided)}
-        self._decision = PLAIN_ROUND
-        for name, found in decided.items():
+    def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> list[RowChoice]:
+        own, ahead = [self._rows[row.number] for row in rows], rows[0].is_ahead
+        chosen, self._chosen = self._chosen, ()
+        if not any(c.model in given for c, given in zip(chosen, offers, strict=False)):
             self._learn_rested()
-            self._decision, row = found.decision, self._rows[name]
-            if found.choice.model is not None:
-                self.control.asked(row, found.choice)
-            if found.made is not None:
-                row.waiting.append(found.made)
+            if not ahead:
+                for each in own:
+                    each.account.reserved = 0.0  # all rounds before have been read, or have failed
+            chosen = self._choose(rows, own, offers)
+            if ahead and any(c.offer is not None or c.probe for c in chosen):
+                return [RowChoice() for _ in rows]  # what that needs is not known yet
+            if not ahead:
+                self._rest_or_wake(own, chosen)
+            if any(c.model is not None for c in chosen):
+                self._chosen = chosen
+                looks = not self.runs_ahead or not all(row.is_blind for row in rows)
+                return [
+                    self._asked(*each, is_alone=looks and len(rows) == 1)
+                    for each in zip(rows, own, chosen, offers, strict=True)
+                ]
+        drafts = [_taken(c, given) for c, given in zip(chosen, offers, strict=True)]
+        decision = self.control.trim(own, [None if d is None else _offer(d) for d in drafts], chosen)
+        found: list[RowChoice] = []
+        for row, c, draft, width in zip(rows, chosen, drafts, decision.widths, strict=True):
+            name = None if draft is None else draft.drafter
+            found.append(Decided(drafter=name, length=width, is_probe=c.probe, chosen=c, decision=decision))
+            if self.log is not None:
+                self.log(_line(row, c, draft, width))
+        return found
 
-    def plain(self, rows: Sequence[ChainRow], plan: Callable[[], RoundPlan]) -> bool:
+    def _choose(
+        self,
+        rows: Sequence[DraftRow],
+        own: Sequence[PolicyRow],
+        offers: Sequence[Mapping[str, Draft]],
+    ) -> Sequence[controller.Choice]:
+        """Choose between what lookups offer and what models are expected to gain."""
+        models: list[dict[str, tuple[int, int]]] = []
+        for row, each in zip(rows, own, strict=True):
+            each.bucket, each.room, asked = bucket(len(row.history)), row.room, {}
+            for drafter, longest in row.limits:
+                if isinstance(drafter, ModelDrafter) and min(row.room, longest) > 0:
+                    asked[drafter.name] = min(row.room, longest), drafter.num_queued(row.number)
+            models.append(asked)
+        return self.control.choose(own, [_offers(given) for given in offers], models)
+
+    def _asked(
+        self,
+        row: DraftRow,
+        own: PolicyRow,
+        chosen: controller.Choice,
+        given: Mapping[str, Draft],
+        *,
+        is_alone: bool,
+    ) -> RowChoice:
+        """What a row asks for before drafts are cut. A model that drafts token by token for one row that reads its drafts stops where the
+        next token is not expected to pay."""
+        if chosen.offer is not None:
+            return RowChoice(drafter=[*given][chosen.offer], length=chosen.depth)
+        name = chosen.model
+        if name is None:
+            return RowChoice()
+        drafter = next(d for d, _ in row.limits if d.name == name)
+        is_stepwise = isinstance(drafter, ModelDrafter) and not drafter.drafts_at_once
+        may_stop = is_alone and is_stepwise and not chosen.probe and chosen.depth > 1
+        stops = (lambda sure: self.control.stops(own, name, sure)) if may_stop else None
+        return RowChoice(drafter=name, length=chosen.depth, stops=stops)
+
+    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
         """At rest models are not weighed, and lookups are asked for one row a round, in turns: a text that begins to repeat itself does so
         for longer than a turn."""
-        own = [self._rows[s.row] for s in rows]
-        if any(r.is_drafting for r in own):
+        own = [self._rows[row.number] for row in rows]
+        if any(each.is_drafting for each in own):
             return False
         if self._still:
             self._still -= 1
             turn = rows[self._still % len(rows)]
-            self.tell(turn)
-            rests = not self.chain.may_look_up(turn)
+            drafts.tell(turn)
+            rests = not drafts.may_look_up(turn)
             if not rests:
-                found = self._look_up([turn], plan())
-                offers = [[_offer(d.drafter, d.draft) for d in found[0]] if s is turn else [] for s in rows]
+                (given,) = drafts.look_up([turn])
+                offers = [_offers(given) if row is turn else [] for row in rows]
                 rests = all(c is PLAIN for c in self.control.choose(own, offers, [{}] * len(own)))
         else:
-            planned = plan()
-            rests = self._rest_or_wake(own, self._choose(planned, own, self._look_up(rows, planned)))
+            rests = self._rest_or_wake(own, self._choose(rows, own, drafts.look_up(rows)))
         if not rests:
             self.wake()
         return rests
 
-    def _rest_or_wake(self, rows: Sequence[AutoRow], choices: Sequence[Choice]) -> bool:
-        """Whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly. Behind the
-        first plain round, which tells what the others take, rows choose again; in doubt plain rounds run ahead, as others do."""
-        rests = all(c is PLAIN for c in choices)
+    def _rest_or_wake(self, rows: Sequence[PolicyRow], chosen: Sequence[controller.Choice]) -> bool:
+        """Return whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly.
+        Behind the first plain round, which tells what the others take, rows choose again; in doubt plain rounds run ahead, as others do."""
+        rests = all(c is PLAIN for c in chosen)
         curve = self.control.curve(rows)
         self._still = REST - 1 if rests and self.control.is_sure(curve) else 0
         return rests and curve.is_timed
 
-    def _look_up(self, states: Sequence[ChainRow], plan: RoundPlan) -> list[list[Pending]]:
-        """What lookups offer each of these rows; judged when the text has come, taken or not."""
-        asks: dict[Drafter, list[tuple[AutoRow, Ask]]] = {}
-        found: list[list[Pending]] = []
-        for state in states:
-            self.tell(state)
-            row, length = self._rows[state.row], len(plan.histories[state.row])
-            if row.looked_up[0] != length:
-                row.looked_up = length, []
-                for drafter, longest in self.chain.lookups_of(state):
-                    limit = min(plan.rooms[state.row], longest)
-                    if limit > 0:
-                        asks.setdefault(drafter, []).append((row, plan.ask(state, limit)))
-            found.append(row.looked_up[1])
-        # a lookup goes on from what is known
-        known = plan if plan.unread is None else replace(plan, unread=None)
-        for drafter, wanted in asks.items():
-            drafts = self.chain.ask_all(drafter, [ask for _, ask in wanted], known)
-            for (row, _), draft in zip(wanted, drafts, strict=True):
-                if draft.length:
-                    made = Pending(drafter=drafter.name, draft=draft, offer=_offer(drafter.name, draft))
-                    row.looked_up[1].append(made)
-                    row.waiting.append(made)
-        return found
-
-    def _choose(
-        self, plan: RoundPlan, rows: Sequence[AutoRow], found: Sequence[Sequence[Pending]]
-    ) -> list[Choice]:
-        """Between what lookups offer and what models are expected to gain."""
-        models: list[dict[str, tuple[int, int]]] = []
-        for state, row in zip(plan.rows, rows, strict=True):
-            row.bucket, row.room, asked = bucket(len(plan.histories[state.row])), plan.rooms[state.row], {}
-            for drafter in self.chain.drafters_of(state):
-                limit = min(row.room, self.chain.limit(drafter, state))
-                if not isinstance(drafter, ModelDrafter) or limit < 1:
-                    continue
-                asked[drafter.name] = limit, _num_queued(drafter, state)
-            models.append(asked)
-        offers = [[_offer(d.drafter, d.draft) for d in given] for given in found]
-        return self.control.choose(rows, offers, models)
-
-    def _ask_models(
-        self,
-        plan: RoundPlan,
-        rows: Sequence[AutoRow],
-        choices: Sequence[Choice],
-        drafts: list[Pending | None],
-        *,
-        looks: bool,
-    ) -> list[DraftCall]:
-        """Drafts of the models that were chosen, into `drafts`. Returns the calls in which a model drafted anything; a refusal says nothing
-        of what a draft costs. looks: they are read at once."""
-        calls, is_behind = list[DraftCall](), plan.unread is not None
-        for name in dict.fromkeys(c.model for c in choices if c.model is not None):
-            drafter, places = self.chain.drafters[name], [i for i, c in enumerate(choices) if c.model == name]
-            asks = [self._ask(plan, plan.rows[i], rows[i], choices[i], looks=looks) for i in places]
-            queued = sum(_num_queued(drafter, plan.rows[i]) + is_behind for i in places)
-            made = self.chain.ask_all(drafter, asks, plan.at(places), looks=looks)
-            if depth := max(d.length for d in made):
-                kind = dearest([rows[i] for i in places])
-                calls.append(DraftCall(name, kind, depth, queued, len(asks)))
-            for i, draft in zip(places, made, strict=True):
-                if draft.length:
-                    offer = _offer(name, draft) if looks else None
-                    drafts[i] = Pending(drafter=name, draft=draft, offer=offer, lasts=choices[i].probe)
-        return calls
-
-    def _ask(self, plan: RoundPlan, state: ChainRow, row: AutoRow, choice: Choice, *, looks: bool) -> Ask:
-        """What is asked of the chosen model. One that drafts token by token for one row that reads its drafts stops where the next token
-        is not expected to pay."""
-        ask, name = plan.ask(state, choice.depth), choice.model or ""
-        drafter = self.chain.drafters[name]
-        is_stepwise = isinstance(drafter, ModelDrafter) and not drafter.drafts_at_once
-        if not (looks and is_stepwise and len(plan.rows) == 1) or choice.probe or choice.depth < 2:
-            return ask
-        too_unsure = ask.stops or (lambda _: False)
-        return ask._replace(stops=lambda sure: too_unsure(sure) or self.control.stops(row, name, sure))
-
     # --- what rounds took
 
-    def took(
-        self,
-        states: Sequence[ChainRow],
-        num_rows: int,
-        num_tokens: int,
-        seconds: float,
-        *,
-        ahead: bool,
-        is_warm: bool,
-    ) -> None:
+    def learn(self, done: LearnedRound) -> None:
         """A round was read. Plain rounds at rest are learned from several at once: that costs the host less."""
-        decision = self._decision
-        if decision is PLAIN_ROUND and ahead and is_warm and num_tokens == num_rows == len(states):
-            if self._resting != states:
+        decided = [c if isinstance(c, Decided) else None for c in done.choices]
+        decision = next((c.decision for c in decided if c is not None), PLAIN_ROUND)
+        for row, c in zip(done.rows, decided, strict=True):
+            if c is not None and c.chosen.model is not None:
+                self.control.asked(self._rows[row.number], c.chosen)
+        is_plain = not any(decision.widths) and decision.worst is None
+        if is_plain and done.ahead and done.is_warm and done.num_tokens == done.num_rows == len(done.rows):
+            if self._resting != done.rows:
                 self._learn_rested()
-            self._rested, self._resting = self._rested + 1, states
-            self._rested_seconds += seconds
+            self._rested, self._resting = self._rested + 1, done.rows
+            self._rested_seconds += done.seconds
             if self.control.costs.is_in_doubt or self._rested >= REST:
                 self._learn_rested()
             return
         self._learn_rested()
-        if rows := self._emitted(states):
-            self.control.spent(rows, num_rows, num_tokens, seconds, decision, is_ahead=ahead, is_warm=is_warm)
+        if parts := self._emitted(done.rows):
+            decision = decision._replace(calls=tuple(map(self._call, done.calls)))
+            self.control.spent(
+                parts,
+                done.num_rows,
+                done.num_tokens,
+                done.seconds,
+                decision,
+                is_ahead=done.ahead,
+                is_warm=done.is_warm,
+            )
+
+    def _call(self, call: ModelCall) -> DraftCall:
+        kind = dearest([self._rows[row.number] for row in call.rows if row.number in self._rows])
+        return DraftCall(call.name, kind, call.depth, call.queued, len(call.rows))
 
     def _learn_rested(self) -> None:
         """Learn what the plain rounds at rest took."""
         num, seconds, width = self._rested, self._rested_seconds, len(self._resting)
         self._rested, self._rested_seconds = 0, 0.0
-        if num and (rows := self._emitted(self._resting)):
-            self.control.spent(rows, width, width, seconds, is_ahead=True, num_rounds=num)
+        if num and (parts := self._emitted(self._resting)):
+            self.control.spent(parts, width, width, seconds, is_ahead=True, num_rounds=num)
 
-    def _emitted(self, states: Sequence[ChainRow]) -> list[tuple[AutoRow, int]]:
+    def _emitted(self, rows: Sequence[DraftRow]) -> list[tuple[PolicyRow, int]]:
         """Those of these rows that got tokens since this was last asked, and how many each."""
         found = []
-        for state in states:
-            row = self._rows.get(state.row)
-            if row is not None and row.emitted:
-                found.append((row, row.emitted))
+        for row in rows:
+            own = self._rows.get(row.number)
+            if own is not None and row.emitted:
+                found.append((own, row.emitted))
                 row.emitted = 0
         return found
 
 
-def _num_queued(drafter: Drafter, state: ChainRow) -> int:
-    """Known tokens of the row that a model drafter has not run."""
-    return drafter.num_queued(state.row) if isinstance(drafter, ModelDrafter) else 0
+def _taken(chosen: controller.Choice, given: Mapping[str, Draft]) -> Draft | None:
+    """The draft that is at hand of what was chosen; None where there is none."""
+    if chosen.offer is not None:
+        return [*given.values()][chosen.offer]
+    draft = None if chosen.model is None else given[chosen.model]
+    return draft if draft is not None and draft.length else None
 
 
-def _offer(name: str, draft: Draft) -> Offer:
+def _offers(given: Mapping[str, Draft]) -> list[Offer]:
+    return [_offer(draft) for draft in given.values()]
+
+
+def _offer(draft: Draft) -> Offer:
     sure = draft.confidences
-    return Offer(name, draft.length, sure if isinstance(sure, list) else None, draft.backing)
+    return Offer(draft.drafter, draft.length, sure if isinstance(sure, list) else None, draft.backing)
 
 
-def _unread(draft: Draft) -> tuple[mx.array, ...]:
-    """What of a draft is on the device."""
-    return tuple(x for x in (draft.tokens, draft.confidences) if isinstance(x, mx.array))
-
-
-def _line(row: int, place: int, choice: Choice, made: Pending | None, width: int) -> str:
+def _line(row: DraftRow, chosen: controller.Choice, draft: Draft | None, width: int) -> str:
     """`row 0 at 153: mtp drafts 3, verifies 2 (worth 0.41 tokens)`"""
-    if made is None:
-        return f"row {row} at {place}: plain"
-    name, length = made.drafter, made.draft.length
-    if choice.probe:
-        return f"row {row} at {place}: {name} probed for {length}, verifies {width}"
-    return f"row {row} at {place}: {name} drafts {length}, verifies {width} (worth {choice.gain:.2f} tokens)"
+    start = f"row {row.number} at {len(row.history)}"
+    if draft is None:
+        return f"{start}: plain"
+    if chosen.probe:
+        return f"{start}: {draft.drafter} probed for {draft.length}, verifies {width}"
+    return (
+        f"{start}: {draft.drafter} drafts {draft.length}, verifies {width} (worth {chosen.gain:.2f} tokens)"
+    )

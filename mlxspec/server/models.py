@@ -79,7 +79,7 @@ class Known:
         facts = {
             "n_ctx": engine.max_context,
             "n_vocab": engine.model.vocab_size,
-            "drafters": ["suffix", *engine.chain.drafters],
+            "drafters": ["suffix", *engine.drafts.drafters],
             "draft": list(engine.spec.drafters),
             "policy": engine.spec.policy,
             "max_rows": engine.config.max_rows,

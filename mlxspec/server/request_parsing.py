@@ -301,7 +301,7 @@ def _drafters(draft: Any, engine: Engine) -> tuple[str, ...]:
     if draft in (True, "auto"):
         return engine.spec.drafters
     names = tuple(n.strip() for n in draft.split(",")) if isinstance(draft, str) else tuple(draft)
-    there = tuple(engine.chain.drafters)
+    there = tuple(engine.drafts.drafters)
     for name in drafter_names(names):
         if name not in (*there, *ALWAYS_THERE):
             loaded = ", ".join(("suffix", *there))

@@ -64,7 +64,7 @@ class Model:
     def costs(self) -> CostModel:
         """The costs that policy auto decides by, learned from whole rounds now."""
         measure(self.engine)
-        return self.engine.drafting.costs
+        return self.engine.policies.costs
 
     @cached_property
     def peer(self) -> Any:

@@ -96,7 +96,7 @@ def _first_difference(got: Sequence[int], wanted: Sequence[int]) -> int:
 def demo(here: Here, dtype: str) -> None:
     """The demo model with its own head, greedy and sampled."""
     engine = mlxspec.load("demo", draft=("ngram-simple", "mtp"), dtype=dtype)
-    ways = {"mtp 3": fixed(3), "chain": SpecConfig(drafters=tuple(engine.chain.drafters), policy="fixed")}
+    ways = {"mtp 3": fixed(3), "chain": SpecConfig(drafters=tuple(engine.drafts.drafters), policy="fixed")}
     ways["auto"] = SpecConfig(policy="auto")
     found = Compared()
     for work in read_workloads(engine, _WORKLOADS):

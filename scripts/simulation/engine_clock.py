@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.chain import Proposal
+from mlxspec.drafters.base import Draft
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.plan import RoundPlan
+from mlxspec.drafters.policy import ModelCall, RoundPlan
 from mlxspec.engine.engine import Engine
 from mlxspec.policy.costs import CostModel
 
@@ -58,11 +57,10 @@ class WatchedEngine:
         self.engine, self._answer = engine, Answer()
         self._drafts: list[tuple[int, int]] = []  # since the last round was read
         self._heard = 0  # tokens of the row that the model has run
-        chain, drafting = engine.chain, engine.drafting
-        self._took, self._ask, self._ask_all = drafting.took, chain.ask, chain.ask_all
-        drafting.took = self.took  # type: ignore[method-assign]
-        chain.ask, chain.ask_all = self.ask, self.ask_all  # type: ignore[method-assign]
-        for drafter in chain.drafters.values():
+        drafts = engine.drafts
+        self._learn, self._ask = drafts.learn, drafts._ask
+        drafts.learn, drafts._ask = self.learn, self.ask  # type: ignore[method-assign]
+        for drafter in drafts.drafters.values():
             if isinstance(drafter, ModelDrafter):
                 self._note_reading(drafter)
 
@@ -94,33 +92,28 @@ class WatchedEngine:
 
     # --- in place of the engine's own
 
-    def took(
-        self, rows: Sequence[int], num_tokens: int, seconds: float, *, ahead: bool, is_warm: bool
+    def learn(
+        self,
+        plan: RoundPlan,
+        numbers: Sequence[int],
+        num_tokens: int,
+        seconds: float,
+        *,
+        ahead: bool,
+        is_warm: bool,
     ) -> None:
         made = self.round_of(Round(num_tokens, tuple(self._drafts), seconds, ahead, is_warm))
         self._drafts = []
         self._answer.rounds.append(made)
-        self._took(rows, num_tokens, made.seconds, ahead=ahead, is_warm=made.is_warm)
+        self._learn(plan, numbers, num_tokens, made.seconds, ahead=ahead, is_warm=made.is_warm)
 
-    def ask(self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan) -> dict[int, Proposal]:
-        made = self._ask(drafter, asks, plan)
-        self._note_draft(drafter, asks, [made[a.row].draft.length for a in asks if a.row in made])
-        return made
-
-    def ask_all(
-        self, drafter: Drafter, asks: Sequence[Ask], plan: RoundPlan, *, looks: bool = True
-    ) -> list[Draft]:
-        made = self._ask_all(drafter, asks, plan, looks=looks)
-        self._note_draft(drafter, asks, [d.length for d in made])
-        return made
-
-    def _note_draft(self, drafter: Drafter, asks: Sequence[Ask], lengths: Sequence[int]) -> None:
-        if not isinstance(drafter, ModelDrafter) or not any(lengths):
-            return
-        (ask,) = asks
-        length = len(ask.history)
-        self._drafts.append((max(lengths), length - self._heard))
-        self._heard = length
+    def ask(self, *given: Any, **options: Any) -> tuple[list[Draft], ModelCall]:
+        made, call = self._ask(*given, **options)
+        if call.depth:
+            (row,) = call.rows
+            self._drafts.append((call.depth, len(row.history) - self._heard))
+            self._heard = len(row.history)
+        return made, call
 
     def _note_reading(self, drafter: ModelDrafter) -> None:
         prime, observe, heard = drafter.prime, drafter.observe_rounds, dict[int, int]()

@@ -34,14 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_used_beside_a_head_and_says_so(folder: Path) -> None:
     plain = mlxspec.load("demo", draft="off").generate(PROMPT, FEW)
     engine = mlxspec.load("demo", draft_model=str(folder), spec=FIXED)
-    assert list(engine.chain.drafters) == ["ngram-simple", "eagle3"]
+    assert list(engine.drafts.drafters) == ["ngram-simple", "eagle3"]
     assert any("--draft mtp,eagle3 uses both" in n for n in engine.notices)
     got = engine.generate(PROMPT, FEW, spec=SpecConfig(drafters=("eagle3",), policy="fixed"))
     assert got.tokens == plain.tokens
     assert got.stats.drafters["eagle3"].num_drafted > 0
     assert not got.stats.notices
     both = mlxspec.load("demo", draft="mtp,eagle3", draft_model=str(folder), spec=FIXED)
-    assert list(both.chain.drafters) == ["mtp", "eagle3"]
+    assert list(both.drafts.drafters) == ["mtp", "eagle3"]
 
 
 @pytest.mark.parametrize(

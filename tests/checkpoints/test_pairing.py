@@ -162,7 +162,7 @@ def test_a_pair_drafts_beside_the_models_own_head(hub: Machine) -> None:
     script = (
         "import json, sys, mlxspec\n"
         "e = mlxspec.load(sys.argv[1])\n"
-        "print(json.dumps([list(e.chain.drafters), e.notices]))"
+        "print(json.dumps([list(e.drafts.drafters), e.notices]))"
     )
 
     def drafters(name: str) -> tuple[list[str], list[str]]:

@@ -211,7 +211,7 @@ def test_turns_of_a_conversation(kind: str) -> None:
         assert (got.stats.num_cached > 0) == (turn > 0)
         text = [*text, *wanted.tokens, *range(30 + turn, 50)]
     ours, theirs = (
-        {tuple(h): x for h, _, _, x in made.chain.drafters["dflash"].drafted} for made in (warm, cold)
+        {tuple(h): x for h, _, _, x in made.drafts.drafters["dflash"].drafted} for made in (warm, cold)
     )
     assert ours.keys() == theirs.keys()
     for history, logits in ours.items():

@@ -11,10 +11,10 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.lookup import MAX_VOTES, NgramRow, ngram_lookup
 from mlxspec.errors import ConfigError
-from mlxspec.policy.drafting import Drafting
+from mlxspec.policy.fixed import Fixed
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -304,12 +304,12 @@ def test_rows_come_and_go_and_know_nothing_of_each_other(name: str) -> None:
 
 
 def test_p_min_trims_what_knows_probabilities() -> None:
-    """Host drafts with confidences pass through the chain's limits."""
+    """Host drafts with confidences pass through the row's limits."""
     text = [1, 2, 3] * 2 + [1, 2, 4, 5] + [1, 2, 3, 1]
     for p_min, expected in ((0.0, [2, 3, 1, 2]), (0.8, [2]), (0.95, None)):
-        drafting = Drafting(Chain([ngram_lookup("ngram-map-k4v", 1, 4)]))
+        drafts = Drafts([ngram_lookup("ngram-map-k4v", 1, 4)], 8)
         spec = SpecConfig(drafters=("ngram-map-k4v",), ngram_m=4, p_min=p_min)
-        drafting.begin(0, spec, RowSampler(SamplingParams(), text, 8))
-        drafting.observe(0, text, None)
-        won = drafting.propose(drafting.plan({0: 9}, {0: text}, 8))
-        assert (won[0].draft.tokens if won else None) == expected, p_min
+        drafts.begin(0, text, spec, RowSampler(SamplingParams(), text, 8), Fixed())
+        drafts.hear(0, text, None)
+        draft = drafts.propose({0: 9}).draft(0)
+        assert (draft.tokens[: draft.width] or None) == expected, p_min

@@ -258,7 +258,7 @@ def play(made: Case, engine: Engine | None = None) -> Counter[str]:
 def _play(made: Case, engine: Engine | None) -> Counter[str]:
     counts: Counter[str] = Counter()
     engine, plain_ = engine or drafting_engine(made), plain_engine(made)
-    told = [d for d in engine.chain.drafters.values() if isinstance(d, (equality.Nudged, equality.Oracle))]
+    told = [d for d in engine.drafts.drafters.values() if isinstance(d, (equality.Nudged, equality.Oracle))]
     texts: list[list[int]] = [[] for _ in made.turns[0]]
     going = list(range(len(texts)))
     for turn, asks in enumerate(made.turns):

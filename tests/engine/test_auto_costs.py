@@ -114,11 +114,11 @@ def loaded() -> Engine:
         spec=SpecConfig(drafters=("mtp",), policy="auto"),
         config=EngineConfig(prefix_budget=0),
     )
-    drafters, config = engine.chain.drafters, engine.config
+    drafters, config = engine.drafts.drafters, engine.config
     file = CostFile.of(target, drafters, config, engine.name)
     costs = measure.kept_costs(target, drafters, file.data())
     file.follow(costs)
-    engine.drafting.follow(Controller(costs))
+    engine.policies.follow(Controller(costs))
     return engine
 
 

@@ -14,13 +14,13 @@ from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.chain import Chain
 from mlxspec.drafters.draft_model import DraftModel
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.request import Request
 from mlxspec.engine.round import sample_round
 from mlxspec.kernels.flat import FlatRows
-from mlxspec.policy.drafting import Drafting, Proposal
+from mlxspec.policy.fixed import Fixed
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
@@ -92,10 +92,10 @@ def test_penalties_at_drafted_positions_are_those_of_each_rows_own_text() -> Non
             )
             request.accept(answer)
             requests.append(request)
-            proposals.append(Proposal(drafter="g", draft=Draft.of(draft)) if draft else Proposal())
+            proposals.append(Draft.of(draft)._replace(drafter="g", width=len(draft)))
             flat += [answer[-1], *draft]
             texts += [(request.params, prompt, answer + draft[:i]) for i in range(len(draft) + 1)]
-        rows = FlatRows(tuple(1 + p.draft.length for p in proposals))
+        rows = FlatRows(tuple(1 + draft.width for draft in proposals))
         logits = (rng.standard_normal((rows.num_tokens, SIZE)) * 0.7).astype(np.float32)
         found = sample_round(requests, proposals, mx.array(flat, mx.int32), mx.array(logits))
         wanted = [int(np.argmax(penalized(x, *text))) for x, text in zip(logits, texts, strict=True)]
@@ -269,16 +269,16 @@ def test_p_min_goes_by_the_likeliest_token(p_min: float) -> None:
     draft = (np.random.default_rng(2).standard_normal((size, size)) * 1.8).astype(np.float32)
     q = softmax(draft)
     unlikely = shorter = 0
-    drafting = Drafting(Chain([DraftModel(Table(draft), size)]))
+    drafts = Drafts([DraftModel(Table(draft), size)], size)
     spec = SpecConfig(drafters=("draft-model",), n_max=depth, p_min=p_min, policy="fixed")
     for row in range(60):
         sampler = RowSampler(SamplingParams(temperature=1.0, seed=row), [0], size)
         first = row % size
-        drafting.begin(row, spec, sampler)
-        drafting.observe(row, [first], None)
-        proposal = drafting.propose(drafting.plan({row: depth}, {row: [first]}, size)).get(row, Proposal())
-        drafting.close(row)
-        tokens = np.asarray(proposal.draft.tokens).astype(int).tolist()
+        drafts.begin(row, [first], spec, sampler, Fixed())
+        drafts.hear(row, [first], None)
+        found = drafts.propose({row: depth}).draft(row)
+        drafts.close(row)
+        tokens = np.asarray(found.tokens)[: found.width].astype(int).tolist()
         before = [first, *tokens]
         for place, token in enumerate(tokens):
             assert q[before[place]].max() >= p_min

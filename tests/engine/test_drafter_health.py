@@ -33,7 +33,7 @@ SIZE = SamplingParams(max_tokens=60)
 def damaged() -> Engine:
     """The demo with a draft model whose vocabulary is mixed up."""
     engine = mlxspec.load("demo", draft="draft-model")
-    model: Any = engine.chain.drafters["draft-model"].model  # type: ignore[attr-defined]
+    model: Any = engine.drafts.drafters["draft-model"].model  # type: ignore[attr-defined]
     order = mx.random.permutation(model.vocab_size, key=mx.random.key(0))
     embedding = model.language_model.model.embed_tokens
     embedding.weight = embedding.weight[order]

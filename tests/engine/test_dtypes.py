@@ -50,7 +50,7 @@ def test_exact_gives_the_bits_of_plain_decoding(form: str) -> None:
     for drafter in drafters:
         if isinstance(drafter, (equality.Nudged, equality.Oracle)):
             drafter.learn([[*p, *r.tokens] for p, r in zip(requests()[0], alone, strict=True)])
-    for names in (("mtp",), tuple(made.chain.drafters)):
+    for names in (("mtp",), tuple(made.drafts.drafters)):
         results = made.generate(*requests(), spec=spec(*names, n_max=12, ngram_m=16))
         results += [
             made.generate(p, s, spec=spec(*names, n_max=12, ngram_m=16))

@@ -82,7 +82,7 @@ def test_an_end_token_inside_a_draft(place: int, temperature: float) -> None:
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
     drafter = equality.Oracle([[*PROMPTS[3], *tokens]])
     for drafters in ([], [drafter], None):
-        loaded = equality.engine(drafters).chain.drafters
+        loaded = equality.engine(drafters).drafts.drafters
         wish = spec(*loaded, ngram_m=80)
         engine = Engine(tiny_models.target(), tokenizer, drafters=list(loaded.values()), spec=wish)
         result = engine.generate(PROMPTS[3], params, spec=wish)

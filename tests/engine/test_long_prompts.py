@@ -109,7 +109,7 @@ def test_the_mtp_head_reads_a_long_prompt_in_pieces(policy: str) -> None:
     while not made.is_idle:
         made.step()
         state = mtp._rows.get(request.number)
-        waiting = made.chain._rows.get(request.number)
+        waiting = made.drafts._rows.get(request.number)
         held = 0 if state is None else len(state.tokens)
         held += 0 if waiting is None else sum(len(tokens) for tokens, _ in waiting.unheard)
         most = max(most, held)

@@ -79,7 +79,7 @@ def test_a_load_runs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("mlxspec.engine.load.check_head", lambda *_: None)  # reads texts to judge a head
     engine = load("demo")
     assert ran == []
-    assert engine.drafting.costs.is_guess("mtp", "greedy")
+    assert engine.policies.costs.is_guess("mtp", "greedy")
     engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
     assert "forward" in ran
 

@@ -154,7 +154,7 @@ def same(found: Sequence[Result], wanted: Sequence[Result], scene: str) -> None:
 def made(drafter: Own, policy: str) -> Engine:
     engine = equality.engine([drafter, ngram_lookup("ngram-simple", 3, 12)])
     if policy == "auto":
-        engine.drafting.follow(Controller(known_costs({1: 1.0, 2: 1.0})))
+        engine.policies.follow(Controller(known_costs({1: 1.0, 2: 1.0})))
     drafter.engine = engine
     return engine
 

@@ -285,7 +285,7 @@ def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int) -> Non
     assert ahead._pipeline.is_open
     assert not waiting._pipeline.is_open
     ahead._pipeline.drop(ahead._rows.cache)
-    heads = [own.chain.drafters["mtp"] for own in engines]
+    heads = [own.drafts.drafters["mtp"] for own in engines]
     assert ahead._rows.cache.lengths == waiting._rows.cache.lengths
     assert heads[0]._order == heads[1]._order
     for place, name in enumerate(heads[0]._order):
@@ -351,7 +351,7 @@ def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rou
         assert list(own._rows.parked) == many[:1]
         assert own._pipeline.is_open == (own is engines[0])
         own._pipeline.drop(own._rows.cache)
-        head = own.chain.drafters["mtp"]
+        head = own.drafts.drafters["mtp"]
         keys = head._cache.layers[0].keys
         rows = zip(head._order, head._cache.lengths, strict=True)
         cells.append({r: (n, np.asarray(keys[i][0, :, :n])) for i, (r, n) in enumerate(rows)})
@@ -430,7 +430,7 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_goes_on(at: int) -> N
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_head_that_fails_ends_for_its_rows_and_the_text_goes_on(when: str) -> None:
     own = engine()
-    drafter = own.chain.drafters["mtp"]
+    drafter = own.drafts.drafters["mtp"]
     real, left = drafter._go_on, [4]
 
     def failing(*args):

@@ -149,7 +149,7 @@ def test_a_text_goes_on_behind_the_last_turn_that_its_head_drafted_for(turns: tu
         request = made.submit(text, SAMPLED, spec=spec("mtp"))
         while not made.num_running or made._prefills:
             made.step()
-        head = made.chain.drafters["mtp"]
+        head = made.drafts.drafters["mtp"]
         length = head._cache.lengths[0] + head.skips
         got[which] = [np.asarray(x) for x in head.snapshot(request.number, length, 0).arrays]
         assert len(text) <= length < len(text) + request.num_generated  # what stood of a draft is behind

@@ -250,7 +250,7 @@ def test_images_continue_behind_a_restart_with_the_same_tower_only(tmp_path: Pat
         wanted = made(tower, drafting, None).generate(asked, GREEDY, spec=wish)
         assert got.tokens == wanted.tokens, name
         found[name] = got.stats.num_cached
-        drafter = again.chain.drafters["draft-model"]
+        drafter = again.drafts.drafters["draft-model"]
         if name == "same":
             assert again.vision.tower.runs == drafter._vision.tower.runs == []
         elif name == "other tower of the draft model":

@@ -14,7 +14,6 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain import Proposal
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.round import sample_round
@@ -186,7 +185,7 @@ def test_a_drafts_masks_are_the_same_wherever_its_tokens_are(on_device: bool) ->
     rows = FlatRows((len(draft) + 1,))
     chosen = sample_round(
         [request],
-        [Proposal(drafter="mtp", draft=Draft(len(draft), tokens))],
+        [Draft(len(draft), tokens, drafter="mtp", width=len(draft))],
         mx.array([7, *draft], mx.int32),
         mx.zeros((rows.num_tokens, tiny_models.VOCAB)),
     )

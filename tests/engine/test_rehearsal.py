@@ -54,8 +54,8 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     engine = make()
     runners = Runners(engine.model.language_model.model.layers)  # type: ignore[attr-defined]
     monkeypatch.setattr(engine.model._segments, "runners", runners)  # others have used this model
-    engine.drafting.follow(Controller(known_costs({1: 0.01, 2: 0.01})))  # drafting and verifying are free
-    for each in (engine.drafting.auto, engine.drafting.auto.control.costs.curve(0)):  # type: ignore[union-attr]
+    engine.policies.follow(Controller(known_costs({1: 0.01, 2: 0.01})))  # drafting and verifying are free
+    for each in (engine.policies.auto, engine.policies.auto.control.costs.curve(0)):  # type: ignore[union-attr]
         if hasattr(each, "refine"):
             monkeypatch.setattr(each, "refine", lambda *_, **__: None)
     engine.generate([PROMPT], SamplingParams(max_tokens=1))  # prompts compile by their own length
@@ -76,20 +76,20 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
 def test_each_width_of_the_ladder_and_each_model_run_twice() -> None:
     """The first run of a shape compiles, and so does the first that takes back what that one tried."""
     engine, widths = make(), []
-    engine.drafting.follow(Controller(known_costs({1: 0.01, 2: 0.01})))
-    engine.drafting.costs.guesses["mtp"] = DraftCost(step=0.1)
-    took = engine.drafting.took
+    engine.policies.follow(Controller(known_costs({1: 0.01, 2: 0.01})))
+    engine.policies.costs.guesses["mtp"] = DraftCost(step=0.1)
+    learn = engine.drafts.learn
 
-    def seen(rows, num_tokens, *args, **more):  # type: ignore[no-untyped-def]
+    def seen(plan, rows, num_tokens, *args, **more):  # type: ignore[no-untyped-def]
         widths.append(num_tokens)
-        took(rows, num_tokens, *args, **more)
+        learn(plan, rows, num_tokens, *args, **more)
 
-    engine.drafting.took = seen  # type: ignore[method-assign]
+    engine.drafts.learn = seen  # type: ignore[method-assign]
     for _ in rehearse(engine):
         pass
     for width in [w for w in LADDER if w <= 16]:
         assert widths.count(width) >= 2, width
-    assert not engine.drafting.costs.is_guess("mtp", "greedy")
+    assert not engine.policies.costs.is_guess("mtp", "greedy")
     assert list(rehearse(engine)) == []  # nothing is left to be run
 
 
@@ -100,14 +100,14 @@ def test_measuring_learns_each_width_and_keeps_it(
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
     engine = make(policy)
     path = measure(engine)
-    costs = engine.drafting.costs
+    costs = engine.policies.costs
     assert set(costs.curve(0).known) >= {w for w in LADDER if w <= 16}
     assert [*costs.drafts] == [("mtp", "greedy")]
     assert costs.acceptance == {}  # these texts are nobody's
     kept = measure_module.kept_costs(
         engine.model,
-        engine.chain.drafters,
-        CostFile.of(engine.model, engine.chain.drafters, engine.config, engine.name).data(),
+        engine.drafts.drafters,
+        CostFile.of(engine.model, engine.drafts.drafters, engine.config, engine.name).data(),
     )
     assert path.is_file()
     assert kept.curve(0).seconds(4) == pytest.approx(costs.curve(0).seconds(4))
@@ -120,7 +120,7 @@ def test_measuring_runs_each_width_also_of_an_engine_whose_drafts_are_short(
     engine = make()
     engine.spec = SpecConfig(drafters=("mtp",), policy="fixed")  # three tokens
     measure(engine)
-    assert set(engine.drafting.costs.curve(0).known) >= {w for w in LADDER if w <= 16}
+    assert set(engine.policies.costs.curve(0).known) >= {w for w in LADDER if w <= 16}
 
 
 def test_who_comes_while_an_engine_rehearses_is_answered_as_without() -> None:

@@ -132,7 +132,7 @@ class Failing:
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5, 8])
 def test_a_failing_forward_leaves_an_engine_that_works(at: int, drafters: tuple[str, ...]) -> None:
     some, params, plain = wanted()
-    engine = Engine(Failing(at), tiny_models.tokenizer(), drafters=equality.engine().chain.drafters.values())
+    engine = Engine(Failing(at), tiny_models.tokenizer(), drafters=equality.engine().drafts.drafters.values())
     results = engine.generate(some[:3], [params[1]] * 3, spec=spec(*drafters))
     failed = [r for r in results if r.finish_reason == "error"]
     assert len(failed) >= 1

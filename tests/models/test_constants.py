@@ -43,7 +43,7 @@ def is_computed(array: mx.array, folder: Path) -> bool:
 
 
 def models(engine: Engine) -> dict[str, Any]:
-    drafters = engine.chain.drafters.items()
+    drafters = engine.drafts.drafters.items()
     return {"target": engine.model} | {name: vars(drafter) for name, drafter in drafters}
 
 

@@ -244,7 +244,7 @@ def test_a_head_that_predicts_nothing_costs_a_notice(
             (notice,) = [n for n in engine.notices if "MTP head" in n]
             assert "damaged, or it was made for another model" in notice
             result = engine.generate(PROMPT, SIZE)
-            assert "mtp" not in engine.chain.drafters
+            assert "mtp" not in engine.drafts.drafters
             assert "mtp" not in result.stats.drafters
     with mlxspec.load(str(folder), draft="off") as plain:
         assert plain.generate(PROMPT, SIZE).tokens == result.tokens
@@ -262,7 +262,7 @@ def test_a_damaged_head_costs_a_notice(
             (notice,) = [n for n in engine.notices if "MTP head" in n]
             assert says in notice
             assert notice.isprintable()
-            assert "mtp" not in engine.chain.drafters
+            assert "mtp" not in engine.drafts.drafters
     with pytest.raises(ModelError, match=f"{says}.*leave `mtp` out"):
         mlxspec.load(str(folder), draft="mtp")
 

@@ -67,7 +67,7 @@ def test_published_layouts(zoo: Zoo, kind: str, dtype: mx.Dtype, dialect: str, t
     # random drafters are hardly ever right, of which there is a notice
     assert not [n for r in drafted for n in r.stats.notices if "hardly ever right" not in n]
     # what a draft costs does not grow with its length, until it has been measured
-    cost = likely_draft(made.chain.drafters["dflash"], made.model)
+    cost = likely_draft(made.drafts.drafters["dflash"], made.model)
     assert 0 < cost.seconds(1, 1) == cost.seconds(8, 1)
     auto = mlxspec.load(str(target), draft="dflash", draft_model=str(drafter))
     assert [r.tokens for r in auto.generate(PROMPTS, ANSWER)] == [r.tokens for r in plain]
@@ -86,7 +86,7 @@ def test_the_speculators_layout(zoo: Zoo, num_rows: int | None, kind: str, tmp_p
     ]
     target = str(target_of(zoo))
     made = [mlxspec.load(target, draft="dflash", draft_model=str(f), spec=FIXED) for f in folders]
-    one, two = (e.chain.drafters["dflash"].model for e in made)
+    one, two = (e.drafts.drafters["dflash"].model for e in made)
     assert not any("not known here" in n for n in made[1].notices)
     assert (two.config.layer_ids, two.config.num_drafts) == (one.config.layer_ids, one.config.num_drafts)
     hidden = mx.random.normal((3, 64))
@@ -139,7 +139,7 @@ def test_never_computed_in_float16(zoo: Zoo, tmp_path: Path) -> None:
     """Sums of several layers' outputs do not fit there."""
     drafter = write(tmp_path / "drafter", "DFlash", dtype=mx.float16)
     made = mlxspec.load(str(target_of(zoo)), draft="dflash", draft_model=str(drafter), dtype="float16")
-    model = made.chain.drafters["dflash"].model
+    model = made.drafts.drafters["dflash"].model
     assert made.model.dtype == mx.float16
     assert model.dtype == mx.bfloat16
     assert made.generate(PROMPTS[0], ANSWER, spec=SpecConfig(drafters=("dflash",), policy="fixed")).tokens

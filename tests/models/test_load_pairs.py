@@ -106,12 +106,12 @@ def test_an_assistant_proposes_from_rows_of_its_own_head(tmp_path: Path) -> None
     assert [r.tokens for r in drafted] == [r.tokens for r in (*plain, plain[0])]
     counts = [r.stats.drafters["mtp"] for r in drafted]
     assert 0 < sum(c.num_accepted for c in counts) < sum(c.num_drafted for c in counts)
-    drafter = engine.chain.drafters["mtp"]
+    drafter = engine.drafts.drafters["mtp"]
     assert 0 < drafter.reads.head == drafter.reduced.weight_bytes
     target, assistant = gemma_pair(tmp_path / "clusters", "gemma4-dense", 12)
     engine = mlxspec.load(str(target), draft="mtp", draft_model=str(assistant), spec=spec)
     assert any("--draft-vocab is not used: the assistant scores clusters" in n for n in engine.notices)
-    assert engine.chain.drafters["mtp"].reduced is None
+    assert engine.drafts.drafters["mtp"].reduced is None
 
 
 def test_a_gemma_4_assistant_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_a_head_that_is_little_of_the_bytes_stays_whole() -> None:
 
 
 def parts_of(engine: mlxspec.Engine) -> HeadRows:
-    drafter = engine.chain.drafters["mtp"]
+    drafter = engine.drafts.drafters["mtp"]
     assert isinstance(drafter, Mtp)
     assert drafter.reduced is not None
     return drafter.reduced.head
@@ -136,15 +136,15 @@ def test_the_default_of_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> N
     assert len([n for n in made.notices if "proposes over 700 of 2048" in n]) == 2
     assert len(parts_of(made).ids) == 700
     every = mlxspec.load("demo", draft="mtp", spec=SpecConfig(policy="fixed", draft_vocab=0))
-    assert every.chain.drafters["mtp"].reduced is None
+    assert every.drafts.drafters["mtp"].reduced is None
     report = inspect("demo", draft_model=str(demo_folder("draft")))
     assert isinstance(report, InspectReport)
     told = {d.name: d.proposing for d in report.drafters if d.proposing is not None}
     assert told.keys() == {"mtp", "draft-model"}
-    for name, drafter in made.chain.drafters.items():
+    for name, drafter in made.drafts.drafters.items():
         assert told[name].num_rows == 700
         assert told[name].reduced == int(drafter.reads.bytes())
-    assert report.memory.drafter_weights == sum(d.weight_bytes for d in made.chain.drafters.values())
+    assert report.memory.drafter_weights == sum(d.weight_bytes for d in made.drafts.drafters.values())
 
 
 def test_inspecting_tells_what_a_drafted_token_reads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,7 +190,7 @@ def test_a_head_of_floats_is_kept_in_4_bits_beside_a_quantized_model(
     for bits, packed in ((4, True), (8, True), (16, False)):
         spec = SpecConfig(policy="fixed", draft_bits=bits, draft_vocab=512)
         made = mlxspec.load(str(folder), draft="mtp", spec=spec)
-        head = made.chain.drafters["mtp"].model
+        head = made.drafts.drafters["mtp"].model
         names = [name for name, _ in tree_flatten(head.parameters()) if name.endswith(".scales")]
         assert bool(names) == packed
         assert any("kept in" in n for n in made.notices) == packed

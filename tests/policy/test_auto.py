@@ -44,14 +44,14 @@ def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float
     )
     # the machine at hand is not what is tested
     costs.took = lambda curve, width, calls, _: costs.seconds(curve, width, calls)  # type: ignore[method-assign]
-    made.drafting.follow(Controller(costs))
+    made.policies.follow(Controller(costs))
     return made
 
 
 def asked_lately(made: Engine) -> None:
     """No probe of a drafter is due."""
     for name in ("mtp", "draft-model"):
-        made.drafting.costs.accepted("greedy", name).asked_at = 0
+        made.policies.costs.accepted("greedy", name).asked_at = 0
 
 
 PARAMS = {
@@ -96,8 +96,8 @@ def test_where_verifying_is_free_much_is_drafted() -> None:
 def test_where_every_token_costs_a_step_rounds_are_plain_and_run_ahead() -> None:
     made = engine(LINEAR, step=0.5)
     lines: list[str] = []
-    assert made.drafting.auto is not None
-    made.drafting.auto.log = lines.append
+    assert made.policies.auto is not None
+    made.policies.auto.log = lines.append
     result = made.generate(PROMPTS[1], PARAMS["greedy"])
     assert result.stats.num_drafted == 0
     assert result.stats.num_rounds == 39
@@ -143,8 +143,8 @@ def test_rows_at_rest_do_not_keep_one_that_always_drafts_from_drafting() -> None
 
 def test_at_rest_models_are_weighed_now_and_then() -> None:
     made = engine(LINEAR, step=0.5)
-    assert made.drafting.auto is not None
-    control, weighed = made.drafting.auto.control, []
+    assert made.policies.auto is not None
+    control, weighed = made.policies.auto.control, []
     choose = control.choose
     control.choose = lambda *args, **more: (weighed.append(made.stats.num_rounds), choose(*args, **more))[1]  # type: ignore
     long = SamplingParams(max_tokens=100, ignore_eos=True, temperature=5.0)
@@ -182,11 +182,11 @@ def test_an_engine_that_nobody_calibrated_begins_with_guesses() -> None:
         drafters=[ngram_lookup("ngram-simple", 3, 12)],
         spec=SpecConfig(drafters=("ngram-simple",), policy="auto"),
     )
-    assert made.drafting.auto is None
+    assert made.policies.auto is None
     wanted = Engine(target).generate(PROMPTS[0], PARAMS["greedy"])
     assert made.generate(PROMPTS[0], PARAMS["greedy"]).tokens == wanted.tokens
-    assert made.drafting.auto is not None
-    costs = made.drafting.auto.control.costs
+    assert made.policies.auto is not None
+    costs = made.policies.auto.control.costs
     assert costs.curve(0).num_rounds > 0  # answers have replaced guesses
     assert 0 < costs.curve(0).seconds(1) < 60  # a plain round of a tiny model, on however busy a machine
 
@@ -194,14 +194,14 @@ def test_an_engine_that_nobody_calibrated_begins_with_guesses() -> None:
 @pytest.mark.parametrize(("widths", "step"), [(FLAT, 0.001), (LINEAR, 0.5)], ids=["flat", "linear"])
 def test_models_have_read_the_prompt_when_the_answer_begins(widths: dict[int, float], step: float) -> None:
     made = engine(widths, step=step)
-    auto, seen = made.drafting.auto, []
+    auto, seen = made.policies.auto, []
     assert auto is not None
     asked_lately(made)
-    propose = auto.propose
+    choose = auto.choose
     request = made.submit(PROMPTS[1], PARAMS["greedy"])
-    heads = {n: made.chain.drafters[n] for n in ("mtp", "draft-model")}
-    auto.propose = (  # type: ignore[method-assign]
-        lambda *a: seen.append({n: d.num_queued(request.number) for n, d in heads.items()}) or propose(*a)  # type: ignore
+    heads = {n: made.drafts.drafters[n] for n in ("mtp", "draft-model")}
+    auto.choose = (  # type: ignore[method-assign]
+        lambda *a: seen.append({n: d.num_queued(request.number) for n, d in heads.items()}) or choose(*a)  # type: ignore
     )
     while not seen:
         made.step()
@@ -231,13 +231,13 @@ def test_a_process_that_knows_no_costs_chooses_behind_its_first_plain_round() ->
     """That round tells how long the others take; a second one would be launched before it is read."""
     made, widths = engine(FLAT), list[int]()
     made.follow(CostModel(FLAT, {name: DraftCost(step=0.01) for name in ("mtp", "draft-model")}))
-    took = made.drafting.took
+    learn = made.drafts.learn
 
-    def seen(rows, num_tokens, seconds, *, ahead, is_warm):  # type: ignore[no-untyped-def]
+    def seen(plan, rows, num_tokens, seconds, *, ahead, is_warm):  # type: ignore[no-untyped-def]
         widths.append(num_tokens)
-        took(rows, num_tokens, 1.0, ahead=ahead, is_warm=True)
+        learn(plan, rows, num_tokens, 1.0, ahead=ahead, is_warm=True)
 
-    made.drafting.took = seen  # type: ignore[method-assign]
+    made.drafts.learn = seen  # type: ignore[method-assign]
     made.generate(PROMPTS[0], PARAMS["greedy"])
     assert widths[0] == 1 < widths[1]
 
@@ -260,8 +260,8 @@ def test_events_tell_which_text_was_drafted() -> None:
 @pytest.mark.parametrize("widths", [FLAT, LINEAR], ids=["flat", "linear"])
 def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widths: dict[int, float]) -> None:
     made = engine(widths, step=0.5)
-    assert made.drafting.auto is not None
-    control, told = made.drafting.auto.control, []
+    assert made.policies.auto is not None
+    control, told = made.policies.auto.control, []
     spent = control.spent
 
     def seen(parts, num_rows, width, *a, num_rounds=1, **more):  # type: ignore[no-untyped-def]
@@ -299,8 +299,8 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
         drafters=[Listener("ngram-simple", lambda: NgramRow("ngram-simple", 3, 12))],
         spec=SpecConfig(drafters=("ngram-simple",), policy="auto"),
     )
-    made.drafting.follow(Controller(known_costs(LINEAR)))
-    made.drafting.auto.control.costs.curve(0, 3).refine = lambda *args, **more: 0.0  # type: ignore[union-attr, method-assign]
+    made.policies.follow(Controller(known_costs(LINEAR)))
+    made.policies.auto.control.costs.curve(0, 3).refine = lambda *args, **more: 0.0  # type: ignore[union-attr, method-assign]
     prompts = [list(range(i, i + 20)) for i in (0, 30, 60)]
     requests = [
         made.submit(p, SamplingParams(max_tokens=60, ignore_eos=True, temperature=5.0)) for p in prompts
@@ -323,10 +323,10 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
 ) -> None:
     """A refusal takes microseconds, and the first drafts replace a guess."""
     made, seen, asked = engine(), [], []
-    assert made.drafting.auto is not None
+    assert made.policies.auto is not None
     # how long rounds take on this machine is not what is tested
     monkeypatch.setattr(
-        made.drafting.auto.control,
+        made.policies.auto.control,
         "spent",
         lambda parts, num, width, seconds, decision=None, **_: seen.extend(
             decision.calls if decision else ()
@@ -335,7 +335,7 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     made.generate(PROMPTS[1], PARAMS["greedy"])
     assert "mtp" in {call.name for call in seen}
     seen.clear()
-    made.drafting.auto.control.costs.acceptance.clear()  # as willing to ask as before
+    made.policies.auto.control.costs.acceptance.clear()  # as willing to ask as before
 
     def silent(self: Mtp, asks, sampler) -> list:
         asked.append(len(asks))
@@ -351,9 +351,9 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
     "rows with constraints are learned beside the others",
     "mlxspec.policy.auto:Auto.begin",
     lambda right: (
-        lambda self, state: (
-            right(self, state),
-            vars(self)["_rows"].__setitem__(state.row, auto.AutoRow("sampled", 2.0)),
+        lambda self, row: (
+            right(self, row),
+            vars(self)["_rows"].__setitem__(row.number, self.control.row("sampled")),
         )[0]
     ),
 )
@@ -369,4 +369,4 @@ def test_rows_are_learned_by_how_they_are_sampled() -> None:
     asked = {"greedy": {}, "sampled": {"temperature": 1.0}, "constrained": {"bad_words": ("zz",)}}
     for num, more in enumerate(asked.values()):
         made.generate(PROMPTS[0], SamplingParams(max_tokens=4 + num, ignore_eos=True, seed=1, **more))
-        assert set(made.drafting.costs.lengths) == set(list(asked)[: num + 1])
+        assert set(made.policies.costs.lengths) == set(list(asked)[: num + 1])

@@ -11,16 +11,16 @@ import pytest
 from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.drafters import chain
+from mlxspec.drafters import drafts as drafts_module
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.dflash import DFlashDrafter
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Acceptance
-from mlxspec.policy.auto import Auto
 from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Controller, PolicyRow
 from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
@@ -49,7 +49,7 @@ def engine(*names: str, widths: dict[int, float] = CHEAP, step: float = 0.02, **
     made = Engine(tiny_models.target(), tiny_models.tokenizer(), drafters=[*map(drafter, names)], spec=spec)
     costs = known_costs(widths, {name: DraftCost(step=step) for name in names if name in MODELS})
     made.follow(costs)
-    policy = made.drafting.auto
+    policy = made.policies.auto
     assert policy is not None
     policy.runs_ahead = True  # as on a GPU
     spent = policy.control.spent
@@ -79,25 +79,25 @@ def plain(number: int, params: SamplingParams) -> tuple[int, ...]:
 def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many drafts of models were read before they were verified, call by call."""
     found: list[int] = []
-    real = chain.submitted_on_host
+    real = drafts_module.submitted_on_host
 
     def seen(drafts: Any, states: Any) -> Any:
         lazy = sum(d.length > 0 and not isinstance(d.tokens, list) for d in drafts)
         found.extend([lazy] * (lazy > 0))
         return real(drafts, states)
 
-    monkeypatch.setattr(chain, "submitted_on_host", seen)
+    monkeypatch.setattr(drafts_module, "submitted_on_host", seen)
     return found
 
 
 @catches(
     "every round of a model's drafts waits for the one before it",
-    "mlxspec.policy.auto:Auto.propose_behind",
-    lambda right: lambda self, plan: None,
+    "mlxspec.drafters.drafts:Drafts.propose",
+    lambda right: lambda self, rooms, unread=None: right(self, rooms) if unread is None else None,
 )
 @catches(
     "drafts are read before they are verified, to cut them",
-    "mlxspec.drafters.chain_row:ChainRow.is_blind",
+    "mlxspec.drafters.row:DraftRow.is_blind",
     lambda right: property(lambda self: False),
 )
 @pytest.mark.parametrize("name", MODELS)
@@ -132,17 +132,18 @@ def test_texts_are_those_of_plain_decoding(names: tuple[str, ...]) -> None:
 def _told_at_once(right: Callable[..., Any]) -> Callable[..., Any]:
     """What was drafted behind a round is compared with that round's own tokens."""
 
-    def submit(self: Auto, *args: Any, **options: Any) -> Any:
+    def propose(self: Drafts, *args: Any, **options: Any) -> Any:
         found = right(self, *args, **options)
-        self.take_up({row: proposal.decided for row, proposal in (found or {}).items()})
+        if found is not None:
+            self.take_up(found)
         return found
 
-    return submit
+    return propose
 
 
 @catches(
     "a draft is judged by the text of the round in front of it",
-    "mlxspec.policy.auto:Auto._submit",
+    "mlxspec.drafters.drafts:Drafts.propose",
     _told_at_once,
 )
 def test_a_draft_is_judged_by_the_text_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,20 +188,24 @@ def test_rows_that_come_and_go_while_rounds_overlap(seed: int) -> None:
 def test_a_probe_waits_for_the_round_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compared with the text behind it, so that text is read first. Here each draft behind an unread round is one."""
     own, found = engine("mtp"), list[object]()
-    policy, right = own.drafting.auto, Auto.propose_behind
+    policy, right = own.policies.auto, Drafts.propose
     assert policy is not None
 
-    def behind(self: Auto, plan: Any) -> Any:
-        choose = self.control.choose
+    def behind(self: Drafts, rooms: Any, unread: Any = None) -> Any:
+        if unread is None:
+            return right(self, rooms)
+        choose = policy.control.choose
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                self.control, "choose", lambda *given: [c._replace(probe=c != PLAIN) for c in choose(*given)]
+                policy.control,
+                "choose",
+                lambda *given: [c._replace(probe=c != PLAIN) for c in choose(*given)],
             )
-            made = right(self, plan)
-        found.append(made)
+            made = right(self, rooms, unread)
+        found.append(made if made is None or any(d.width for d in made.drafts.values()) else None)
         return made
 
-    monkeypatch.setattr(Auto, "propose_behind", behind)
+    monkeypatch.setattr(Drafts, "propose", behind)
     assert own.generate(PROMPTS[3], asked(3)).tokens == plain(3, asked(3))
     assert found == [None] * len(found)
     assert len(found) > 5
@@ -216,7 +221,7 @@ def test_an_answer_that_ends_inside_a_round_drops_the_next() -> None:
         )
         stopped = asked(number, stop=(text[25:28],))
         assert own.generate(PROMPTS[number], stopped).tokens == plain(number, stopped)
-    policy = own.drafting.auto
+    policy = own.policies.auto
     assert own.stats.num_unread > 0
     assert policy is not None
     assert not policy._rows
@@ -228,7 +233,7 @@ def test_where_nobody_drafts_any_more_rounds_are_plain_and_rest() -> None:
     request = own.submit(PROMPTS[2], asked(2, 100))
     while own.stats.num_rounds < 12:
         own.step()
-    policy = own.drafting.auto
+    policy = own.policies.auto
     assert policy is not None
     assert own._pipeline.is_open
     policy.control.costs.drafts["mtp", "greedy"] = DraftCost(step=9.0)  # dear from here on
@@ -249,13 +254,13 @@ def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
     requests = [own.submit(PROMPTS[n], asked(n, 60)) for n in (1, 4)]
     while not own._pipeline.is_open or own.stats.num_rounds < 8:
         own.step()
-    policy, head = own.drafting.auto, own.chain.drafters["mtp"]
+    policy, head = own.policies.auto, own.drafts.drafters["mtp"]
     own.cancel(requests[0].number)
     assert policy is not None
     assert not own._pipeline.is_open
-    (row,) = policy._rows.values()
+    row = own.drafts.row(requests[1].number)
     assert head.num_queued(requests[1].number) > 0  # type: ignore[attr-defined]
-    assert all(w.offer is not None for w in row.waiting)
+    assert all(waiting.draft.is_read for waiting in row.waiting)
     while not own.is_idle:
         own.step()
     assert tuple(Result.of(requests[1]).tokens) == plain(4, asked(4, 60))
@@ -284,18 +289,18 @@ def test_a_round_behind_an_unread_one_is_paid_beside_its_worst_case() -> None:
 def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that is never right, and that the controller takes for good each time anew."""
     own = engine("mtp", widths={1: 1.0, 2: 1.2, 4: 1.5, 8: 2.5}, step=0.1)
-    policy = own.drafting.auto
+    policy = own.policies.auto
     assert policy is not None
     balances: list[float] = []
     monkeypatch.setattr(Acceptance, "count", lambda *_: None)
-    submit = Auto._submit
+    trim = Controller.trim
 
-    def seen(self: Auto, plan: Any, rows: Any, *args: Any, **options: Any) -> Any:
-        found = submit(self, plan, rows, *args, **options)
+    def seen(self: Controller, rows: Any, *args: Any) -> Any:
+        found = trim(self, rows, *args)
         balances.extend(r.account.available(is_alone=len(rows) == 1) for r in rows)
         return found
 
-    monkeypatch.setattr(Auto, "_submit", seen)
+    monkeypatch.setattr(Controller, "trim", seen)
     own.generate(PROMPTS[1], SamplingParams(max_tokens=80, temperature=5.0, seed=1, ignore_eos=True))
     assert len(balances) > 20
     assert min(balances) >= -1e-9

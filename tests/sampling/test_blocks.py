@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.round import sample_round
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform import device
@@ -158,8 +157,7 @@ def test_drafts_take_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BatchSampler, "sample_at_once", counted)
     monkeypatch.setattr(BatchSampler, "block_size", lambda *_, **__: 4)
-    draft = Draft(8, list(range(8)))
-    proposed = [Proposal(drafter="mtp", draft=draft)]
+    proposed = [Draft(8, list(range(8)), drafter="mtp", width=8)]
     row = row_of(temperature=1.0)
     row.sampler = RowSampler(row.params, [1], VOCAB)
     sample_round([row], proposed, mx.arange(9), mx.zeros((9, VOCAB)))

@@ -12,7 +12,6 @@ from planting import catches
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Draft
-from mlxspec.drafters.chain import Proposal
 from mlxspec.engine.round import sample_round
 from mlxspec.sampling.row import RowSampler
 
@@ -47,7 +46,7 @@ def test_each_row_gets_the_likeliest_tokens_that_it_asked_for(wanted: tuple[int 
         sampler = RowSampler(params, [1, 2], VOCAB)
         rows.append(SimpleNamespace(params=params, sampler=sampler, history=[1, 2]))
         draft = list(range(width - 1))
-        proposals.append(Proposal(drafter="mtp", draft=Draft(len(draft), draft)))
+        proposals.append(Draft(len(draft), draft, drafter="mtp", width=len(draft)))
         tokens += [2, *draft]
     sampled = sample_round(rows, proposals, mx.array(tokens, mx.int32), mx.array(logits))
     chosen, start = sampled.tokens.tolist(), 0

@@ -424,4 +424,4 @@ def test_a_request_may_choose_policy_auto_where_the_server_drafts_always() -> No
     spec = spec_of({"policy": "auto"}, engine)
     assert spec == SpecConfig(drafters=("mtp",), policy="auto")
     assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), spec=spec)[0].stats.num_rounds > 0
-    assert engine.drafting.auto is not None
+    assert engine.policies.auto is not None

@@ -39,7 +39,7 @@ def slow(*args, **kwargs):
 """
 STAGES = {
     "prefill": SLOW.format(module="prefill", where="module.Prefill.advance"),
-    "draft": SLOW.format(module="round", where="module.Drafting.propose"),
+    "draft": SLOW.format(module="round", where="module.Drafts.propose"),
     "verify": SLOW.format(module="round", where="module._forward"),
     "sampling": SLOW.format(module="pipeline", where="module.read"),
     "loading": SLOW.format(module="load", where="module.load"),

@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.drafters.drafts import Drafts
 from mlxspec.engine.prefix.disk import Fetch, PrefixDisk
 from mlxspec.engine.prefix.tree import TARGET, Hit, PrefixTree
 from mlxspec.engine.request import Request, described
-from mlxspec.policy.drafting import Drafting
 
 STRIDE = (
     2048  # tokens of a long prompt without marks between two states, or a multiple of it: see `stride_of`
@@ -114,13 +114,13 @@ class Prefix:
         """Whether many texts begin with the first `length` tokens of a request: its system prompt ends there."""
         return length == next((m for m in request.marks if self.near <= m < len(request.prompt)), 0)
 
-    def fetch(self, request: Request, drafting: Drafting, most: int | None = None) -> Fetch | None:
+    def fetch(self, request: Request, drafts: Drafts, most: int | None = None) -> Fetch | None:
         """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. most: tokens, all
         of the prompt if None. `end_fetch` must follow."""
         if self.disk is None or not self.is_on or request.prompt_logprobs is not None or request.scales:
             return None  # the disk knows texts of the weights alone
         text, num = request.keyed, len(request.prompt)
-        known = self.tree.depth(text, num, _needed(request, drafting)) + self.near - 1
+        known = self.tree.depth(text, num, _needed(request, drafts)) + self.near - 1
         fetch = self.disk.fetch(text, known, self._allowed - self._coming, num if most is None else most)
         if fetch is not None:
             self._coming += fetch.nbytes
@@ -133,14 +133,14 @@ class Prefix:
         self._coming -= fetch.nbytes
         self.limit(self._allowed)
 
-    def find(self, request: Request, drafting: Drafting, fetched: Hit | None = None) -> Hit | None:
+    def find(self, request: Request, drafts: Drafts, fetched: Hit | None = None) -> Hit | None:
         """The longest beginning of the request's prompt that is known with what its drafters need; they are told of it. fetched: what came
         from the disk."""
         if not self.is_on:
             return None
         if fetched is not None:
             self._take(request, fetched)
-        needed = _needed(request, drafting)
+        needed = _needed(request, drafts)
         hit = None if request.prompt_logprobs is not None else self.tree.find(request.keyed, needed)
         if fetched is not None and (hit is None or hit.length < fetched.length):
             hit = fetched
@@ -150,7 +150,7 @@ class Prefix:
                 self.disk.offer(request.keyed, known, is_shared=self._is_shared(request, known))
             request.stats.num_cached = known
             if request.spec.drafters:
-                drafting.resume(request.number, request.prompt[:known], hit.parts)
+                drafts.resume(request.number, request.prompt[:known], hit.parts)
         return hit
 
     def _take(self, request: Request, hit: Hit) -> None:
@@ -164,7 +164,7 @@ class Prefix:
         tokens: Sequence[int],
         cache: ModelCache,
         row: int,
-        drafting: Drafting,
+        drafts: Drafts,
         hidden: mx.array,
     ) -> None:
         """Keep the state of a row of `cache`, which stands behind just these tokens. hidden (1, H): the target's, of the last one.
@@ -175,9 +175,9 @@ class Prefix:
             return
         try:
             request.keyed.tokens = tokens
-            needed = _needed(request, drafting)
+            needed = _needed(request, drafts)
             if len(tokens) - self.tree.depth(request.keyed, len(tokens), needed) >= self.near:
-                self._put(request, tokens, cache, row, drafting, copied(hidden))
+                self._put(request, tokens, cache, row, drafts, copied(hidden))
         except Exception as error:
             request.stats.notices.append(f"nothing of this was kept for later prompts: {described(error)}")
 
@@ -187,14 +187,14 @@ class Prefix:
         tokens: Sequence[int],
         cache: ModelCache,
         row: int,
-        drafting: Drafting,
+        drafts: Drafts,
         hidden: mx.array,
     ) -> None:
         text, length = request.keyed, len(tokens)
         starts = self.tree.starts(text, length, [TARGET, *request.spec.drafters])
         parts = {TARGET: cache.snapshot(row, starts[TARGET])}
         if request.spec.drafters:
-            parts |= drafting.snapshot(request.number, length, starts)
+            parts |= drafts.snapshot(request.number, length, starts)
         is_anchor = self._is_anchor(request, length)
         is_kept = self.tree.put(text, length, parts, hidden, is_anchor=is_anchor)
         if is_kept and is_anchor and self.disk is not None and not request.scales:
@@ -202,13 +202,13 @@ class Prefix:
             self.disk.offer(text, length, is_shared=is_shared, supersedes=in_prompt)
 
 
-def _needed(request: Request, drafting: Drafting) -> list[str]:
+def _needed(request: Request, drafts: Drafts) -> list[str]:
     """The request's drafters that cannot go on behind a beginning without a part of their own."""
-    drafters = drafting.chain.drafters
+    drafters = drafts.drafters
     return [n for n in request.spec.drafters if n in drafters and drafters[n].needs.every_hidden]
 
 
-def covers(hit: Hit, request: Request, drafting: Drafting) -> bool:
+def covers(hit: Hit, request: Request, drafts: Drafts) -> bool:
     """Whether the request's drafters can go on behind it."""
-    needed = _needed(request, drafting)
+    needed = _needed(request, drafts)
     return all(name in hit.parts and hit.parts[name].length == hit.length for name in needed)

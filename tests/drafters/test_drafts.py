@@ -9,9 +9,10 @@ import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, Needs
-from mlxspec.drafters.chain import Chain
+from mlxspec.drafters.drafts import Drafts
+from mlxspec.drafters.row import DraftRow
 from mlxspec.engine.engine import Engine
-from mlxspec.policy.drafting import Drafting
+from mlxspec.policy.fixed import Fixed
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 from tests import tiny_models
@@ -76,21 +77,27 @@ class Scripted(Drafter):
         self.closed.append(row)
 
 
-def begun(drafting: Drafting, specs: Sequence[SpecConfig]) -> list:
-    return [drafting.begin(r, s, RowSampler(SamplingParams(), [], VOCAB)) for r, s in enumerate(specs)]
+HISTORY = [1, 2]
 
 
-def propose(drafting: Drafting, num_rows: int, room: int = 20) -> dict[int, tuple[str | None, list[int]]]:
-    rooms, histories = dict.fromkeys(range(num_rows), room), {r: [1, 2] for r in range(num_rows)}
-    won = drafting.propose(drafting.plan(rooms, histories, VOCAB))
-    return {r: (p.drafter, list(p.draft.tokens)) for r, p in won.items()}
+def begun(drafts: Drafts, specs: Sequence[SpecConfig]) -> list[DraftRow]:
+    policy = Fixed()
+    return [
+        drafts.begin(r, HISTORY, s, RowSampler(SamplingParams(), [], VOCAB), policy)
+        for r, s in enumerate(specs)
+    ]
+
+
+def propose(drafts: Drafts, num_rows: int, room: int = 20) -> dict[int, tuple[str | None, list[int]]]:
+    plan = drafts.propose({r: room for r in range(num_rows) if drafts.row(r).limits})
+    return {r: (d.drafter, list(d.tokens[: d.width])) for r, d in plan.drafts.items() if d.width}
 
 
 def test_the_first_that_proposes_anything_wins_row_by_row() -> None:
     first, second = Scripted("ngram-simple", [1, 1], rows=[1]), Scripted("mtp", [2, 2, 2])
-    drafting = Drafting(Chain([first, second]))
-    begun(drafting, [SpecConfig(drafters=("ngram-simple", "mtp"))] * 3)
-    assert propose(drafting, 3) == {
+    drafts = Drafts([first, second], VOCAB)
+    begun(drafts, [SpecConfig(drafters=("ngram-simple", "mtp"))] * 3)
+    assert propose(drafts, 3) == {
         0: ("mtp", [2, 2, 2]),
         1: ("ngram-simple", [1, 1]),
         2: ("mtp", [2, 2, 2]),
@@ -100,10 +107,10 @@ def test_the_first_that_proposes_anything_wins_row_by_row() -> None:
 
 def test_each_row_has_its_own_order_and_its_own_drafters() -> None:
     ngram, mtp = Scripted("ngram-simple", [1]), Scripted("mtp", [2])
-    drafting = Drafting(Chain([ngram, mtp]))
+    drafts = Drafts([ngram, mtp], VOCAB)
     specs = [("mtp", "ngram-simple"), ("ngram-simple", "mtp"), ("ngram-simple",), ()]
-    begun(drafting, [SpecConfig(drafters=d) for d in specs])
-    assert propose(drafting, 4) == {0: ("mtp", [2]), 1: ("ngram-simple", [1]), 2: ("ngram-simple", [1])}
+    begun(drafts, [SpecConfig(drafters=d) for d in specs])
+    assert propose(drafts, 4) == {0: ("mtp", [2]), 1: ("ngram-simple", [1]), 2: ("ngram-simple", [1])}
 
 
 @pytest.mark.parametrize(
@@ -119,26 +126,26 @@ def test_each_row_has_its_own_order_and_its_own_drafters() -> None:
     ids=str,
 )
 def test_p_min_and_n_min_hold_where_there_are_probabilities(limits: dict, length: int) -> None:
-    drafting = Drafting(Chain([Scripted("ngram-simple", [1, 2, 3, 4, 5], [0.9, 0.8, 0.7, 0.2, 0.9])]))
-    begun(drafting, [SpecConfig(drafters=("ngram-simple",), **limits)])
+    drafts = Drafts([Scripted("ngram-simple", [1, 2, 3, 4, 5], [0.9, 0.8, 0.7, 0.2, 0.9])], VOCAB)
+    begun(drafts, [SpecConfig(drafters=("ngram-simple",), **limits)])
     wanted = {0: ("ngram-simple", [1, 2, 3, 4, 5][:length])} if length else {}
-    assert propose(drafting, 1) == wanted
+    assert propose(drafts, 1) == wanted
 
 
 def test_who_is_not_sure_enough_leaves_the_round_to_the_next() -> None:
     doubtful, other = Scripted("mtp", [1, 2], [0.1, 0.1]), Scripted("ngram-simple", [3])
-    drafting = Drafting(Chain([doubtful, other]))
-    begun(drafting, [SpecConfig(drafters=("mtp", "ngram-simple"), p_min=0.5)])
-    assert propose(drafting, 1) == {0: ("ngram-simple", [3])}
+    drafts = Drafts([doubtful, other], VOCAB)
+    begun(drafts, [SpecConfig(drafters=("mtp", "ngram-simple"), p_min=0.5)])
+    assert propose(drafts, 1) == {0: ("ngram-simple", [3])}
 
 
 def test_a_draft_never_exceeds_the_room_a_row_has() -> None:
     drafter = Scripted("ngram-simple", range(20))
-    drafting = Drafting(Chain([drafter]))
-    begun(drafting, [SpecConfig(drafters=("ngram-simple",), ngram_m=9)] * 2)
-    assert propose(drafting, 2, room=4)[0] == ("ngram-simple", [0, 1, 2, 3])
-    assert len(propose(drafting, 2, room=40)[1][1]) == 9
-    assert propose(drafting, 2, room=0) == {}
+    drafts = Drafts([drafter], VOCAB)
+    begun(drafts, [SpecConfig(drafters=("ngram-simple",), ngram_m=9)] * 2)
+    assert propose(drafts, 2, room=4)[0] == ("ngram-simple", [0, 1, 2, 3])
+    assert len(propose(drafts, 2, room=40)[1][1]) == 9
+    assert propose(drafts, 2, room=0) == {}
     assert drafter.asked == [[0, 1]] * 2
 
 
@@ -148,20 +155,20 @@ def test_a_draft_never_exceeds_the_room_a_row_has() -> None:
 @pytest.mark.parametrize("where", ["begin", "observe", "propose", "too few"])
 def test_a_failure_ends_the_drafter_for_the_rows_it_was_asked_about(where: str) -> None:
     bad = Scripted("mtp", [1], fail=where, fail_at=0 if where in ("propose", "too few") else 1)
-    drafting = Drafting(Chain([bad, Scripted("ngram-simple", [2])]))
+    drafts = Drafts([bad, Scripted("ngram-simple", [2])], VOCAB)
     both = SpecConfig(drafters=("mtp", "ngram-simple"))
-    states = begun(drafting, [both, both])
+    states = begun(drafts, [both, both])
     for row in range(2):
-        drafting.observe(row, [1, 2], None)
-    won = propose(drafting, 2)
+        drafts.hear(row, [1, 2], None)
+    won = propose(drafts, 2)
     hit = [False, True] if where in ("begin", "observe") else [True, True]
     for row in range(2):
         assert won[row] == (("ngram-simple", [2]) if hit[row] else ("mtp", [1]))
         assert ("mtp" in states[row].ended) == hit[row]
         assert len(states[row].notices) == hit[row]
         assert (row in bad.closed) == hit[row]
-    drafting.observe(1, [3], None)
-    assert propose(drafting, 2)[1] == ("ngram-simple", [2])
+    drafts.hear(1, [3], None)
+    assert propose(drafts, 2)[1] == ("ngram-simple", [2])
 
 
 @pytest.mark.parametrize("where", ["begin", "observe", "propose"])

@@ -1,0 +1,110 @@
+"""Policies as the engine sees them: two functions. `choose` says who drafts for each row and how much of a draft is verified, `learn` is
+told what a round cost.
+
+Whatever a policy chooses, the text stays that of plain decoding, because the target decides what is accepted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlxspec.drafters.base import NO_DRAFT, Draft
+from mlxspec.drafters.row import DraftRow
+
+if TYPE_CHECKING:
+    from mlxspec.drafters.drafts import Drafts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """The part of one row in a round. drafter: None for a plain round. length: tokens of its draft that are verified; of a drafter that has
+    not been asked, tokens that it is asked for. is_probe: its draft is compared with the text to its end, over several rounds. stops: as
+    `Ask` has it."""
+
+    drafter: str | None = None
+    length: int = 0
+    is_probe: bool = False
+    stops: Callable[[Sequence[float]], bool] | None = None
+
+
+PLAIN = RowChoice()
+
+
+class ModelCall(NamedTuple):
+    """One call of a model drafter for several rows. depth: tokens of the longest draft; queued: known tokens that it had to run first."""
+
+    name: str
+    depth: int
+    queued: int
+    rows: Sequence[DraftRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """A planned round, by row. drafts: with their drafters and the width that is verified; choices: what policies chose, as they gave it.
+    calls: of models that drafted anything."""
+
+    drafts: Mapping[int, Draft] = field(default_factory=dict)
+    choices: Mapping[int, RowChoice] = field(default_factory=dict)
+    calls: Sequence[ModelCall] = ()
+
+    def draft(self, row: int) -> Draft:
+        """The row's, NO_DRAFT where it is plain."""
+        return self.drafts.get(row, NO_DRAFT)
+
+
+class LearnedRound(NamedTuple):
+    """A round that has been read. rows, choices: those of the policy that is told; choices are None for rows that were not asked, as in
+    plain rounds that run ahead. num_rows, num_tokens: of the whole round. ahead: it was launched before the round in front of it was read.
+    is_warm: nothing was compiled in it."""
+
+    rows: Sequence[DraftRow]
+    choices: Sequence[RowChoice | None]
+    calls: Sequence[ModelCall]
+    num_rows: int
+    num_tokens: int
+    seconds: float
+    ahead: bool
+    is_warm: bool
+
+
+class Policy(ABC):
+    """A subclass must give `choose` and `learn`.
+
+    looks_up: drafters without a model are asked before the first `choose`, and every draft is compared with the text. runs_ahead: a drafted
+    round may be decided before the one in front of it is read, so drafts that nobody needs to see are read with the round that verifies
+    them. is_resting: its rows' drafters need not hear tokens at once.
+    """
+
+    looks_up = False
+    runs_ahead = True
+    is_resting = False
+
+    @abstractmethod
+    def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> Sequence[RowChoice]:
+        """One choice a row. offers: by row, drafts at hand by drafter, empty ones included. A drafter that is chosen and not among them is
+        asked, and `choose` is called again with its draft among the offers."""
+
+    @abstractmethod
+    def learn(self, done: LearnedRound) -> None:
+        """Learn what a round took. Called in the order of the rounds."""
+
+    def begin(self, row: DraftRow) -> None:  # noqa: B027
+        """Take up a new row."""
+
+    def end(self, row: DraftRow) -> None:  # noqa: B027
+        """Forget a row."""
+
+    def wake(self) -> None:  # noqa: B027
+        """Find out anew whether rows rest: a row has begun, of this policy or another."""
+
+    def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
+        """Learn how a draft fared, verified or not: `known` of its tokens have come, and its first `matched` are among them."""
+
+    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
+        """Whether the next round of these rows is plain, so that it may be launched before this one is read. drafts: for a policy that has
+        to look at the texts."""
+        return False

@@ -1,0 +1,107 @@
+"""A row as its drafters and its policy see it: its text, its options, who drafts for it, and what they have not been told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlxspec.config import SpecConfig
+from mlxspec.drafters.base import Draft, Drafter, Heard
+from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.sampling.row import RowSampler
+
+if TYPE_CHECKING:
+    from mlxspec.drafters.policy import Policy
+
+
+@dataclass
+class AskedDrafter:
+    """A row's record of one drafter. calls: how often it was asked; seconds: what that took, together with other rows asked at once.
+    judged: drafts whose first token was compared with the text, verified or not; right: those whose first token was the text's."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    judged: int = 0
+    right: int = 0
+
+
+class WaitingDraft(NamedTuple):
+    """A draft that is compared with the text. heard: the tokens that have come; lasts: it is compared over several rounds."""
+
+    draft: Draft
+    heard: list[int]
+    lasts: bool
+
+
+@dataclass(kw_only=True, eq=False)
+class DraftRow:
+    """One row.
+
+    history: all its known tokens, which grow as the row does. named: who may draft for it, in its order; forced: who comes before them
+    while the row is bound. room: drafted tokens that the round being planned may verify; is_ahead: that round is planned before the one in
+    front of it has been read. ended: drafters that failed for it, or reached their context's end. asked: by drafter. unheard: what its
+    drafters have not been told, tokens with their hiddens. offers: drafts of its drafters without a model, by name, behind `offered_at`
+    tokens. waiting: drafts whose text has not come. emitted: tokens that have come since its policy learned of a round; decoded: since its
+    answer began.
+    """
+
+    number: int
+    spec: SpecConfig
+    sampler: RowSampler
+    history: Sequence[int]
+    policy: Policy
+    named: tuple[Drafter, ...]
+    forced: Drafter
+    room: int = 0
+    is_ahead: bool = False
+    notices: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    asked: defaultdict[str, AskedDrafter] = field(default_factory=lambda: defaultdict(AskedDrafter))
+    unheard: list[Heard] = field(default_factory=list)
+    offers: dict[str, Draft] = field(default_factory=dict)
+    offered_at: int = -1
+    waiting: list[WaitingDraft] = field(default_factory=list)
+    emitted: int = 0
+    decoded: int = 0
+    _limits: tuple[tuple[Drafter, int], ...] | None = None
+    _was_bound: bool = False
+
+    @property
+    def limits(self) -> tuple[tuple[Drafter, int], ...]:
+        """Who may draft for the row, in its order, and the longest draft that it takes of each."""
+        if self._limits is None or self._was_bound != self.sampler.is_bound:
+            self._was_bound = self.sampler.is_bound
+            every = (self.forced, *self.named) if self._was_bound and self.spec.drafters else self.named
+            self._limits = tuple((d, longest(d, self.spec)) for d in every if d.name not in self.ended)
+        return self._limits
+
+    def add(self, drafter: Drafter) -> None:
+        """Let one more drafter draft for the row, after the others."""
+        self.named, self._limits = (*self.named, drafter), None
+
+    def end(self, name: str, why: str) -> None:
+        """Let a drafter draft no more for the row, and say why."""
+        self.ended.add(name)
+        self._limits = None
+        self.notices.append(f"{name} drafting ended: {why}")
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether nobody needs to see a token of it between drafting and verifying."""
+        return not self.has_limits and not self.sampler.is_bound
+
+    @cached_property
+    def has_limits(self) -> bool:
+        """Whether how sure a drafter was decides on what is verified."""
+        return self.spec.p_min > 0 or self.spec.n_min > 0
+
+
+def longest(drafter: Drafter, spec: SpecConfig) -> int:
+    """The longest draft that a row with these options takes of a drafter."""
+    if drafter.max_draft is not None:
+        asked = spec.n_max if isinstance(drafter, ModelDrafter) else None  # of what runs a model
+        return drafter.max_draft if asked is None else min(drafter.max_draft, asked)
+    return spec.model_depth if isinstance(drafter, ModelDrafter) else spec.ngram_m
