@@ -72,7 +72,7 @@ class Curve:
         self._num = 0  # rounds with drafts
         # by width: the ratio, how many rounds have taught it, and when the last one was
         self._known = {w: (self._guess[w], c, 0) for w, c in counts.items() if w > num_rows and c}
-        self._ratios = self._drawn()
+        self._draw()
 
     def keep(self) -> None:
         """It is what another process knew. The first plain round replaces its seconds, and is asked for soon."""
@@ -86,8 +86,8 @@ class Curve:
     def seconds(self, num_tokens: int) -> float:
         """The seconds of one round over so many tokens."""
         if num_tokens <= MAX_TOKENS:
-            return self.plain * self._ratios[num_tokens]
-        before, last = self._ratios[-2:]
+            return self.plain * self._ratio(num_tokens)
+        before, last = self._ratio(MAX_TOKENS - 1), self._ratio(MAX_TOKENS)
         return self.plain * (last + (last - before) * (num_tokens - MAX_TOKENS))
 
     def most(self, num_tokens: int) -> float:
@@ -97,7 +97,7 @@ class Curve:
         return (
             self.seconds(num_tokens)
             if known
-            else self.plain * max(self._ratios[num_tokens], self._guess[num_tokens])
+            else self.plain * max(self._ratio(num_tokens), self._guess[num_tokens])
         )
 
     def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
@@ -118,31 +118,38 @@ class Curve:
             )
             return
         self.age, self._num = self.age + 1, self._num + 1
-        ratio, count, _ = self._known.get(num_tokens, (self._ratios[num_tokens], 0.0, 0))
+        ratio, count, _ = self._known.get(num_tokens, (self._ratio(num_tokens), 0.0, 0))
         ratio = max(_LEAST, ratio * exp(learned(off, count, is_sure=is_sure)))
         self._known[num_tokens] = ratio, count + 1.0, self._num
         # a width that seems dear is not run, so nothing else would put it right
         self._known = {w: known for w, known in self._known.items() if self._num - known[2] < FORGET}
-        self._ratios = self._drawn()
+        self._draw()
 
-    def _drawn(self) -> list[float]:
-        """The ratios of all widths: known ones joined by lines of the guess's shape, and beyond the last one the guess's rise, as many
-        times as steep as it turned out to be before. A wider round never costs less: where it seems so, something else was slow."""
-        guess, ratios, least, known = self._guess, list(self._guess), inf, dict[int, float]()
+    def _draw(self) -> None:
+        """Draw the curve anew: through the plain round and the known widths. A wider round never costs less: where it seems so, something
+        else was slow."""
+        least, known = inf, dict[int, float]()
         for width in sorted(self._known, reverse=True):
             least = known[width] = max(1.0, min(least, self._known[width][0]))
-        left, at_left, steep = self.num_rows, 1.0, 1.0
-        for right, at_right in sorted(known.items()):
-            rise = guess[right] - guess[left]
-            for w in range(left, right + 1):
-                part = (guess[w] - guess[left]) / rise if rise > 0 else (w - left) / (right - left)
-                ratios[w] = at_left + (at_right - at_left) * part
-            left, at_left = right, at_right
-            if guess[right] > 1.0:
-                steep = min(_STEEP, max(1.0 / _STEEP, (at_right - 1.0) / (guess[right] - 1.0)))
-        for w in range(left, MAX_TOKENS + 1):
-            ratios[w] = at_left + steep * (guess[w] - guess[left])
-        return ratios
+        self._points, self._steep = [(self.num_rows, 1.0), *sorted(known.items())], 1.0
+        for width, ratio in self._points:
+            if self._guess[width] > 1.0:
+                self._steep = min(_STEEP, max(1.0 / _STEEP, (ratio - 1.0) / (self._guess[width] - 1.0)))
+
+    def _ratio(self, width: int) -> float:
+        """Plain rounds that one of this width takes: on a line of the guess's shape between two known ones, and beyond the last one by the
+        guess's rise, as many times as steep as it turned out to be before."""
+        if width <= self.num_rows:
+            return 1.0
+        points, guess = self._points, self._guess
+        place = bisect_left(points, (width, inf))
+        left, at_left = points[place - 1]
+        if place == len(points):
+            return at_left + self._steep * (guess[width] - guess[left])
+        right, at_right = points[place]
+        rise = guess[right] - guess[left]
+        part = (guess[width] - guess[left]) / rise if rise > 0 else (width - left) / (right - left)
+        return at_left + (at_right - at_left) * part
 
     @property
     def num_rounds(self) -> float:
