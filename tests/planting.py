@@ -5,7 +5,8 @@
 
 A fault is found by name, `module:attribute` or `module:Class.attribute`, and replaces that attribute by what its function makes of the
 right one. A function is replaced in every module that has imported it. Without --plant the mark does nothing. With it, only marked tests
-run, once for each of their faults, and pass if the test fails: by an assertion, by pytest, or by an error that the mark allows.
+run, once for each of their faults, and pass if the test fails: by an assertion, by pytest, or by an error that the mark allows. A fault
+that no case of its test runs with, and one whose stand-in cannot be called as the right one is, end the collection.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import pytest
 
 @dataclass(frozen=True)
 class Fault:
-    """name: a sentence. target: see the module. wrong: the right attribute -> the faulty one. case: text that the id of a case must hold;
-    empty: every case must find it. errors: what else counts as found, beside failed assertions."""
+    """name: a sentence. target: see the module. wrong: the right attribute -> the faulty one. case: text that the id of a case, as it is
+    without --plant, must hold; empty: every case must find it. errors: what else counts as found, beside failed assertions."""
 
     name: str
     target: str
@@ -40,6 +41,29 @@ class Fault:
         for part in owners:
             owner = getattr(owner, part)
         return owner, name, inspect.getattr_static(owner, name)
+
+    def runs_in(self, item: pytest.Item) -> bool:
+        """Return whether this case of a test is to find the fault."""
+        return self.case in item.name.replace(f"[{self.name}-", "[").replace(f"[{self.name}]", "")
+
+    def misfit(self) -> str | None:
+        """Return why the stand-in cannot be called as the right one is, None where it can."""
+        right, wrong = map(_function, (self.place()[2], self.wrong(self.place()[2])))
+        try:
+            parameters = inspect.signature(right).parameters.values() if callable(right) else ()
+            called = inspect.signature(wrong) if callable(wrong) else None
+        except (TypeError, ValueError):  # of a function in C nothing is known
+            return None
+        if called is None or not callable(right):
+            return None
+        needed = [p for p in parameters if p.default is p.empty]
+        places = [p.name for p in needed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names = {p.name: None for p in needed if p.kind is p.KEYWORD_ONLY}
+        try:
+            called.bind(*places, **names)
+        except TypeError as error:
+            return f"{self.name}: its stand-in cannot be called as {self.target} is: {error}"
+        return None
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -103,7 +127,16 @@ class Planting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if (fault := _of(item)) is not None and fault.case in item.name]
+        chosen = [item for item in items if (fault := _of(item)) is not None and fault.runs_in(item)]
+        every = {(fault.name, item.location[0]): fault for item in items if (fault := _of(item)) is not None}
+        run = {(_of(item).name, item.location[0]) for item in chosen}
+        wrong = [
+            f"{name} ({file}): no case holds {every[name, file].case!r}"
+            for name, file in sorted(set(every) - run)
+        ]
+        wrong += filter(None, (fault.misfit() for fault in every.values()))
+        if wrong:
+            raise pytest.UsageError("Planted faults that cannot be found:\n" + "\n".join(wrong))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
 
@@ -119,6 +152,12 @@ class Planting:
                 raise
             return True
         raise AssertionError(f"the fault was not found: {fault.name}")
+
+
+def _function(found: Any) -> Any:
+    if isinstance(found, (staticmethod, classmethod)):
+        return found.__func__
+    return found.fget if isinstance(found, property) else found
 
 
 def _of(item: pytest.Item) -> Fault | None:

@@ -12,7 +12,6 @@ import pytest
 from planting import Fault
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAST_FAULTS = 30
 
 
 def plant(*arguments: str, timeout: int = 3000) -> subprocess.CompletedProcess[str]:
@@ -42,6 +41,36 @@ def test_a_fault_that_no_test_sees_is_red_and_one_that_is_seen_is_green(tmp_path
     assert found == {"test_seen": "PASSED", "test_not_seen": "FAILED", "test_error": "FAILED"}, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ("'no case', *ONE_MORE, case='[9'", "no case (test_match.py): no case holds '[9'"),
+        (
+            "'other signature', ONE_MORE[0], lambda right: lambda d: 0",
+            "other signature: its stand-in cannot be called",
+        ),
+    ],
+)
+def test_a_fault_that_never_runs_or_cannot_be_called_ends_collection(
+    mark: str, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "test_match.py"
+    path.write_text(
+        "import pytest\nfrom planting import catches\nfrom mlxspec.sampling.acceptance import match\n"
+        "ONE_MORE = 'mlxspec.sampling.acceptance:match', lambda right: lambda d, s: right(d, s) + 1\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        f"@catches({mark})\n"
+        "def test_seen(n): assert match([1, 2], [1, 3, 4]) == 1\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "@catches('one case', *ONE_MORE, case='[2')\n"
+        "def test_one(n): assert match([1, 2], [1, 3, 4]) == 1\n"
+    )
+    done = plant("-p", "planting", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(path))
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
+    assert "one case" not in done.stdout + done.stderr
+
+
 def test_every_fault_has_a_place_and_a_name_of_its_own(request: pytest.FixtureRequest) -> None:
     """Code that was renamed leaves no fault behind that plants nothing."""
     marks = [m.args[0] for item in request.session.items for m in item.iter_markers("catches")]
@@ -54,8 +83,13 @@ def test_every_fault_has_a_place_and_a_name_of_its_own(request: pytest.FixtureRe
 
 @pytest.mark.slow
 def test_every_planted_fault_is_found() -> None:
+    """Each fault that is collected is run: none is deselected or skipped."""
+    collected = re.search(
+        r"(\d+) (?:tests? collected|/\d+ tests collected)", plant("--collect-only", "-q", "tests").stdout
+    )
     done = plant("tests")
-    passed = re.search(r"(\d+) passed", done.stdout)
+    passed, skipped = (re.search(rf"(\d+) {how}", done.stdout) for how in ("passed", "skipped"))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert passed is not None
-    assert int(passed[1]) >= LEAST_FAULTS
+    assert collected is not None
+    assert int(passed[1]) + (int(skipped[1]) if skipped else 0) == int(collected[1])

@@ -184,7 +184,7 @@ def run(logits: np.ndarray, prompt: str, params: SamplingParams, tell) -> tuple[
     "a thinking budget is looked for at a round's first position only",
     "mlxspec.sampling.constraints:Constraints.reaches",
     lambda right: lambda self, width: right(self, 1),
-    case="-5-right-5]",
+    case="[5-right-5]",
 )
 @pytest.mark.parametrize("length", [1, 2, 5, 9, 12])
 @pytest.mark.parametrize("knows", [True, False], ids=["right", "unaware"])

@@ -154,7 +154,7 @@ def test_a_stop_string_counts_from_min_tokens_on() -> None:
     "what a limit cuts is shown as the replacement character",
     "mlxspec.engine.text:AnswerText.finish",
     lambda right: lambda self, *, cut=False: right(self),
-    case="-3-",
+    case="[3-",
 )
 @pytest.mark.parametrize(("max_tokens", "text"), [(3, "  "), (4, "  \ufffd")])
 def test_an_answer_that_a_limit_cuts_inside_a_character_leaves_it_out(max_tokens: int, text: str) -> None:

@@ -146,7 +146,7 @@ def added(folder: Path, name: str) -> int:
     "only what files call an end ends an answer",
     "mlxspec.loading.tokenizer:_turn_ends",
     lambda right: lambda *_: set(),
-    case="turn-<end_of_turn>]",
+    case="[<end_of_turn>]",
 )
 @pytest.mark.parametrize("name", ["<|im_end|>", "<end_of_turn>", "<turn|>", "<|eot_id|>"])
 def test_the_token_that_closes_a_turn(name: str, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_small_floats_round_like_mlx(dtype, name):
 @catches(
     "contraction that never contracts",
     "emulator:build",
-    lambda right: lambda unit, *, contract, flush: right(unit, contract=False, flush=flush),
+    lambda right: lambda unit, *, contract, flush=False: right(unit, contract=False, flush=flush),
 )
 def test_contraction_is_the_compilers_choice():
     x = mx.array(np.float32([1 + 2**-12] * 8))

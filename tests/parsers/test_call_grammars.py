@@ -204,7 +204,7 @@ def _as_2020(schema: Any) -> Any:
     "rules of bare texts are not written",
     "mlxspec.parsers.call_grammar:_terms",
     lambda right: lambda shape: ["/(?s:.*)/"],
-    case="written-pattern-xml",
+    case="pattern of a file's name-xml",
 )
 @pytest.mark.parametrize(("name", "style"), [(name, STYLES[i % 4]) for i, name in enumerate(SCHEMAS)])
 def test_a_walk_of_the_grammar_follows_the_schema(style: str, name: str) -> None:

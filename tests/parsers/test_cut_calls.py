@@ -78,7 +78,7 @@ def content(pieces: list[Piece]) -> str:
 @catches(
     "an answer that was cut ends as one that ended by itself",
     "mlxspec.parsers.tools:ToolParser.finish",
-    lambda right: lambda self, cut: right(self, cut=False),
+    lambda right: lambda self, *, cut=False: right(self, cut=False),
     case="n-xml",
 )
 @pytest.mark.parametrize("style", STYLES)
