@@ -13,7 +13,7 @@ from tests.engine.random_requests import Case
     "a draft that stands is taken to its end and one token beyond",
     "mlxspec.sampling.acceptance:match",
     lambda right: lambda drafted, sampled: len(drafted),
-    case="every_drafter[mtp",
+    case="[mtp-100",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("drafter"))
 def test_every_drafter(made: Case, is_alike: bool) -> None:

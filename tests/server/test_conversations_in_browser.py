@@ -592,11 +592,9 @@ def test_compare_in_several_runs(wide: chromium.Browser) -> None:
     ask(wide, QUESTION)
     wide.click("[aria-label='Compare without drafting']")
     wide.until(f"document.querySelector('.comparison button') && {IDLE}")
-    assert "median of 3 runs each" in last(wide, ".comparison")
+    assert "3 pairs of runs" in last(wide, ".comparison")
     wide.click(".comparison button")
-    wide.until(
-        f"document.querySelector('.comparison')?.textContent.includes('median of 6 runs each') && {IDLE}"
-    )
+    wide.until(f"document.querySelector('.comparison')?.textContent.includes('6 pairs of runs') && {IDLE}")
     bodies = sent(wide)
     own = "mtp"
     assert [body.get("draft") for body in bodies] == [None, *[own, "off", "off", own, own, "off"] * 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 
 import pytest
 from PIL import Image, ImageDraw
@@ -253,8 +254,11 @@ def test_compare(browser: chromium.Browser) -> None:
     browser.click("[aria-label='Compare without drafting']")
     browser.until("document.querySelector('.comparison')")
     said = last(browser, ".comparison")
-    assert said.startswith("The texts are equal. With drafting ")
-    assert said.count("tokens/s") == 2
+    # how far apart the pairs are is the machine's; each says a range
+    settled = r"With drafting [\d.]+ times as fast, in the median of 3 pairs of runs \([\d.]+ to [\d.]+\)"
+    assert re.match(
+        rf"The texts are equal\. ({settled}|How much faster is not settled: [\d.]+ to [\d.]+ times)", said
+    )
     first, *runs = sent(browser)
     assert [body["draft"] for body in runs] == [DRAFTERS, "off", "off", DRAFTERS, DRAFTERS, "off"]
     assert all({**body, "draft": 0} == {**first, "draft": 0} for body in runs)
