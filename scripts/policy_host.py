@@ -59,9 +59,9 @@ class _Head(ModelDrafter):
 
     def begin(self, row: int) -> None: ...
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None: ...
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None: ...
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._draft(len(a.history), a.limit) for a in asks]
 
     def _draft(self, start: int, length: int) -> Draft:
@@ -70,7 +70,7 @@ class _Head(ModelDrafter):
         ]
         return Draft(length, tokens, [0.9 if self._is_right else 0.1] * length)
 
-    def close(self, row: int) -> None: ...
+    def forget(self, row: int) -> None: ...
 
     def _make_cache(self, num_rows: int, kv_bits: int | None = None) -> ModelCache:
         raise NotImplementedError

@@ -74,7 +74,7 @@ class Recorder:
             for drafter, _ in row.limits:
                 depth = MODEL_DEPTH if isinstance(drafter, ModelDrafter) else LOOKUP_DEPTH
                 depth = min(depth, drafter.max_draft or depth)
-                draft = drafter.propose([Ask(row.number, row.history, depth, row.sampler)], sampler)[0]
+                draft = drafter.draft([Ask(row.number, row.history, depth, row.sampler)], sampler)[0]
                 place[drafter.name] = _read(draft)
             self.said.setdefault(row.number, []).append(place)
         return RoundPlan()

@@ -67,8 +67,8 @@ class Own(equality.Oracle):
         super().__init__([], sure=sure)
         self._dtype = dtype
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        return [self._on_device(draft) for draft in super().propose(asks, sampler)]
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        return [self._on_device(draft) for draft in super().draft(asks, sampler)]
 
     def _on_device(self, draft: Draft) -> Draft:
         if not draft.length:

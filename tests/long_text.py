@@ -244,19 +244,19 @@ def lookup_seconds(drafter: Drafter, tokens: Sequence[int], *, times: int = 200)
     """Of a lookup in a text, and of hearing one more token of it: medians. Each lookup is behind another token."""
     length = len(tokens) - times
     drafter.begin(0)
-    drafter.observe(0, tokens[:length], None)
+    drafter.hear(0, tokens[:length], None)
     sampler = RowSampler(SamplingParams(), [], tiny_models.VOCAB)
     batch = BatchSampler([sampler], tiny_models.VOCAB)
     looked, heard = [], []
     for i in range(times):
         history = tokens[: length + i]
         started = time.perf_counter()
-        drafter.propose([Ask(0, history, 12, sampler)], batch)
+        drafter.draft([Ask(0, history, 12, sampler)], batch)
         between = time.perf_counter()
-        drafter.observe(0, tokens[length + i : length + i + 1], None)
+        drafter.hear(0, tokens[length + i : length + i + 1], None)
         looked.append(between - started)
         heard.append(time.perf_counter() - between)
-    drafter.close(0)
+    drafter.forget(0)
     return sorted(looked)[times // 2], sorted(heard)[times // 2]
 
 
@@ -264,16 +264,16 @@ def lookup_calls(drafter: Drafter, tokens: Sequence[int], *, times: int = 50) ->
     """The most calls that a lookup and hearing one more token make, over the last tokens of a text."""
     length = len(tokens) - times
     drafter.begin(0)
-    drafter.observe(0, tokens[:length], None)
+    drafter.hear(0, tokens[:length], None)
     sampler = RowSampler(SamplingParams(), [], tiny_models.VOCAB)
     batch, most = BatchSampler([sampler], tiny_models.VOCAB), 0
     for i in range(times):
         history, token = tokens[: length + i], tokens[length + i : length + i + 1]
 
         def look(history: Sequence[int] = history, token: Sequence[int] = token) -> None:
-            drafter.propose([Ask(0, history, 12, sampler)], batch)
-            drafter.observe(0, token, None)
+            drafter.draft([Ask(0, history, 12, sampler)], batch)
+            drafter.hear(0, token, None)
 
         most = max(most, _calls(look))
-    drafter.close(0)
+    drafter.forget(0)
     return most

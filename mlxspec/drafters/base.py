@@ -1,14 +1,14 @@
 """What a drafter is to the engine: it hears every known token of every row, and proposes continuations for the rows it is asked about.
 
-Invariants a drafter may rely on: `begin` comes first and `close` last for a row; between them `observe` gets every token of the
+Invariants a drafter may rely on: `begin` comes first and `forget` last for a row; between them `hear` gets every token of the
 row's history once, in order (prompt included), also those somebody else drafted. A row only grows.
-Invariants the engine relies on: `propose` changes nothing that `observe` would have to undo (drafts live on a fork); work happens
-in `propose`, `observe` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write is checked
+Invariants the engine relies on: `draft` changes nothing that `hear` would have to undo (drafts live on a fork); work happens
+in `draft`, `hear` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write is checked
 (checked.py): its lengths and token ids, and an exception that it raises ends its drafting for the rows concerned, never a request. It
 cannot write to a history. Other lists, arrays and samplers that it is given are the engine's own, which it must not change.
 
-A subclass must give `propose` and bear a `name`. One that goes by `ask.history` alone needs nothing else; one that keeps something for
-each row gives the other four too.
+A subclass must bear a `name` and give `draft`. One that keeps something for each row gives `hear` and `forget` too. All else has
+defaults.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Needs:
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether `observe` gives it an array with the tokens."""
+        """Whether `hear` gives it an array with the tokens."""
         return self.hidden or bool(self.layers)
 
     @property
@@ -172,7 +172,7 @@ class Unread(NamedTuple):
         return Unread(self.tokens[index], self.num_committed[index], hidden)
 
 
-Heard = tuple[Sequence[int], mx.array | None]  # tokens and hiddens, as `Drafter.observe` has them
+Heard = tuple[Sequence[int], mx.array | None]  # tokens and hiddens, as `Drafter.hear` has them
 
 
 class Drafter(ABC):
@@ -193,27 +193,20 @@ class Drafter(ABC):
         observes of this row and in its history; they are never to be proposed. seen: gives the rows that the target takes at them.
         Raises DrafterFailed where the row cannot be drafted for."""
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
         """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
         place before it, zeros before the first), given if `needs.wants_hidden`."""
 
-    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        """Several times `observe`, for what was not told at once."""
-        for tokens, hidden in rounds:
-            self.observe(row, tokens, hidden)
-
     @abstractmethod
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
 
     def may_draft(self, row: int) -> bool:
-        """Whether `propose` could give anything for the row as it stands, if that is cheaper to find out than to draft."""
+        """Whether `draft` could give anything for the row as it stands, if that is cheaper to find out than to draft."""
         return True
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
-        """`propose` while only the device knows the last tokens of these rows, in the asks' order: histories end before them, and limits
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
+        """`draft` while only the device knows the last tokens of these rows, in the asks' order: histories end before them, and limits
         allow for all of them. None where the host must have read them first; most drafters do. It is as though it had not been called:
         next the row's tokens are observed, whether the drafts were used or dropped."""
         return None
@@ -236,7 +229,7 @@ class Drafter(ABC):
         be drafted so."""
         if self.needs.every_hidden:
             raise ValueError("it keeps no state from which it could go on behind this beginning")
-        self.observe(row, tokens, None)
+        self.hear(row, tokens, None)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
@@ -244,7 +237,7 @@ class Drafter(ABC):
         other's states, so these are written to disk. None: they are kept in memory only."""
         return None
 
-    def close(self, row: int) -> None:  # noqa: B027
+    def forget(self, row: int) -> None:  # noqa: B027
         """The row is gone; forget it. Unknown rows are ignored."""
 
     @property

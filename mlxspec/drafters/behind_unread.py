@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
-from mlxspec.drafters.base import Ask, Draft, Heard, Unread
+from mlxspec.drafters.base import Ask, Draft, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.head_rows import HeadRows
 from mlxspec.platform import device
@@ -44,18 +44,15 @@ class BehindUnread(ModelDrafter):
         """Draft behind an unread round, whose cells `fork` holds. hidden (rows, H): what the model gave out for the last accepted token;
         unread: of the rows that ask, in the cache's order, as hidden."""
 
-    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        (tokens, hidden), *others = rounds
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         num = len(tokens) - 1
         if row in self._made and self._cache is not None and num > 0:
             self._cache.extend(self._order.index(row), num)
-            rounds = [(tokens[num:], None if hidden is None else hidden[num:]), *others]
+            tokens, hidden = tokens[num:], None if hidden is None else hidden[num:]
         self._made.discard(row)
-        super().observe_rounds(row, rounds)
+        super().hear(row, tokens, hidden)
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
         places = {a.row: i for i, a in enumerate(asks)}
         if not places.keys() <= self._rows.keys():
             return None
@@ -79,6 +76,6 @@ class BehindUnread(ModelDrafter):
         done = self._draft_behind(fork, hidden, asks, sampler, unread)
         return [done[a.row] for a in asks]
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         self._made.discard(row)
-        super().close(row)
+        super().forget(row)

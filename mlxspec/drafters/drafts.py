@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.config import SpecConfig
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard, Unread
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Unread
 from mlxspec.drafters.checked import History, check_description, check_snapshot, checked, is_ours, reason
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.lookup import EarlierRow, Lookup, PredictedRow
@@ -129,10 +129,11 @@ class Drafts:
         together = unheard[0][0] if len(unheard) == 1 else [t for tokens, _ in unheard for t in tokens]
 
         def told(drafter: Drafter) -> None:
-            if drafter.needs.wants_hidden:
-                drafter.observe_rounds(row.number, self._given(drafter, unheard))
-            else:
-                drafter.observe(row.number, together, None)
+            if not drafter.needs.wants_hidden:
+                drafter.hear(row.number, together, None)
+                return
+            for tokens, hidden in unheard:
+                drafter.hear(row.number, tokens, self._shown(drafter, hidden))
 
         self._each(row, told)
         if row.waiting:
@@ -153,12 +154,6 @@ class Drafts:
             asked = row.asked[read.drafter]
             asked.judged += 1
             asked.right += matched > 0
-
-    def _given(self, drafter: Drafter, heard: Sequence[Heard]) -> Sequence[Heard]:
-        """Return these tokens, with the hiddens that this drafter is given."""
-        if not self.streams.layers:
-            return heard
-        return [(tokens, self._shown(drafter, hidden)) for tokens, hidden in heard]
 
     def _shown(self, drafter: Drafter, seen: mx.array | None) -> mx.array | None:
         """This drafter's columns of the hiddens that the target showed."""
@@ -199,7 +194,7 @@ class Drafts:
             row.policy.end(row)
         for drafter in (self._predicted, self._suffix, *self.drafters.values()):
             try:
-                drafter.close(number)
+                drafter.forget(number)
             except Exception as error:  # the row is gone either way, and its request must end
                 _log.warning("The drafter %s failed at the end of a request: %s", drafter.name, reason(error))
 
@@ -343,11 +338,11 @@ class Drafts:
         """Return what a drafter gives, checked and cut; None where it cannot draft behind an unread round."""
         sampler = BatchSampler([a.sampler for a in asks], self.vocab_size)
         if unread is None:
-            drafts: object = drafter.propose(asks, sampler)
+            drafts: object = drafter.draft(asks, sampler)
         else:
             hidden = self._shown(drafter, unread.hidden)
             own = unread if hidden is None else unread._replace(hidden=hidden)
-            drafts = drafter.propose_behind(asks, sampler, own)
+            drafts = drafter.draft_behind(asks, sampler, own)
             if drafts is None:
                 return None
         found: list[Draft] = []
@@ -438,7 +433,7 @@ class Drafts:
         for row in rows:
             row.end(drafter.name, reason(error))
             with suppress(Exception):  # it has ended for the row either way
-                drafter.close(row.number)
+                drafter.forget(row.number)
 
 
 def _stops(

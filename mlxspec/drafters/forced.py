@@ -18,7 +18,7 @@ class Forced(Drafter):
     name = "forced"
     max_draft = 63  # tokens: with the row's own a width that compiles
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
     def _draft(self, ask: Ask) -> Draft:

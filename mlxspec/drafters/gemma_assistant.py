@@ -13,7 +13,7 @@ from functools import partial
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Heard, Needs
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
 from mlxspec.drafters.model_based import DraftStep, ModelDrafter, _Row
 from mlxspec.models.base import Output
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
@@ -40,7 +40,7 @@ class _Borrowed(ModelCache):
 
 
 class GemmaAssistant(ModelDrafter):
-    """Registered as `mtp`. `attach` must have told of the target's cache before `propose`."""
+    """Registered as `mtp`. `attach` must have told of the target's cache before `draft`."""
 
     name = "mtp"
     needs = Needs(hidden=True, newest=True, cache=True)
@@ -62,11 +62,10 @@ class GemmaAssistant(ModelDrafter):
     def begin(self, row: int) -> None:
         self._newest.pop(row, None)
 
-    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        newest = next((h for tokens, h in reversed(rounds) if tokens and h is not None), None)
-        if newest is not None:
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        if tokens and hidden is not None:
             # a copy: the whole round's hiddens need not stay for one of them
-            self._newest[row] = mx.contiguous(newest[-1:])
+            self._newest[row] = mx.contiguous(hidden[-1:])
 
     def snapshot(self, row: int, length: int, start: int) -> None:
         """The hidden it goes by comes with the next token."""
@@ -74,7 +73,7 @@ class GemmaAssistant(ModelDrafter):
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
         """Does nothing: the assistant reads the prompt in the target's cache."""
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         self._newest.pop(row, None)
         if self.reduced is not None:
             self.reduced.forget(row)
@@ -88,7 +87,7 @@ class GemmaAssistant(ModelDrafter):
     def row_bytes(self, length: int) -> int:
         return 0 if self.reduced is None else self.reduced.own_bytes(length)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         """Raises ValueError where nobody has told of a target's cache."""
         if self._target is None:
             raise ValueError("an assistant drafts beside its target's cache only")

@@ -92,16 +92,16 @@ class Lookup(Drafter):
         """A new row, with what it is looked up in."""
         self._rows[row] = state
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         self._rows[row].extend(tokens)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._rows[ask.row].draft(ask.limit) for ask in asks]
 
     def may_draft(self, row: int) -> bool:
         return self._rows[row].may_draft()
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         state = self._rows.pop(row, None)
         if state is not None:
             state.close()

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache, Snapshot
 from mlxspec.cache.quantized import PLAIN, check_kv_bits
-from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Heard
+from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed
 from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import LogitsAt, Output
@@ -119,14 +119,14 @@ class ModelDrafter(Drafter):
         self._order: list[int] = []  # row names in cache order
         self._rows: dict[int, _Row] = {}
         self.is_warm = True
-        self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next propose
+        self._ended: dict[int, str] = {}  # rows we gave up, and why; told at the next draft
         self._seen: dict[int, SeenImages] = {}  # of rows with images
         if kv_bits != PLAIN:
             whole = self._make_cache(0, PLAIN).layers
             check_kv_bits(whole, kv_bits, f"The drafter {self.name}", "draft_kv_bits")
 
     def num_queued(self, row: int) -> int:
-        """Known tokens of the row that the next `propose` has to run, the newest included."""
+        """Known tokens of the row that the next `draft` has to run, the newest included."""
         state = self._rows.get(row)
         return 0 if state is None else len(state.tokens)
 
@@ -190,33 +190,28 @@ class ModelDrafter(Drafter):
         self._order.append(row)
         self._rows[row] = _Row()
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        self.observe_rounds(row, [(tokens, hidden)])
-
-    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        """What `observe` comes down to: others do this differently, not that."""
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         state = self._rows.get(row)
         if state is None:
             return
-        for tokens, hidden in rounds:
-            skipped = min(self.skips - state.num_skipped, len(tokens))
-            state.num_skipped += skipped
-            state.tokens += tokens[skipped:]
-            if hidden is not None and len(tokens) > skipped:
-                state.hidden.append(hidden[skipped:] if skipped else hidden)
+        skipped = min(self.skips - state.num_skipped, len(tokens))
+        state.num_skipped += skipped
+        state.tokens += tokens[skipped:]
+        if hidden is not None and len(tokens) > skipped:
+            state.hidden.append(hidden[skipped:] if skipped else hidden)
         if self._length(row) + len(state.tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
         elif len(state.tokens) > QUEUE_AT_MOST:
             self.prime(row)
 
     def prime(self, row: int) -> None:
-        """The last token stays queued: the next propose begins with it."""
+        """The last token stays queued: the next draft begins with it."""
         state = self._rows.get(row)
         if state is not None and len(state.tokens) > 1:
             cache = self._run({row: state.take_first(len(state.tokens) - 1)}, "none")[0]
             mx.eval(cache.arrays)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         owners = {a.row: i for i, a in enumerate(asks)}
         # an open row's history is shorter than max_context: there is room for one drafted token at least
         fits = [
@@ -249,7 +244,7 @@ class ModelDrafter(Drafter):
             return
         if state is not None:
             seen = self._seen.get(row)
-            self.close(row)
+            self.forget(row)
             cache = self._make_cache(1)
             cache.restore(_of_cells(state, self.skips))
             self._add(row, cache)
@@ -258,11 +253,11 @@ class ModelDrafter(Drafter):
                 self._seen[row] = seen
                 self._turn(row)
         for begin in range(known, len(tokens), QUEUE_AT_MOST):
-            self.observe(row, tokens[begin : begin + QUEUE_AT_MOST], None)
+            self.hear(row, tokens[begin : begin + QUEUE_AT_MOST], None)
         if len(tokens) - known > QUEUE_AT_MOST:
             self.prime(row)
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         self._ended.pop(row, None)
         if self.reduced is not None:
             self.reduced.forget(row)
@@ -289,7 +284,7 @@ class ModelDrafter(Drafter):
         return own + 2 * states + cache.bytes_for(length, prefill=QUEUE_AT_MOST, verify=1)
 
     def _give_up(self, row: int, why: str) -> None:
-        self.close(row)
+        self.forget(row)
         self._ended[row] = why
 
     def _ids(self, row: int, tokens: list[int]) -> list[int]:
@@ -384,7 +379,7 @@ class ModelDrafter(Drafter):
         their hiddens (n, H): they are run behind the queued ones, and not committed."""
         cache = self._cache
         if cache is None:
-            raise RuntimeError("no rows")  # propose and observe are only reached with rows
+            raise RuntimeError("no rows")  # nothing is run before a row has begun
         known = [len(work[name][0]) if name in work else 0 for name in self._order]
         widths = [
             num + (len(coming[name][0]) if name in coming else 0)

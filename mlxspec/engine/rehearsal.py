@@ -50,7 +50,7 @@ class Zeros(Drafter):
 
     name, max_draft = "zeros", _WIDEST - 1
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [Draft.of([0] * ask.limit) for ask in asks]
 
 

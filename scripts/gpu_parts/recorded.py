@@ -37,11 +37,11 @@ class Recorded(Mtp):
         self.num_prompt = 0
         self.accepted: Sequence[int] = (0,)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        drafts = super().propose(asks, sampler)
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        drafts = super().draft(asks, sampler)
         return [self._replaced(ask, draft) for ask, draft in zip(asks, drafts, strict=True)]
 
-    def propose_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> None:
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> None:
         """Rounds wait: the record goes by the place, which is unknown before."""
 
     def _replaced(self, ask: Ask, draft: Draft) -> Draft:

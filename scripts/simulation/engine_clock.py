@@ -116,18 +116,18 @@ class WatchedEngine:
         return made, call
 
     def _note_reading(self, drafter: ModelDrafter) -> None:
-        prime, observe, heard = drafter.prime, drafter.observe_rounds, dict[int, int]()
+        prime, hear, heard = drafter.prime, drafter.hear, dict[int, int]()
 
-        def noted_observe(row: int, rounds: Any) -> None:
-            heard[row] = heard.get(row, 0) + sum(len(tokens) for tokens, _ in rounds)
-            observe(row, rounds)
+        def noted_hear(row: int, tokens: Sequence[int], hidden: Any) -> None:
+            heard[row] = heard.get(row, 0) + len(tokens)
+            hear(row, tokens, hidden)
 
         def noted_prime(row: int) -> None:
             self._answer.num_read = heard.get(row, 0)
             self._heard = self._answer.num_read - 1
             prime(row)
 
-        drafter.observe_rounds, drafter.prime = noted_observe, noted_prime  # type: ignore[method-assign]
+        drafter.hear, drafter.prime = noted_hear, noted_prime  # type: ignore[method-assign]
 
 
 class SimulatedEngine(WatchedEngine):

@@ -56,8 +56,8 @@ def test_a_part_of_the_vocabulary_is_compared_with_the_whole() -> None:
     several = tune.contestants(engine)
     assert [(c.name, c.depth) for c in several if c.whole] == [("mtp", 1), ("mtp", 3), ("policy auto", None)]
     seen: list[bool] = []
-    propose = head.propose
-    head.propose = lambda *args: seen.append(head.uses_whole_head) or propose(*args)
+    draft = head.draft
+    head.draft = lambda *args: seen.append(head.uses_whole_head) or draft(*args)
     some = [c for c in several if c.depth == 3]
     _, scores = compare(engine, GROUPS[:1], some, TWELVE, repeat=1)
     assert set(seen) == {True, False}

@@ -37,9 +37,9 @@ class Told:
     def tokens(self, num: int) -> list[int]:
         return self.rng.integers(0, tiny_models.EOS, num).tolist()
 
-    def observe(self, row: int, tokens: list[int], hidden: mx.array) -> None:
+    def hear(self, row: int, tokens: list[int], hidden: mx.array) -> None:
         self.histories.setdefault(row, []).extend(tokens)
-        self.head.observe(row, tokens, hidden)
+        self.head.hear(row, tokens, hidden)
 
     def asks(self, rows: list[int]) -> tuple[list[Ask], BatchSampler]:
         samplers = [RowSampler(SamplingParams(), [1], tiny_models.VOCAB) for _ in rows]
@@ -47,7 +47,7 @@ class Told:
         return asks, BatchSampler(samplers, tiny_models.VOCAB)
 
     def drafts(self, rows: list[int]) -> list[tuple[list[int], list[float]]]:
-        return [_read(d) for d in self.head.propose(*self.asks(rows))]
+        return [_read(d) for d in self.head.draft(*self.asks(rows))]
 
 
 def _read(draft: Draft) -> tuple[list[int], list[float]]:
@@ -69,7 +69,7 @@ def played(
     told = Told()
     for row, length in LENGTHS.items():
         told.head.begin(row)
-        told.observe(row, told.tokens(length), told.hiddens(length))
+        told.hear(row, told.tokens(length), told.hiddens(length))
     told.drafts(list(LENGTHS))
     taken = {row: 1 + i % WIDTH for i, row in enumerate(rows)}
     chosen = {row: told.tokens(WIDTH) for row in rows}
@@ -80,16 +80,16 @@ def played(
             mx.array([taken[r] for r in rows], mx.int32),
             mx.concatenate([hidden[r] for r in rows]),
         )
-        made = told.head.propose_behind(*told.asks(rows), unread)
+        made = told.head.draft_behind(*told.asks(rows), unread)
         assert made is not None
         if not drops:
             return list(map(_read, made))
     for row in rows:
         heard = [(token + others) % tiny_models.EOS for token in chosen[row][: taken[row]]]
-        told.observe(row, heard, hidden[row][: taken[row]])
+        told.hear(row, heard, hidden[row][: taken[row]])
     for _ in range(num_more):
         for row in rows:
-            told.observe(row, told.tokens(2), told.hiddens(2))
+            told.hear(row, told.tokens(2), told.hiddens(2))
     return told.drafts(rows)
 
 
@@ -146,12 +146,12 @@ def test_a_long_queue_behind_an_unread_round_is_one_array(
     told = Told()
     for row in (4, 7):
         told.head.begin(row)
-        told.observe(row, told.tokens(num_queued), told.hiddens(num_queued))
+        told.hear(row, told.tokens(num_queued), told.hiddens(num_queued))
     unread = Unread(mx.array([[1, 2, 3]] * 2), mx.array([1, 2], mx.int32), told.hiddens(6))
     parts: list[int] = []
     concatenate = mx.concatenate
     monkeypatch.setattr(
         mx, "concatenate", lambda of, *a, **k: parts.append(len(of)) or concatenate(of, *a, **k)
     )
-    assert told.head.propose_behind(*told.asks([4, 7]), unread) is not None
+    assert told.head.draft_behind(*told.asks([4, 7]), unread) is not None
     assert max(parts) <= 4

@@ -45,20 +45,18 @@ class Watched(DFlashDrafter):
         self._seen |= dict(zip(zip(rows, positions, strict=True), np.array(logits), strict=True))
         return logits
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
         self._seen.clear()
-        drafts = super().propose_behind(asks, sampler, unread)
+        drafts = super().draft_behind(asks, sampler, unread)
         for i, (ask, draft) in enumerate(zip(asks, drafts or (), strict=bool(drafts))):
             known = [*ask.history, *unread.tokens[i, : unread.num_committed[i].item()].tolist()]
             self._keep(ask.row, known, draft)
             self.num_behind += 1
         return drafts
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         self._seen.clear()
-        drafts = super().propose(asks, sampler)
+        drafts = super().draft(asks, sampler)
         for ask, draft in zip(asks, drafts, strict=True):
             self._keep(ask.row, list(ask.history), draft)
         return drafts

@@ -53,18 +53,18 @@ class Driver:
     def begin(self, row: int, prompt: list[int]) -> None:
         self.drafter.begin(row)
         self.rows[row] = []
-        self.observe(row, prompt)
+        self.hear(row, prompt)
 
-    def observe(self, row: int, tokens: list[int]) -> None:
+    def hear(self, row: int, tokens: list[int]) -> None:
         history = self.rows[row] = self.rows[row] + tokens
         needs = self.drafter.needs
         hidden = true_hiddens(history, needs)[-len(tokens) :] if needs.wants_hidden else None
-        self.drafter.observe(row, tokens, hidden)
+        self.drafter.hear(row, tokens, hidden)
 
     def propose(self, limits: dict[int, int], params: SamplingParams | None = None) -> dict[int, list[int]]:
         samplers = {r: RowSampler(params or SamplingParams(), self.rows[r], VOCAB) for r in limits}
         asks = [Ask(r, self.rows[r], n, samplers[r]) for r, n in limits.items()]
-        drafts = self.drafter.propose(asks, BatchSampler([a.sampler for a in asks], VOCAB))
+        drafts = self.drafter.draft(asks, BatchSampler([a.sampler for a in asks], VOCAB))
         for draft, n in zip(drafts, limits.values(), strict=True):
             assert draft.length == n
             assert mx.array(draft.confidences).shape == (n,)
@@ -93,10 +93,10 @@ def play(driver: Driver, seed: int = 0) -> None:
 
     for row in range(3):
         driver.begin(row, some(1, 9))
-        driver.observe(row, some(1, 2))
+        driver.hear(row, some(1, 2))
     for n in range(10):
         if n == 4:
-            driver.drafter.close(1)
+            driver.drafter.forget(1)
             del driver.rows[1]
             driver.begin(7, some(3, 6))
         asked = [r for r in driver.rows if rng.random() < 0.7]
@@ -105,7 +105,7 @@ def play(driver: Driver, seed: int = 0) -> None:
             for row in asked:
                 assert driver.length(row) == len(driver.rows[row])  # drafts left no trace
         for row in driver.rows:
-            driver.observe(row, some(1, 5))
+            driver.hear(row, some(1, 5))
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "draft-model"])
@@ -120,7 +120,7 @@ def test_a_drafter_holds_as_many_cells_as_it_was_told_tokens(kind: str) -> None:
     assert [driver.length(r) for r in driver.rows] == [len(h) for h in driver.rows.values()]
     assert driver.drafter.nbytes > 0
     for row in driver.rows:
-        driver.drafter.close(row)
+        driver.drafter.forget(row)
     assert driver.drafter.nbytes == 0
 
 
@@ -157,7 +157,7 @@ def confidences(kind: str, rows: dict[int, list[int]], limits: dict[int, int]) -
     for row, history in rows.items():
         driver.begin(row, history)
     asks = [Ask(r, rows[r], n, RowSampler(SamplingParams(), rows[r], VOCAB)) for r, n in limits.items()]
-    drafts = driver.drafter.propose(asks, BatchSampler([a.sampler for a in asks], VOCAB))
+    drafts = driver.drafter.draft(asks, BatchSampler([a.sampler for a in asks], VOCAB))
     return {a.row: mx.array(d.confidences).tolist() for a, d in zip(asks, drafts, strict=True)}
 
 
@@ -180,7 +180,7 @@ def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
         driver.propose({0: 2})
     pieces = [[9], [1, 2, 3], [4]]
     for piece in pieces:
-        one.observe(0, piece)
+        one.hear(0, piece)
     told = [([9, 1, 2, 3, 4][i:j], None) for i, j in ((0, 1), (1, 4), (4, 5))]
     if together.drafter.needs.wants_hidden:
         hidden = true_hiddens([5, 6, 7, 8, 9, 1, 2, 3, 4], together.drafter.needs)[4:]
@@ -188,7 +188,8 @@ def test_rounds_told_together_are_those_told_one_by_one(kind: str) -> None:
             (tokens, hidden[i:j]) for (tokens, _), (i, j) in zip(told, ((0, 1), (1, 4), (4, 5)), strict=True)
         ]
     together.rows[0] = one.rows[0]
-    together.drafter.observe_rounds(0, told)
+    for tokens, given in told:
+        together.drafter.hear(0, tokens, given)
     assert one.propose({0: 4}) == together.propose({0: 4})
     assert one.length(0) == together.length(0)
 
@@ -219,7 +220,7 @@ def test_asking_one_row_does_not_touch_the_others(kind: str) -> None:
     driver.begin(1, [9, 8, 7, 6])
     for _ in range(3):
         driver.propose({1: 4})
-        driver.observe(1, [5, 4])
+        driver.hear(1, [5, 4])
     assert driver.length(0) == driver.drafter.skips
     assert driver.propose({0: 3}) == alone.propose({0: 3})
 
@@ -238,13 +239,13 @@ def test_a_long_prompt_is_run_before_it_fills_the_queue(kind: str, length: int) 
         piece = driver.rows[0][start : min(start + 512, length)] if start < length else []
         if piece:
             part = hiddens[start : start + len(piece)] if needs.wants_hidden else None
-            driver.drafter.observe(0, piece, part)
-    driver.drafter.observe(0, [5], hiddens[-1:] if needs.wants_hidden else None)
+            driver.drafter.hear(0, piece, part)
+    driver.drafter.hear(0, [5], hiddens[-1:] if needs.wants_hidden else None)
     assert 1 <= len(driver.drafter._rows[0].tokens) <= model_based.QUEUE_AT_MOST
     got = driver.propose({0: 2})[0]
     fresh = Driver(make(kind))
     fresh.begin(0, driver.rows[0][:100])
-    fresh.drafter.observe(0, driver.rows[0][100:], hiddens[100:] if needs.wants_hidden else None)
+    fresh.drafter.hear(0, driver.rows[0][100:], hiddens[100:] if needs.wants_hidden else None)
     fresh.rows[0] = driver.rows[0]
     assert fresh.propose({0: 2})[0] == got
     assert driver.length(0) == length + 1
@@ -255,10 +256,10 @@ def test_the_first_token_has_no_cell_in_the_head() -> None:
     driver, together = Driver(make("mtp")), Driver(make("mtp"))
     driver.begin(0, [7])
     sampler = RowSampler(SamplingParams(), [7], VOCAB)
-    draft = driver.drafter.propose([Ask(0, [7], 2, sampler)], BatchSampler([sampler], VOCAB))[0]
+    draft = driver.drafter.draft([Ask(0, [7], 2, sampler)], BatchSampler([sampler], VOCAB))[0]
     assert (draft.length, draft.ended) == (0, None)
-    driver.observe(0, [8])
-    driver.observe(0, [9, 4])
+    driver.hear(0, [8])
+    driver.hear(0, [9, 4])
     together.begin(0, [7, 8, 9, 4])
     assert driver.propose({0: 3}) == together.propose({0: 3})
     assert driver.drafter._cache.lengths == together.drafter._cache.lengths == [3]
@@ -282,7 +283,7 @@ def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
     back.drafter.begin(0)
     back.drafter.resume(0, history[:6], kept)
     back.rows[0] = history[:6]
-    back.observe(0, history[6:])
+    back.hear(0, history[6:])
     assert back.propose({0: 3}) == driver.propose({0: 3})
     assert back.length(0) == len(history)
 
@@ -313,9 +314,9 @@ def test_drafts_never_reach_past_the_draft_models_context(max_context: int) -> N
     drafter = DraftModel(tiny_models.echo(max_context=max_context), VOCAB)
     drafter.begin(0)
     history = [1, 2, 3, 4, 5, 6, 7]
-    drafter.observe(0, history, None)
+    drafter.hear(0, history, None)
     row = RowSampler(SamplingParams(), history, VOCAB)
-    draft = drafter.propose([Ask(0, history, 4, row)], BatchSampler([row], VOCAB))[0]
+    draft = drafter.draft([Ask(0, history, 4, row)], BatchSampler([row], VOCAB))[0]
     assert draft.length == max(0, min(4, max_context - len(history)))
     assert (draft.ended is not None) == (max_context <= len(history))
 

@@ -52,16 +52,16 @@ class Scripted(Drafter):
         self._maybe_fail("begin")
         self.heard[row] = []
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        self._maybe_fail("observe")
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        self._maybe_fail("hear")
         self.heard[row] += tokens
         assert (hidden is not None) == self.needs.hidden
         if hidden is not None:
             assert hidden.shape[0] == len(tokens)
             self.hiddens[row] = self.hiddens.get(row, 0) + hidden.shape[0]
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        self._maybe_fail("propose")
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        self._maybe_fail("draft")
         self.asked.append([a.row for a in asks])
         drafts = []
         for ask in asks:
@@ -73,7 +73,7 @@ class Scripted(Drafter):
             drafts.append(Draft(len(tokens), tokens, sure) if tokens else NO_DRAFT)
         return drafts if self._fail != "too few" else drafts[:-1]
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         self.closed.append(row)
 
 
@@ -152,16 +152,16 @@ def test_a_draft_never_exceeds_the_room_a_row_has() -> None:
 # ---- failure
 
 
-@pytest.mark.parametrize("where", ["begin", "observe", "propose", "too few"])
+@pytest.mark.parametrize("where", ["begin", "hear", "draft", "too few"])
 def test_a_failure_ends_the_drafter_for_the_rows_it_was_asked_about(where: str) -> None:
-    bad = Scripted("mtp", [1], fail=where, fail_at=0 if where in ("propose", "too few") else 1)
+    bad = Scripted("mtp", [1], fail=where, fail_at=0 if where in ("draft", "too few") else 1)
     drafts = Drafts([bad, Scripted("ngram-simple", [2])], VOCAB)
     both = SpecConfig(drafters=("mtp", "ngram-simple"))
     states = begun(drafts, [both, both])
     for row in range(2):
         drafts.hear(row, [1, 2], None)
     won = propose(drafts, 2)
-    hit = [False, True] if where in ("begin", "observe") else [True, True]
+    hit = [False, True] if where in ("begin", "hear") else [True, True]
     for row in range(2):
         assert won[row] == (("ngram-simple", [2]) if hit[row] else ("mtp", [1]))
         assert ("mtp" in states[row].ended) == hit[row]
@@ -171,7 +171,7 @@ def test_a_failure_ends_the_drafter_for_the_rows_it_was_asked_about(where: str) 
     assert propose(drafts, 2)[1] == ("ngram-simple", [2])
 
 
-@pytest.mark.parametrize("where", ["begin", "observe", "propose"])
+@pytest.mark.parametrize("where", ["begin", "hear", "draft"])
 @pytest.mark.parametrize("fail_at", [0, 1, 2])
 def test_a_request_whose_drafter_fails_says_what_plain_decoding_says(where: str, fail_at: int) -> None:
     bad = Scripted("mtp", [1, 2], fail=where, fail_at=fail_at, hidden=True)
@@ -228,8 +228,8 @@ def test_hiddens_are_those_the_tokens_were_sampled_from(chunk: int) -> None:
             super().__init__("mtp", [1, 2], hidden=True)
             self.got: list[mx.array] = []
 
-        def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-            super().observe(row, tokens, hidden)
+        def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+            super().hear(row, tokens, hidden)
             self.got.append(hidden)
 
     listener = Listener()

@@ -73,15 +73,13 @@ class Watched(Eagle3):
             self.logits.append(numbers(out.logits.astype(mx.float32)).copy())
         return out
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        lengths, drafts = [len(a.history) for a in asks], super().propose(asks, sampler)
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        lengths, drafts = [len(a.history) for a in asks], super().draft(asks, sampler)
         self._keep(asks, lengths, drafts)
         return drafts
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
-        drafts = super().propose_behind(asks, sampler, unread)
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
+        drafts = super().draft_behind(asks, sampler, unread)
         if drafts is not None:
             self.num_behind += 1
             lengths = [
@@ -116,13 +114,13 @@ def drive(
         for row, text in enumerate(texts):
             more = int(rng.integers(2, 24)) if turn == 0 else int(rng.integers(1, 6))
             end = ends[row] + more
-            drafter.observe(row, text[ends[row] : end], given[row][ends[row] : end])
+            drafter.hear(row, text[ends[row] : end], given[row][ends[row] : end])
             ends[row] = end
         if turn == 0:
             drafter.prime(0)
         asks = [Ask(r, list(t[: ends[r]]), DEPTH, sampler[r]) for r, t in enumerate(texts)]
         drafter.logits.clear()
-        drafter.propose(asks, BatchSampler(sampler, tiny_models.VOCAB))
+        drafter.draft(asks, BatchSampler(sampler, tiny_models.VOCAB))
         for row, text in enumerate(texts):
             found.append((list(text[: ends[row]]), np.stack([logits[row] for logits in drafter.logits])))
     return found
@@ -254,10 +252,10 @@ def test_drafts_are_of_its_own_vocabulary(tmp_path: Path) -> None:
     drafter = Watched(head)
     drafter.begin(0)
     text = [1, 2, 3, 4]
-    drafter.observe(0, text, mx.array(shown(tiny_models.target(), text, LAYERS)))
+    drafter.hear(0, text, mx.array(shown(tiny_models.target(), text, LAYERS)))
     params = SamplingParams(temperature=1.0, seed=3)
     row = RowSampler(params, text, tiny_models.VOCAB)
-    (draft,) = drafter.propose([Ask(0, text, 6, row)], BatchSampler([row], tiny_models.VOCAB))
+    (draft,) = drafter.draft([Ask(0, text, 6, row)], BatchSampler([row], tiny_models.VOCAB))
     assert set(np.array(draft.tokens).tolist()) <= set(ids.tolist())
     noise = np.array(gumbel([row.seed] * 6, range(len(text), len(text) + 6), tiny_models.VOCAB))
     wanted = ids[(np.concatenate(drafter.logits) + noise[:, ids]).argmax(axis=1)]

@@ -11,7 +11,7 @@ import pytest
 from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.base import Ask, Draft, Heard, Needs, Unread
+from mlxspec.drafters.base import Ask, Draft, Needs, Unread
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError
@@ -48,19 +48,13 @@ class Watch(equality.Oracle):
         self._texts = [list(t) for t in texts]
         return self
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         assert hidden is not None
         assert len(hidden) == len(tokens)
-        super().observe(row, tokens, None)
+        super().hear(row, tokens, None)
         self.given[row].append(numbers(hidden.astype(mx.float32)).copy())
 
-    def observe_rounds(self, row: int, rounds: Sequence[Heard]) -> None:
-        for tokens, hidden in rounds:
-            self.observe(row, tokens, hidden)
-
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
         if not self.behind:
             return None
         seen = numbers(unread.hidden.astype(mx.float32)).reshape(len(asks), unread.width, -1)
@@ -176,7 +170,7 @@ def test_a_drafter_that_keeps_no_state_hears_each_prompt_from_its_first_token(po
 
 
 def test_rows_of_rounds_that_nobody_has_read() -> None:
-    """`propose_behind` is given the rows that `observe` gives when the round has been read."""
+    """`draft_behind` is given the rows that `observe` gives when the round has been read."""
     target, layers = families.target("hybrid"), (1, 0)
     watch = Watch(layers, behind=True)
     run = Engine(target, tiny_models.tokenizer(), drafters=[watch], config=EngineConfig(prefix_budget=0))

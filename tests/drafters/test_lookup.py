@@ -278,7 +278,7 @@ def test_old_places_lose_their_vote() -> None:
 
 def proposed(drafter: Drafter, rows: Sequence[int], limit: int = 6) -> list[Draft]:
     asks = [Ask(number, [], limit, RowSampler(SamplingParams(), [], 8)) for number in rows]
-    return drafter.propose(asks, BatchSampler([a.sampler for a in asks], 8))
+    return drafter.draft(asks, BatchSampler([a.sampler for a in asks], 8))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -288,18 +288,18 @@ def test_rows_come_and_go_and_know_nothing_of_each_other(name: str) -> None:
     for number in (0, 1, 2):
         drafter.begin(number)
     for token in text * 3:
-        drafter.observe(0, [token], None)
-        drafter.observe(1, [7], None)
-    drafter.observe(2, text[:4], None)
+        drafter.hear(0, [token], None)
+        drafter.hear(1, [7], None)
+    drafter.hear(2, text[:4], None)
     assert [d.tokens for d in proposed(drafter, (0, 1, 2))] == [text[:6], [7] * 6, []]
     assert [d.length for limit in (1, 6, 50) for d in proposed(drafter, [0], limit)] == [1, 6, 6]
     assert [drafter.may_draft(number) for number in (0, 1, 2)] == [True, True, False]
-    drafter.close(0)
-    drafter.observe(2, text[4:], None)
+    drafter.forget(0)
+    drafter.hear(2, text[4:], None)
     assert not proposed(drafter, [2])[0].length, "what a closed row saw is gone"
     assert drafter.nbytes > 0
     for number in (0, 1, 2, 99):
-        drafter.close(number)
+        drafter.forget(number)
     assert drafter.nbytes == 0
 
 

@@ -36,13 +36,13 @@ def replayed(text: list[int], answer: list[int], most: int = 16) -> tuple[float,
     """Tokens a round, and drafted tokens that were wrong for each token of the answer."""
     drafter, prompt = Lookup("predicted"), [5, 6, 7]
     drafter.open(0, PredictedRow(text, len(prompt)))
-    drafter.observe(0, [*prompt[:2]], None)
-    drafter.observe(0, [*prompt[2:], answer[0]], None)
+    drafter.hear(0, [*prompt[:2]], None)
+    drafter.hear(0, [*prompt[2:], answer[0]], None)
     sampler = RowSampler(SamplingParams(), prompt, 2000)
     done, rounds, wrong = 1, 0, 0
     while done < len(answer):
         ask = Ask(0, [*prompt, *answer[:done]], most, sampler)
-        (draft,) = drafter.propose([ask], BatchSampler([sampler], 2000))
+        (draft,) = drafter.draft([ask], BatchSampler([sampler], 2000))
         assert draft.length <= most
         assert bool(draft.length) <= drafter.may_draft(0)
         matched = 0
@@ -53,7 +53,7 @@ def replayed(text: list[int], answer: list[int], most: int = 16) -> tuple[float,
         ):
             matched += 1
         rounds, wrong = rounds + 1, wrong + draft.length - matched
-        drafter.observe(0, answer[done : done + matched + 1], None)
+        drafter.hear(0, answer[done : done + matched + 1], None)
         done += matched + 1
     return len(answer) / rounds, wrong / len(answer)
 

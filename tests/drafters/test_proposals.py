@@ -223,6 +223,6 @@ def test_tokens_of_the_answer_count_from_the_next_draft_on() -> None:
     driver = Driver(make("mtp"))
     driver.begin(0, [50, 51])
     assert set(driver.propose({0: 2})[0]) <= set(LISTED)
-    driver.observe(0, [1, 2])
+    driver.hear(0, [1, 2])
     driver.propose({0: 2})
     assert driver.drafter.proposals.ids.tolist() == [*LISTED, 1, 2]

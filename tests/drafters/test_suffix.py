@@ -82,10 +82,10 @@ def test_a_text_that_cannot_be_learned_costs_no_answer(
 
 def test_a_row_that_has_not_begun_is_forgotten_quietly() -> None:
     drafter = Lookup("suffix")
-    drafter.close(3)
+    drafter.forget(3)
     drafter.open(1, EarlierRow(TextIndex(0), "a", 0))
     assert not drafter.may_draft(1)
-    drafter.close(1)
+    drafter.forget(1)
     assert drafter.nbytes == 0
 
 
@@ -109,12 +109,12 @@ def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, i
     drafter = Lookup("suffix")
     index = TextIndex(0)
     drafter.open(0, EarlierRow(index, "", len(prompt)))
-    drafter.observe(0, [*prompt, answer[0]], None)
+    drafter.hear(0, [*prompt, answer[0]], None)
     sampler = RowSampler(SamplingParams(), prompt, 5000)
     done, rounds, wrong = 1, 0, 0
     while done < len(answer):
         ask = Ask(0, [*prompt, *answer[:done]], most, sampler)
-        (draft,) = drafter.propose([ask], BatchSampler([sampler], 5000))
+        (draft,) = drafter.draft([ask], BatchSampler([sampler], 5000))
         assert draft.length == len(draft.tokens) <= most
         assert bool(draft.length) == drafter.may_draft(0)
         pairs = zip(draft.tokens, answer[done : len(answer) - 1], strict=False)
@@ -122,7 +122,7 @@ def edited(prompt: list[int], answer: list[int], most: int = 16) -> tuple[int, i
             (i for i, (a, b) in enumerate(pairs) if a != b), min(draft.length, len(answer) - 1 - done)
         )
         rounds, wrong = rounds + 1, wrong + draft.length - matched
-        drafter.observe(0, answer[done : done + matched + 1], None)
+        drafter.hear(0, answer[done : done + matched + 1], None)
         while index.work():
             pass
         done += matched + 1

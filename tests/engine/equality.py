@@ -226,15 +226,13 @@ class Nudged(DFlashDrafter):
         """From here on it knows these texts alone, and is right where a new one would be."""
         self._texts, self._rng = [list(t) for t in texts], np.random.default_rng(0)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         self._histories = {a.row: list(a.history) for a in asks}
-        return super().propose(asks, sampler)
+        return super().draft(asks, sampler)
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
         self._histories = {a.row: list(a.history) for a in asks}
-        return super().propose_behind(asks, sampler, unread)
+        return super().draft_behind(asks, sampler, unread)
 
     def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
         first = positions.first if isinstance(positions, Shifted) else positions
@@ -275,10 +273,10 @@ class Oracle(Drafter):
         assert row not in self.told
         self.told[row] = []
 
-    def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+    def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         self.told[row] += tokens
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [self._draft(a) for a in asks]
 
     def _draft(self, ask: Ask) -> Draft:
@@ -291,6 +289,6 @@ class Oracle(Drafter):
         tokens = [t if self._rng.random() < self._sure else (t + 1) % tiny_models.VOCAB for t in tokens]
         return Draft(len(tokens), tokens) if tokens else NO_DRAFT
 
-    def close(self, row: int) -> None:
+    def forget(self, row: int) -> None:
         self.told.pop(row, None)
         self.closed.append(row)

@@ -39,7 +39,7 @@ class Guess(Drafter):
     def __init__(self, tell) -> None:
         self._tell = tell
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [Draft.of(self._tell(list(a.history))[: a.limit]) for a in asks]
 
 

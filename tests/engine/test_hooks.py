@@ -191,7 +191,7 @@ class Copying(Drafter):
     name = "copying"
     max_draft = 7
 
-    def propose(self, asks, sampler):
+    def draft(self, asks, sampler):
         self.limits = [a.limit for a in asks]
         return [Draft.of(list(a.history[-a.limit :])) for a in asks]
 
@@ -202,7 +202,7 @@ class Broken(Drafter):
     def __init__(self, give) -> None:
         self.give = give
 
-    def propose(self, asks: list[Ask], sampler) -> list[Draft]:
+    def draft(self, asks: list[Ask], sampler) -> list[Draft]:
         return self.give(asks)
 
 

@@ -150,14 +150,14 @@ class Watched(Mtp):
         super().__init__(head, max_context)
         self.made: list[tuple[int, list[int], list[float]]] = []
 
-    def propose(self, asks, sampler) -> list[Draft]:  # type: ignore[no-untyped-def]
-        drafts = super().propose(asks, sampler)
+    def draft(self, asks, sampler) -> list[Draft]:  # type: ignore[no-untyped-def]
+        drafts = super().draft(asks, sampler)
         for ask, draft in zip(asks, drafts, strict=True):
             sure = np.array(draft.confidences).tolist()
             self.made.append((len(ask.history), np.array(draft.tokens).tolist(), sure))
         return drafts
 
-    def propose_behind(self, asks, sampler, unread):  # type: ignore[no-untyped-def]
+    def draft_behind(self, asks, sampler, unread):  # type: ignore[no-untyped-def]
         return None
 
 
@@ -235,12 +235,12 @@ def test_lookups_neither_match_nor_propose_images(drafter) -> None:  # type: ign
     drafter.begin(7)
     drafter.see(7, seen)
     history = seen.images.keyed(given.tokens)
-    drafter.observe(7, history, None)
+    drafter.hear(7, history, None)
     assert (
-        drafter.propose([Ask(7, history, 8, sampler)], batch)[0].length == 0
+        drafter.draft([Ask(7, history, 8, sampler)], batch)[0].length == 0
     )  # it ends as it did before `others`
-    drafter.observe(7, words[:5], None)
+    drafter.hear(7, words[:5], None)
     history = [*history, *words[:5]]
-    draft = drafter.propose([Ask(7, history, 8, sampler)], batch)[0]
+    draft = drafter.draft([Ask(7, history, 8, sampler)], batch)[0]
     assert list(draft.tokens) == words[5:]  # and no further
-    drafter.close(7)
+    drafter.forget(7)

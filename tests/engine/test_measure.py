@@ -75,7 +75,7 @@ def test_a_load_runs_no_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ran: list[str] = []
     monkeypatch.setattr(Qwen35, "forward", _told(ran, "forward", Qwen35.forward))
     monkeypatch.setattr(Qwen35, "head", _told(ran, "head", Qwen35.head))
-    monkeypatch.setattr(Mtp, "propose", _told(ran, "propose", Mtp.propose))
+    monkeypatch.setattr(Mtp, "draft", _told(ran, "draft", Mtp.draft))
     monkeypatch.setattr("mlxspec.engine.load.check_head", lambda *_: None)  # reads texts to judge a head
     engine = load("demo")
     assert ran == []

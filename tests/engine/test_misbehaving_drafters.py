@@ -77,19 +77,19 @@ class Own(Drafter):
     def begin(self, row):
         self._may("begin", row)
 
-    def observe(self, row, tokens, hidden):
-        self._may("observe", row, tokens, hidden)
+    def hear(self, row, tokens, hidden):
+        self._may("hear", row, tokens, hidden)
 
-    def propose(self, asks, sampler):
-        found = self._may("propose", asks, sampler)
+    def draft(self, asks, sampler):
+        found = self._may("draft", asks, sampler)
         return [right(a) for a in asks] if found is GO_ON else found
 
     def may_draft(self, row):
         found = self._may("may_draft", row)
         return True if found is GO_ON else found
 
-    def propose_behind(self, asks, sampler, unread):
-        found = self._may("propose_behind", asks, sampler, unread)
+    def draft_behind(self, asks, sampler, unread):
+        found = self._may("draft_behind", asks, sampler, unread)
         if found is not GO_ON:
             return found
         return [Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks]
@@ -104,8 +104,8 @@ class Own(Drafter):
     def resume(self, row, tokens, state):
         self._may("resume", row, tokens, state)
 
-    def close(self, row):
-        self._may("close", row)
+    def forget(self, row):
+        self._may("forget", row)
 
 
 GO_ON = object()
@@ -245,68 +245,68 @@ NAN, INF = float("nan"), float("inf")
 # name -> at which method, what is done
 WAYS: dict[str, tuple[str, Callable]] = {
     # what is given for a list of drafts
-    "returns None": ("propose", lambda self, asks, sampler: None),
-    "returns a number": ("propose", lambda self, asks, sampler: 7),
-    "returns a generator": ("propose", generator),
-    "returns a dictionary": ("propose", lambda self, asks, sampler: {a.row: right(a) for a in asks}),
-    "returns too few drafts": ("propose", lambda self, asks, sampler: []),
-    "returns too many drafts": ("propose", lambda self, asks, sampler: [NO_DRAFT] * (len(asks) + 1)),
-    "returns a list without a length": ("propose", lambda self, asks, sampler: Evil([NO_DRAFT])),
-    "returns lists for drafts": ("propose", drafts(lambda a: [5])),
-    "returns None for a draft": ("propose", drafts(lambda a: None)),
-    "returns a tuple that looks like a draft": ("propose", drafts(lambda a: tuple(right(a)))),
+    "returns None": ("draft", lambda self, asks, sampler: None),
+    "returns a number": ("draft", lambda self, asks, sampler: 7),
+    "returns a generator": ("draft", generator),
+    "returns a dictionary": ("draft", lambda self, asks, sampler: {a.row: right(a) for a in asks}),
+    "returns too few drafts": ("draft", lambda self, asks, sampler: []),
+    "returns too many drafts": ("draft", lambda self, asks, sampler: [NO_DRAFT] * (len(asks) + 1)),
+    "returns a list without a length": ("draft", lambda self, asks, sampler: Evil([NO_DRAFT])),
+    "returns lists for drafts": ("draft", drafts(lambda a: [5])),
+    "returns None for a draft": ("draft", drafts(lambda a: None)),
+    "returns a tuple that looks like a draft": ("draft", drafts(lambda a: tuple(right(a)))),
     # host drafts
-    "drafts too much": ("propose", drafts(lambda a: Draft.of([5] * (a.limit + 1)))),
-    "drafts a hundred thousand tokens": ("propose", drafts(lambda a: Draft.of([5] * 100_000))),
-    "drafts endlessly": ("propose", drafts(lambda a: Draft(1, itertools.repeat(5)))),
-    "drafts a generator": ("propose", drafts(lambda a: Draft(1, (t for t in [5])))),
-    "drafts ids out of range": ("propose", drafts(lambda a: Draft.of([VOCAB]))),
-    "drafts negative ids": ("propose", drafts(lambda a: Draft.of([-1]))),
-    "drafts ids of ten thousand digits": ("propose", drafts(lambda a: Draft.of([10**10_000]))),
-    "drafts strings": ("propose", drafts(lambda a: Draft.of(["a"]))),
-    "drafts floats": ("propose", drafts(lambda a: Draft.of([5.0]))),
-    "drafts truth": ("propose", drafts(lambda a: Draft.of([True]))),
-    "drafts arrays for tokens": ("propose", drafts(lambda a: Draft.of([mx.array(5)]))),
-    "drafts text": ("propose", drafts(lambda a: Draft(1, "a"))),
-    "gives a length that is too long": ("propose", drafts(lambda a: Draft(3, [5]))),
-    "gives a negative length": ("propose", drafts(lambda a: Draft(-1, []))),
-    "gives no number for a length": ("propose", drafts(lambda a: Draft("1", [5]))),
-    "gives a fraction for a length": ("propose", drafts(lambda a: Draft(1.0, [5]))),
+    "drafts too much": ("draft", drafts(lambda a: Draft.of([5] * (a.limit + 1)))),
+    "drafts a hundred thousand tokens": ("draft", drafts(lambda a: Draft.of([5] * 100_000))),
+    "drafts endlessly": ("draft", drafts(lambda a: Draft(1, itertools.repeat(5)))),
+    "drafts a generator": ("draft", drafts(lambda a: Draft(1, (t for t in [5])))),
+    "drafts ids out of range": ("draft", drafts(lambda a: Draft.of([VOCAB]))),
+    "drafts negative ids": ("draft", drafts(lambda a: Draft.of([-1]))),
+    "drafts ids of ten thousand digits": ("draft", drafts(lambda a: Draft.of([10**10_000]))),
+    "drafts strings": ("draft", drafts(lambda a: Draft.of(["a"]))),
+    "drafts floats": ("draft", drafts(lambda a: Draft.of([5.0]))),
+    "drafts truth": ("draft", drafts(lambda a: Draft.of([True]))),
+    "drafts arrays for tokens": ("draft", drafts(lambda a: Draft.of([mx.array(5)]))),
+    "drafts text": ("draft", drafts(lambda a: Draft(1, "a"))),
+    "gives a length that is too long": ("draft", drafts(lambda a: Draft(3, [5]))),
+    "gives a negative length": ("draft", drafts(lambda a: Draft(-1, []))),
+    "gives no number for a length": ("draft", drafts(lambda a: Draft("1", [5]))),
+    "gives a fraction for a length": ("draft", drafts(lambda a: Draft(1.0, [5]))),
     # device drafts
-    "drafts ids out of range on the device": ("propose", device(lambda a: [10**6] * a.limit)),
-    "drafts negative ids on the device": ("propose", device(lambda a: [-7] * a.limit)),
-    "drafts too few tokens on the device": ("propose", device(lambda a: [5], length=2)),
-    "drafts too many tokens on the device": ("propose", device(lambda a: [5] * 40, length=1)),
-    "drafts a matrix": ("propose", device(lambda a: [[5]], length=1)),
-    "drafts a scalar": ("propose", device(lambda a: 5, length=1)),
-    "drafts floats on the device": ("propose", device(lambda a: [5.0], length=1, dtype=mx.float32)),
-    "drafts truth on the device": ("propose", device(lambda a: [True], length=1, dtype=mx.bool_)),
-    "drafts NumPy floats": ("propose", drafts(lambda a: Draft(1, np.array([5.0])))),
+    "drafts ids out of range on the device": ("draft", device(lambda a: [10**6] * a.limit)),
+    "drafts negative ids on the device": ("draft", device(lambda a: [-7] * a.limit)),
+    "drafts too few tokens on the device": ("draft", device(lambda a: [5], length=2)),
+    "drafts too many tokens on the device": ("draft", device(lambda a: [5] * 40, length=1)),
+    "drafts a matrix": ("draft", device(lambda a: [[5]], length=1)),
+    "drafts a scalar": ("draft", device(lambda a: 5, length=1)),
+    "drafts floats on the device": ("draft", device(lambda a: [5.0], length=1, dtype=mx.float32)),
+    "drafts truth on the device": ("draft", device(lambda a: [True], length=1, dtype=mx.bool_)),
+    "drafts NumPy floats": ("draft", drafts(lambda a: Draft(1, np.array([5.0])))),
     # what goes with a draft
-    "confidences of nothing": ("propose", odd("confidences", lambda n: [])),
-    "confidences that are NaN": ("propose", odd("confidences", lambda n: [NAN] * n)),
-    "confidences that are infinite": ("propose", odd("confidences", lambda n: [INF] * n)),
-    "confidences below 0": ("propose", odd("confidences", lambda n: [-0.5] * n)),
-    "confidences above 1": ("propose", odd("confidences", lambda n: mx.array([7.0] * n))),
-    "confidences that are text": ("propose", odd("confidences", lambda n: "abc"[:n])),
-    "confidences in a matrix": ("propose", odd("confidences", lambda n: mx.ones((n, 1)))),
-    "confidences that are NaN on the device": ("propose", odd("confidences", lambda n: mx.array([NAN] * n))),
-    "a backing below 0": ("propose", odd("backing", lambda n: -5)),
-    "a backing that is NaN": ("propose", odd("backing", lambda n: NAN)),
-    "a backing that is text": ("propose", odd("backing", lambda n: "many")),
-    "ends with a number": ("propose", odd("ended", lambda n: 5)),
-    "ends with a page of text": ("propose", odd("ended", lambda n: "no more\n" * 9000)),
+    "confidences of nothing": ("draft", odd("confidences", lambda n: [])),
+    "confidences that are NaN": ("draft", odd("confidences", lambda n: [NAN] * n)),
+    "confidences that are infinite": ("draft", odd("confidences", lambda n: [INF] * n)),
+    "confidences below 0": ("draft", odd("confidences", lambda n: [-0.5] * n)),
+    "confidences above 1": ("draft", odd("confidences", lambda n: mx.array([7.0] * n))),
+    "confidences that are text": ("draft", odd("confidences", lambda n: "abc"[:n])),
+    "confidences in a matrix": ("draft", odd("confidences", lambda n: mx.ones((n, 1)))),
+    "confidences that are NaN on the device": ("draft", odd("confidences", lambda n: mx.array([NAN] * n))),
+    "a backing below 0": ("draft", odd("backing", lambda n: -5)),
+    "a backing that is NaN": ("draft", odd("backing", lambda n: NAN)),
+    "a backing that is text": ("draft", odd("backing", lambda n: "many")),
+    "ends with a number": ("draft", odd("ended", lambda n: 5)),
+    "ends with a page of text": ("draft", odd("ended", lambda n: "no more\n" * 9000)),
     # drafts and arrays that change
-    "shares one draft and changes it": ("propose", shared),
-    "assigns to an array it drafted": ("propose", kept_array),
+    "shares one draft and changes it": ("draft", shared),
+    "assigns to an array it drafted": ("draft", kept_array),
     # errors of every kind, everywhere
-    "raises an Exception in propose": ("propose", raises(ValueError("no"))),
-    "raises StopIteration": ("propose", raises(StopIteration)),
-    "raises a book": ("propose", raises(RuntimeError("word\n" * 9000))),
-    "recurses": ("propose", lambda self, *args: self._do(self, *args)),
+    "raises an Exception in draft": ("draft", raises(ValueError("no"))),
+    "raises StopIteration": ("draft", raises(StopIteration)),
+    "raises a book": ("draft", raises(RuntimeError("word\n" * 9000))),
+    "recurses": ("draft", lambda self, *args: self._do(self, *args)),
     **{
         f"raises in {where}": (where, raises(RuntimeError("no")))
-        for where in ("begin", "observe", "prime", "propose_behind", "snapshot")
+        for where in ("begin", "hear", "prime", "draft_behind", "snapshot")
     },
     "keeps what is no snapshot": ("snapshot", lambda self, *args: {"a": 1}),
     "keeps a snapshot of another text": (
@@ -324,28 +324,28 @@ WAYS: dict[str, tuple[str, Callable]] = {
         ),
     ),
     # the engine it serves
-    "steps the engine": ("propose", calls(lambda e: e.step())),
-    "steps the engine when it observes": ("observe", calls(lambda e: e.step())),
+    "steps the engine": ("draft", calls(lambda e: e.step())),
+    "steps the engine when it observes": ("hear", calls(lambda e: e.step())),
     "generates": (
-        "propose",
+        "draft",
         calls(lambda e: e.generate([1, 2], SamplingParams(max_tokens=2), spec=SpecConfig())),
     ),
     "streams": (
-        "propose",
+        "draft",
         calls(lambda e: list(e.stream([1], SamplingParams(max_tokens=2), spec=SpecConfig()))),
     ),
-    "closes the engine": ("propose", calls(lambda e: e.close())),
-    "probes the engine": ("propose", calls(lambda e: e.probe())),
+    "closes the engine": ("draft", calls(lambda e: e.close())),
+    "probes the engine": ("draft", calls(lambda e: e.probe())),
     # drafts behind an unread round
     "drafts ids out of range behind an unread round": (
-        "propose_behind",
+        "draft_behind",
         behind(lambda asks, unread: [Draft(a.limit, mx.array([10**6] * a.limit)) for a in asks]),
     ),
-    "gives too few drafts behind an unread round": ("propose_behind", behind(lambda asks, unread: asks[1:])),
+    "gives too few drafts behind an unread round": ("draft_behind", behind(lambda asks, unread: asks[1:])),
 }
 SOME = [name for i, name in enumerate(WAYS) if i % 9 == 0]
 # called only where rounds overlap: the controller reads each round before it drafts, and other methods' calls are all the same to it
-OVERLAPPED = ("propose_behind",)
+OVERLAPPED = ("draft_behind",)
 CASES = [
     pytest.param(name, policy, marks=[] if name in SOME else [pytest.mark.slow], id=f"{name}, {policy}")
     for name, (at, _) in WAYS.items()
@@ -402,7 +402,7 @@ def test_there_are_thirty_ways_to_misbehave() -> None:
 
 
 def test_what_is_raised_behind_a_prefix_hit_or_at_the_end_ends_no_row() -> None:
-    for at in ("resume", "close"):
+    for at in ("resume", "forget"):
         own = Own()
         engine = made(own, "fixed")
         asked(engine, PROMPTS, [("own",)] * 4, "mixed")
@@ -416,10 +416,10 @@ def test_what_is_raised_behind_a_prefix_hit_or_at_the_end_ends_no_row() -> None:
 
 def test_a_drafter_that_fails_and_cannot_be_closed_ends_for_its_rows_only() -> None:
     class Stuck(Own):
-        def close(self, row):
+        def forget(self, row):
             raise ValueError("nor this")
 
-    own = Stuck("propose", raises(ValueError("not this")))
+    own = Stuck("draft", raises(ValueError("not this")))
     found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
     same(found, plain("mixed")[0], "mixed")
     assert [r.stats.notices for r in found] == [["own drafting ended: ValueError: not this"]] * 2 + [[], []]
@@ -430,7 +430,7 @@ def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> 
     asked_behind: list[int] = []
 
     class Sparse(Own):
-        def propose_behind(self, asks, sampler, unread):
+        def draft_behind(self, asks, sampler, unread):
             asked_behind.append(len(asks))
             return [NO_DRAFT, *(Draft(a.limit, mx.full((a.limit,), 5, mx.int32)) for a in asks[1:])]
 
@@ -441,7 +441,7 @@ def test_a_row_without_a_draft_behind_an_unread_round_waits_for_its_tokens() -> 
 
 
 def test_a_slow_drafter_changes_nothing() -> None:
-    own = Own("propose", lambda self, *args: (time.sleep(0.002), GO_ON)[1])
+    own = Own("draft", lambda self, *args: (time.sleep(0.002), GO_ON)[1])
     found = asked(made(own, "fixed"), PROMPTS, SPECS, "mixed", policy="fixed")
     same(found, plain("mixed")[0], "mixed")
     assert not any(r.stats.notices for r in found)
@@ -449,12 +449,12 @@ def test_a_slow_drafter_changes_nothing() -> None:
 
 @pytest.mark.parametrize("exit_", [KeyboardInterrupt, SystemExit])
 def test_what_ends_the_process_is_not_swallowed(exit_: type[BaseException]) -> None:
-    engine = made(Own("propose", raises(exit_)), "fixed")
+    engine = made(Own("draft", raises(exit_)), "fixed")
     with pytest.raises(exit_):
         asked(engine, PROMPTS, SPECS, "mixed", policy="fixed")
 
 
-@pytest.mark.parametrize("at", ["propose", "observe", "begin", "prime"])
+@pytest.mark.parametrize("at", ["draft", "hear", "begin", "prime"])
 def test_rows_may_be_cancelled_and_requests_queued_from_within_a_step(at: str) -> None:
     late: list = []
 
@@ -499,7 +499,7 @@ def test_a_drafter_that_describes_itself_wrongly_is_refused_before_loading(
     class Odd(Drafter):
         name = "odd"
 
-        def propose(self, asks, sampler):
+        def draft(self, asks, sampler):
             return [NO_DRAFT] * len(asks)
 
     setattr(Odd, field, value)

@@ -19,7 +19,7 @@ from mlxspec.errors import ConfigError
 class Repeat(Drafter):
     name = "repeat"
 
-    def propose(self, asks: list[Ask], sampler) -> list[Draft]:
+    def draft(self, asks: list[Ask], sampler) -> list[Draft]:
         return [Draft.of([ask.history[-1]]) for ask in asks]
 
 
@@ -36,7 +36,7 @@ class Writes(Drafter):
     def __init__(self, write: Callable[[list[int]], object]) -> None:
         self._write = write
 
-    def propose(self, asks: list[Ask], sampler) -> list[Draft]:
+    def draft(self, asks: list[Ask], sampler) -> list[Draft]:
         for ask in asks:
             self._write(ask.history)  # type: ignore[arg-type]
         return [Draft.of([1]) for _ in asks]

@@ -558,7 +558,7 @@ class Noisy(Drafter):
     def __init__(self, texts: Sequence[Sequence[int]]) -> None:
         self._texts, self._random = [list(t) for t in texts], random.Random(3)
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
         return [Draft.of(self._draft(list(ask.history), ask.limit)) for ask in asks]
 
     def _draft(self, history: list[int], limit: int) -> list[int]:

@@ -69,7 +69,7 @@ def _record(drafter: Drafter, drafts: list[Any]) -> None:
 
         return noted
 
-    for name in ("propose", "propose_behind"):
+    for name in ("draft", "draft_behind"):
         setattr(drafter, name, noting(getattr(drafter, name)))
 
 

@@ -124,11 +124,9 @@ def test_rows_together_are_the_rows_alone(name: str, tmp_path: Path) -> None:
 
 @catches(
     "a draft begins with the first hidden of a round",
-    "mlxspec.drafters.gemma_assistant:GemmaAssistant.observe_rounds",
+    "mlxspec.drafters.gemma_assistant:GemmaAssistant.hear",
     lambda right: (
-        lambda self, row, rounds: right(
-            self, row, [(tokens, h if h is None else h[:1]) for tokens, h in rounds]
-        )
+        lambda self, row, tokens, hidden: right(self, row, tokens, None if hidden is None else hidden[:1])
     ),
 )
 def test_a_draft_begins_with_the_hidden_of_the_newest_token(tmp_path: Path) -> None:
@@ -141,9 +139,9 @@ def test_a_draft_begins_with_the_hidden_of_the_newest_token(tmp_path: Path) -> N
         drafter = GemmaAssistant(ours, 100)
         drafter.attach(cache, [0])
         drafter.begin(0)
-        drafter.observe(0, [1] * len(seen), seen)
+        drafter.hear(0, [1] * len(seen), seen)
         ask = Ask(0, [1] * 10, 3, RowSampler(SamplingParams(), [], tiny_gemma.VOCAB))
-        (draft,) = drafter.propose([ask], BatchSampler([ask.sampler], tiny_gemma.VOCAB))
+        (draft,) = drafter.draft([ask], BatchSampler([ask.sampler], tiny_gemma.VOCAB))
         found.append(mx.array(draft.confidences).tolist())
     assert found[0] == found[1] != found[2]
 

@@ -38,15 +38,13 @@ class Watched(Mtp):
         self.made: dict[int, list[tuple[int, list[int], list[float]]]] = {}
         self.num_behind = 0
 
-    def propose(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        lengths, drafts = [len(a.history) for a in asks], super().propose(asks, sampler)
+    def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+        lengths, drafts = [len(a.history) for a in asks], super().draft(asks, sampler)
         self._keep(asks, lengths, drafts)
         return drafts
 
-    def propose_behind(
-        self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread
-    ) -> list[Draft] | None:
-        drafts = super().propose_behind(asks, sampler, unread)
+    def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
+        drafts = super().draft_behind(asks, sampler, unread)
         if drafts is not None:
             self.num_behind += 1
             lengths = [

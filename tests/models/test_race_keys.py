@@ -267,9 +267,9 @@ def test_no_product_of_a_published_drafter_is_without_its_key(
             cache.commit()
             drafter.attach(cache, [0])
         drafter.begin(0)
-        drafter.observe(0, history, hidden if drafter.needs.wants_hidden else None)
+        drafter.hear(0, history, hidden if drafter.needs.wants_hidden else None)
         seen = watched(monkeypatch)
-        (draft,) = drafter.propose([Ask(0, history, 3, row)], sampler)
+        (draft,) = drafter.draft([Ask(0, history, 3, row)], sampler)
         if kind == "draft-model":
             target.forward(mx.array(history), FlatRows((6,)), target.make_cache(1), certain=False)
     assert draft.length == 3

@@ -162,14 +162,14 @@ def test_a_users_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(result.stats.drafters["mtp"].by_position) <= 2
     spec = SpecConfig(drafters=("mtp",), policy="auto", p_min=1.0)
     proposed: list[list[float]] = []
-    propose = Mtp.propose
+    propose = Mtp.draft
 
     def recorded(self: Mtp, asks, sampler):
         drafts = propose(self, asks, sampler)
         proposed.extend(numbers(d.confidences).tolist() for d in drafts if d.length)
         return drafts
 
-    monkeypatch.setattr(Mtp, "propose", recorded)
+    monkeypatch.setattr(Mtp, "draft", recorded)
     stats = made.generate(PROMPTS[1], PARAMS["sampled"], spec=spec).stats
     certain = [next((i for i, c in enumerate(sure) if c < 1.0), len(sure)) for sure in proposed]
     assert stats.num_drafted <= sum(certain) < sum(map(len, proposed))
@@ -284,10 +284,10 @@ def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn(
     asked: dict[int, list[int]] = {}
 
     class Listener(Lookup):
-        def observe(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
+        def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
             heard.setdefault(row, []).extend(tokens)
             calls[row] = calls.get(row, 0) + 1
-            super().observe(row, tokens, hidden)
+            super().hear(row, tokens, hidden)
 
         def may_draft(self, row: int) -> bool:
             asked.setdefault(row, []).append(len(heard[row]))
@@ -341,7 +341,7 @@ def test_a_drafter_that_had_nothing_to_say_has_not_shown_what_a_draft_costs(
         asked.append(len(asks))
         return [NO_DRAFT] * len(asks)
 
-    monkeypatch.setattr(Mtp, "propose", silent)
+    monkeypatch.setattr(Mtp, "draft", silent)
     made.generate(PROMPTS[1], PARAMS["greedy"])
     assert asked
     assert "mtp" not in {call.name for call in seen}

@@ -167,7 +167,7 @@ class Knows(Drafter):
     max_draft = 256
     width = 11
 
-    def propose(self, asks, sampler):  # type: ignore[no-untyped-def]
+    def draft(self, asks, sampler):  # type: ignore[no-untyped-def]
         return [Draft.of(self.follow(ask.history, min(self.width, ask.limit))) for ask in asks]
 
     def follow(self, history: Sequence[int], num: int) -> list[int]:

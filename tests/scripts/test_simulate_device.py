@@ -60,8 +60,8 @@ def test_rows_take_what_was_published_or_what_their_instructions_take() -> None:
 
 @catches(
     "every round of a model's drafts waits for the one before it",
-    "mlxspec.policy.auto:Auto.propose_behind",
-    lambda right: lambda self, plan: None,
+    "mlxspec.drafters.drafts:Drafts.propose",
+    lambda right: lambda self, rooms, unread=None: right(self, rooms) if unread is None else None,
     case="auto-mtp",
 )
 @pytest.mark.parametrize("drafts", ["plain", "mtp", "dflash", "dflash2"])

@@ -165,12 +165,12 @@ def test_a_signal_ends_streams_and_half_bodies_with_a_sentence() -> None:
 
 FAULTS = """
 import mlxspec.drafters.lookup as lookup, mlxspec.sampling.constraints as constraints
-real = lookup.Lookup.propose
-def propose(self, asks, sampler):
+real = lookup.Lookup.draft
+def draft(self, asks, sampler):
     if any(5 in a.sampler.params.logit_bias for a in asks):
         raise RuntimeError("planted in a drafter")
     return real(self, asks, sampler)
-lookup.Lookup.propose = propose
+lookup.Lookup.draft = draft
 look = constraints.Constraints.push
 def push(self, token):
     raise RuntimeError("planted in a processor")
