@@ -87,7 +87,9 @@ def updates(rng: random.Random) -> tuple[list[Update], str]:
 
 def protocols() -> dict[str, Any]:
     return {
-        "chat": lambda: ChatWriter("m", {"stream_options": {"include_usage": True}}, one_answer()),
+        "chat": lambda: ChatWriter(
+            "m", {"stream": True, "stream_options": {"include_usage": True}}, one_answer()
+        ),
         "messages": lambda: MessagesWriter("m", {}, one_answer()),
         "ollama": lambda: OllamaChatWriter("m", {}, one_answer()),
         "responses": lambda: ResponsesWriter("m", {"input": "x"}, one_answer()),
