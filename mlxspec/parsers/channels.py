@@ -52,6 +52,10 @@ class ChannelParser:
         return cut_notice(self.cut_call)
 
     @property
+    def num_held(self) -> int:
+        return sum(map(len, self._body)) if self._name is not None else 0
+
+    @property
     def is_thinking(self) -> bool:
         return self._head is None and self._is_thought
 

@@ -54,6 +54,10 @@ def cut_notice(text: str) -> tuple[str, ...]:
 class OutputParser(Protocol):
     """See the module's contract."""
 
+    @property
+    def num_held(self) -> int:
+        """Characters of a call that is being written; 0 where none is, or it has just begun."""
+
     def push(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
@@ -112,9 +116,6 @@ class Scanner:
         if self._text.startswith(tag):
             return True
         return None if tag.startswith(self._text) else False
-
-    def peek(self, num: int) -> str:
-        return self._text[:num]
 
     def drop(self, num: int) -> None:
         self._text = self._text[num:]

@@ -192,7 +192,8 @@ class Server:
                 await say(f"prompt {update.num_done}/{update.num_total}")
             elif not frames and time.monotonic() - spoken >= most:
                 sign = writer.pause()  # nothing has come, or a call that is not closed
-                await (say("still here") if sign is None else reply.event(wire.frame(sign)))
+                said = f"a call, {run.num_held} characters so far" if run.num_held else "still here"
+                await (say(said) if sign is None else reply.event(wire.frame(sign)))
                 spoken = time.monotonic()
             if update is not None:
                 self._count_end(update, run)

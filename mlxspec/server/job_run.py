@@ -93,6 +93,7 @@ class JobRun:
         self._streams: list[Stream] = []
         self.started = time.monotonic()
         self.first_token: float | None = None
+        self.num_held = 0  # characters of a call that is being written
 
     async def start(self) -> None:
         try:
@@ -192,6 +193,7 @@ class JobRun:
                     self.first_token = time.monotonic()
                 pieces, drafted = _pieces(parser, event)
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
+                self.num_held = 0 if parser is None else parser.num_held
                 yield Delta(
                     choice=choice,
                     pieces=pieces,

@@ -61,3 +61,18 @@ def test_stop_strings_do_not_act_inside_a_call(demo: Served, form: Any, notation
     assert status == 200, answer
     for said in (form.whole(answer), streamed(form, demo.ask("POST", form.path, stream)[2])):
         assert (said.calls, said.reason) == ((("bash", {"command": COMMAND}),), "tool_calls")
+
+
+def test_a_stream_shows_signs_while_a_call_is_written() -> None:
+    """The client hears of the server, and of the call's size, before the call is closed; no argument comes before that."""
+    call = CALLS["json"].replace(COMMAND, "x" * 800)
+    plant = "import mlxspec.server.settings as s; s.ServerConfig.__init__.__kwdefaults__['keepalive_seconds'] = 0.01"
+    with Served(plant=plant) as served:
+        for form in FORMS:
+            _, stream = bodies(form, call, (), 900)
+            data = served.ask("POST", form.path, stream)[2]
+            signs = {
+                "chat": b": a call, ", "responses": b": a call, ", "messages": b'"type": "ping"', "ollama": b'"content": ""}, "done": false'
+            }  # fmt: skip
+            assert data.count(signs[form.name]) >= 2, data[:2000]
+            assert streamed(form, data).calls == (("bash", {"command": "x" * 800}),)
