@@ -57,6 +57,7 @@ SHARED = {
     "option.py:_KNOWN": PROGRAM,
     "platform/device.py:_claims": "bytes by engine",
     "platform/macos.py:_library": MACHINE,
+    "server/http/log.py:_noted": "when a line of each kind was last logged; no request reads it",
     **{
         f"platform/device.py:{name}": MACHINE
         for name in ("_compile_state", "_compiles_for_cpu", "backend", "gpu_generation", "has_matrix_units")
