@@ -18,7 +18,7 @@ from mlxspec.parsers.values import convert, loads, writes_bare
 CALL = "call:"
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
-_KEY_FORM = r"""\s*(?:{0})?["']?([^\s:,{{}}\[\]"'<]+)["']?\s*(?:{0})?\s*:\s*"""
+_KEY_FORM = r"""\s*(?:{0})?["']?([^\s:,{{}}\[\]"'<](?:[^:,{{}}\[\]"'<\n]*[^\s:,{{}}\[\]"'<])?)["']?\s*(?:{0})?\s*:\s*"""
 _KEY = re.compile(_KEY_FORM.format(""))
 _SPACES = re.compile(r"[\s,]*")
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|' + r"'[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)

@@ -107,6 +107,7 @@ def gemma(inner: str) -> str:
         ("gemma4", gemma("cmd:one, two,n:3"), {"cmd": "one, two", "n": 3}),
         ("gemma4", gemma("cmd:123"), {"cmd": "123"}),
         ("gemma4", gemma("n:1,"), {"n": 1}),
+        ("gemma4", gemma("n:1,a key:1"), {"n": 1, "a key": 1}),
         ("gemma4", gemma("n:"), {"n": ""}),
         ("gemma4", gemma('n:<|"|>5<|"|>,cmd:<|"|>5<|"|>'), {"n": 5, "cmd": "5"}),
         ("gemma4", gemma('o:{k:[1,{j:<|"|>}<|"|>}]}'), {"o": {"k": [1, {"j": "}"}]}}),
