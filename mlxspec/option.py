@@ -230,10 +230,13 @@ def fields_by_name(**gone: str) -> Callable[[Class], Class]:
             for name in named:
                 if name in gone:
                     raise ConfigError(f"There is no {name} any more: {gone[name]}.")
-            wrong = misnamed(config.__name__, form, values, named)
-            if wrong is not None:
-                raise ConfigError(wrong)
-            made(self, **named)
+            try:
+                made(self, *values, **named)
+            except TypeError:
+                wrong = misnamed(config.__name__, form, values, named)
+                if wrong is None:
+                    raise
+                raise ConfigError(wrong) from None
 
         config.__init__ = init
         return config

@@ -321,13 +321,14 @@ class ConstraintMaker:
         GrammarError, and ConfigError without a tokenizer."""
         if params.wants_logprobs and self._tokenizer is not None:
             self._prepare_vocabulary()
-        if not (params.has_grammar or params.bad_words or params.dry_multiplier):
+        has_grammar = params.has_grammar
+        if not (has_grammar or params.bad_words or params.dry_multiplier):
             return Compiled()
         if self._tokenizer is None:
             raise ConfigError(_NO_TOKENIZER)
         self._prepare_vocabulary()
         words = BadWords(params.bad_words, self.vocabulary) if params.bad_words else None
-        grammar = self._compiler.compile(params, owner) if params.has_grammar else None
+        grammar = self._compiler.compile(params, owner) if has_grammar else None
         is_whole = not params.lark_at
         if (
             words is not None
@@ -337,7 +338,7 @@ class ConstraintMaker:
         ):
             raise GrammarError("No text is both of this grammar and without the bad words.")
         breaks = self._breaks(params) if params.dry_multiplier else None
-        nbytes = grammar_bytes(params) + (0 if words is None else words.nbytes)
+        nbytes = (grammar_bytes(params) if has_grammar else 0) + (0 if words is None else words.nbytes)
         return Compiled(words=words, grammar=grammar, breaks=breaks, nbytes=-(-nbytes // num_rows))
 
     def _breaks(self, params: SamplingParams) -> NDArray[np.bool_]:

@@ -34,13 +34,13 @@ _TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled
 
 
 def source_bytes(params: SamplingParams) -> int:
-    """Bytes of the grammar as it was given. Raises GrammarError for a schema that is no JSON."""
-    return len(_source(params)[1].encode()) if params.has_grammar else 0
+    """Bytes of the grammar as it was given, which there is. Raises GrammarError for a schema that is no JSON."""
+    return len(_source(params)[1].encode())
 
 
 def grammar_bytes(params: SamplingParams) -> int:
-    """No compiled grammar takes more, whatever text it has seen."""
-    return source_bytes(params) * _TEXT_FACTOR + _MAX_STATES * _STATE_BYTES if params.has_grammar else 0
+    """No compiled grammar takes more, whatever text it has seen. params: those that have one."""
+    return source_bytes(params) * _TEXT_FACTOR + _MAX_STATES * _STATE_BYTES
 
 
 class GrammarCompiler:

@@ -34,21 +34,16 @@ class AnswerFormat:
 
 
 def answer_format(
-    body: Mapping[str, Any], own: AnswerFormat | None = None, under: str = ""
+    given: Mapping[str, Any], own: AnswerFormat | None = None, under: str = ""
 ) -> AnswerFormat | None:
-    """The format a checked body asks for; None for free text. own: what an API's own field asks for. under: what the fields of all APIs
-    stand below. Raises BadField where a body asks for two, GrammarError for broken GBNF."""
-    structured = body.get("structured_outputs") or {}
-    found = [
-        *([] if own is None else [own]),
-        *_of_response_format(body.get("response_format")),
-        *_named(body, _FIELDS, under),
-        *_named(structured, _STRUCTURED, f"{under}structured_outputs."),
-    ]
-    if len(found) > 1:
-        message = f"{found[1].field} and {found[0].field} both say what the answer looks like."
-        raise BadField(found[1].field, message)
-    return found[0] if found else None
+    """The format that a request asks for; None for free text. given: values of FORMATS by name. own: what an API's own field asks for.
+    under: what stands in front of the names in a body. Raises BadField where two are asked for, GrammarError for broken GBNF."""
+    made = (make(under + name, given[name]) for name, make in FORMATS.items() if given.get(name) is not None)
+    found = [own, *made]
+    first, second = [*filter(None, found), None, None][:2]
+    if first is not None and second is not None:
+        raise BadField(second.field, f"{second.field} and {first.field} both say what the answer looks like.")
+    return first
 
 
 def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
@@ -73,34 +68,6 @@ def held(left_out: Sequence[Unheld], field: str, *, strict: bool) -> list[str]:
         f"{field}.{found.place} is not enforced: an answer may break it."
         for found in left_out[:_MOST_SENTENCES]
     ]
-
-
-def _of_response_format(wanted: Mapping[str, Any] | None) -> list[AnswerFormat]:
-    if wanted is None or wanted["type"] == "text":
-        return []
-    schema: Any = wanted.get("schema")
-    is_strict = False
-    if wanted["type"] == "json_schema":
-        inner = wanted.get("json_schema")
-        if inner is None and schema is None:
-            raise BadField("response_format.json_schema", "response_format.json_schema is missing.")
-        schema = schema if inner is None else inner["schema"]
-        is_strict = inner is not None and inner.get("strict") is True
-    return [
-        AnswerFormat(
-            field="response_format",
-            kind="json_schema",
-            value=ANY_OBJECT if schema is None else schema,
-            is_strict=is_strict,
-        )
-    ]
-
-
-def _named(
-    given: Mapping[str, Any], fields: Mapping[str, Callable[[str, Any], AnswerFormat | None]], prefix: str
-) -> list[AnswerFormat]:
-    made = (make(prefix + name, given[name]) for name, make in fields.items() if given.get(name) is not None)
-    return [m for m in made if m is not None]
 
 
 def _json(field: str, value: Any) -> AnswerFormat:
@@ -152,7 +119,8 @@ def _lark_of_gbnf(field: str, text: str) -> str:
         raise GrammarError(f"{field} is no valid GBNF: {why[:200]}.") from error
 
 
-_FIELDS: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
+# By the names of the fields that all APIs share.
+FORMATS: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
     "json_schema": _json,
     "regex": _regex,
     "lark": _lark,
@@ -161,11 +129,9 @@ _FIELDS: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
     "guided_regex": _regex,
     "guided_choice": _choice,
     "guided_grammar": _grammar,
-}
-_STRUCTURED: dict[str, Callable[[str, Any], AnswerFormat | None]] = {
-    "json": _json,
-    "json_object": _json_object,
-    "regex": _regex,
-    "choice": _choice,
-    "grammar": _grammar,
+    "structured_outputs.json": _json,
+    "structured_outputs.json_object": _json_object,
+    "structured_outputs.regex": _regex,
+    "structured_outputs.choice": _choice,
+    "structured_outputs.grammar": _grammar,
 }

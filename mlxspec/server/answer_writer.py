@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.server.blocks import Answer, BlockEvent
-from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.errors import ApiError
+from mlxspec.server.job import Extras, Job
 from mlxspec.server.job_run import Delta, End, Progress, Update
-from mlxspec.server.request_parsing import Job, token_ids
+from mlxspec.server.prompt import token_ids
 from mlxspec.server.usage import drafting, progress, timings, usage
 
 if TYPE_CHECKING:
@@ -54,45 +55,19 @@ NAMED_EVENTS = Wire(media=f"{EVENTS}; charset=utf-8", frame=_named, comment=_com
 LINES = Wire(media=JSON_LINES, frame=lambda value: encode(value).encode() + b"\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extras:
-    """usage: a last chunk with it (stream_options.include_usage). usages: beside that, in every chunk with text, its answer's
-    (stream_options.continuous_usage_stats). progress: chunks while a prompt is read (return_progress). timings: in
-    every chunk with text (timings_per_token). drafted: in every chunk with text, how much of it was drafted (return_drafted)."""
-
-    usage: bool = False
-    usages: bool = False
-    progress: bool = False
-    timings: bool = False
-    drafted: bool = False
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Extras:
-        """Those of a checked body. Raises BadField."""
-        asked = body.get("stream_options") or {}
-        if body.get("stream_options") is not None and not body.get("stream"):
-            raise BadField("stream_options", "stream_options needs stream to be true.")
-        return cls(
-            usage=bool(asked.get("include_usage")),
-            usages=bool(asked.get("include_usage") and asked.get("continuous_usage_stats")),
-            progress=bool(body.get("return_progress")),
-            timings=bool(body.get("timings_per_token")),
-            drafted=bool(body.get("return_drafted")),
-        )
-
-    def beside(self, update: Delta, place: int = 0) -> dict[str, Any]:
-        """Members of the chunk that holds piece `place` of an update."""
-        out: dict[str, Any] = {"timings": timings([update.stats])} if self.timings else {}
-        if self.usages:
-            out["usage"] = usage([update.stats], 1)
-        if self.drafted:
-            count = update.drafted[place] if place < len(update.drafted) else 0
-            out["mlxspec"] = {"drafted_chars": count, "drafter": update.drafter if count else None}
-        return out
+def beside(wanted: Extras, update: Delta, place: int = 0) -> dict[str, Any]:
+    """Members of the chunk that holds piece `place` of an update."""
+    out: dict[str, Any] = {"timings": timings([update.stats])} if wanted.timings else {}
+    if wanted.usages:
+        out["usage"] = usage([update.stats], 1)
+    if wanted.drafted:
+        count = update.drafted[place] if place < len(update.drafted) else 0
+        out["mlxspec"] = {"drafted_chars": count, "drafter": update.drafter if count else None}
+    return out
 
 
 class AnswerWriter:
-    """One response to a checked body. Streamed: `begin`, `chunks` for each update, `pause` when there was none for a while, `end`; `failed`
+    """One response to a job. Streamed: `begin`, `chunks` for each update, `pause` when there was none for a while, `end`; `failed`
     in place of the rest where an error ends it. Whole: `take` for each update, then `whole`.
 
     An API says how it writes progress, the events of blocks (or a whole Delta), the end of an answer, and the whole. call_prefix: what ids
@@ -102,9 +77,8 @@ class AnswerWriter:
     wire: Wire = DATA
     call_prefix = "call_"
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        self._model, self._body, self._job = model, body, job
-        self._wanted = Extras.of(body)
+    def __init__(self, model: str, job: Job) -> None:
+        self._model, self._job = model, job
         self._answers = [Answer(number, self.call_prefix) for number in range(len(job.asks))]
 
     def begin(self) -> Iterator[dict[str, Any]]:
@@ -113,7 +87,7 @@ class AnswerWriter:
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:
         answer = self._answers[update.choice]
         if isinstance(update, Progress):
-            if self._wanted.progress:
+            if self._job.extras.progress:
                 yield self._progressed(update)
         elif isinstance(update, Delta):
             yield from self._grown(answer, update)
@@ -150,7 +124,10 @@ class AnswerWriter:
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
         """The objects for more of an answer."""
         for place, event in answer.take(update):
-            yield from self._written(event, self._wanted.beside(update, place))
+            yield from self._written(event, self._beside(update, place))
+
+    def _beside(self, update: Delta, place: int = 0) -> dict[str, Any]:
+        return beside(self._job.extras, update, place)
 
     def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The objects for what happened to a block. beside: members for the one that holds its text."""
@@ -170,6 +147,9 @@ class AnswerWriter:
         ends = [answer.end for answer in self._answers if answer.end is not None]
         receipts = [end.receipt for end in ends if end.receipt is not None]
         return {"timings": timings(stats), "mlxspec": drafting(stats, self._job.notices, receipts)}
+
+
+Read = tuple[Job, Callable[[str, Job], AnswerWriter]]  # what an API's reader makes: of the model's name
 
 
 class SingleWriter(AnswerWriter):
@@ -198,13 +178,13 @@ class ChoicesWriter(AnswerWriter):
     chunk_kind: str
     nothing: Mapping[str, Any]
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
+    def __init__(self, model: str, job: Job) -> None:
+        super().__init__(model, job)
         name, created = f"{self.id_prefix}{secrets.token_hex(12)}", int(time.time())
         self._head = {"id": name, "created": created, "model": model, "system_fingerprint": job.fingerprint}
 
     def end(self) -> Iterator[dict[str, Any]]:
-        if self._wanted.usage:
+        if self._job.extras.usage:
             yield {**self._head, "object": self.chunk_kind, "choices": [], **self._used()}
 
     def whole(self) -> dict[str, Any]:
@@ -225,7 +205,7 @@ class ChoicesWriter(AnswerWriter):
 
     def _ids(self, number: int, tokens: Sequence[int], *, has_prompt: bool = False) -> dict[str, Any]:
         """vLLM's members with the token ids of an answer and of its prompt, where the request wants them."""
-        if not self._body.get("return_token_ids"):
+        if not self._job.returns_ids:
             return {}
         prompt = {"prompt_token_ids": list(token_ids(self._job.asks[number].prompt))} if has_prompt else {}
         return {"token_ids": list(tokens), **prompt}
@@ -256,4 +236,4 @@ class ChoicesWriter(AnswerWriter):
         ids = self._ids(number, tokens) if tokens else {}
         choice = {"index": number, **said, **ids, "logprobs": logprobs, "finish_reason": reason}
         chunk = {**self._head, "object": self.chunk_kind, "choices": [choice]}
-        return {**chunk, "usage": None} if self._wanted.usage else chunk
+        return {**chunk, "usage": None} if self._job.extras.usage else chunk

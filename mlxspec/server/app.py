@@ -19,37 +19,44 @@ from starlette.routing import Route
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.errors import EngineStoppedError
-from mlxspec.server import completions_api, embeddings, llama_api, page, request_parsing, work
-from mlxspec.server.answer_writer import LINES, AnswerWriter, encode
+from mlxspec.loading.hub import DEMO_AGENT
+from mlxspec.server import (
+    chat_api,
+    completions_api,
+    embeddings,
+    llama_api,
+    messages_api,
+    ollama_api,
+    page,
+    responses_api,
+)
+from mlxspec.server.answer_writer import LINES, AnswerWriter, Read, encode
 from mlxspec.server.answers_file import AnswersFile
-from mlxspec.server.chat_api import ChatWriter, chat_request
-from mlxspec.server.chat_request import ChatRequest
+from mlxspec.server.demo_agent import scripted_rules
 from mlxspec.server.errors import INVALID, ApiError
 from mlxspec.server.http import log
-from mlxspec.server.http.endpoint import Asked, Endpoint, Reply, Work
+from mlxspec.server.http.endpoint import Asked, ClientTurn, Endpoint, Reply, Work
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.security import App, Guard, error_response, owner_of
+from mlxspec.server.job import ChatRequest
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.library import Library, check_is_own
-from mlxspec.server.messages_api import MessagesWriter, messages_request
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Known, Loaded, Models
 from mlxspec.server.noted import note
 from mlxspec.server.ollama_api import (
+    OllamaChatRequest,
     OllamaChatWriter,
     OllamaGenerateWriter,
-    context_notice,
-    ollama_chat_request,
     ollama_model,
     ollama_name,
-    ollama_prompt_request,
-    raw_body,
     unloads,
 )
 from mlxspec.server.openapi import document
-from mlxspec.server.request_parsing import Job, scales_of
-from mlxspec.server.responses_api import ResponsesWriter, responses_request
+from mlxspec.server.params import scales_of
+from mlxspec.server.prompt import Context, MakeRules, rendered
 from mlxspec.server.routes import ROUTES, RouteForm
+from mlxspec.server.rules import rules_of
 from mlxspec.server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -57,10 +64,10 @@ if TYPE_CHECKING:
 
 _MOST_SCALES = 1000  # of keys and models
 T = TypeVar("T")
-Body = Mapping[str, Any]
-Read = Callable[[Body], ChatRequest]
-MakeJob = Callable[[Body, "Engine", SamplingParams], Job]
-MakeWriter = Callable[[str, Body, Job], AnswerWriter]
+# Each takes the form of its route.
+Reader = Callable[[Any, Context], Read]
+ReadTexts = Callable[..., embeddings.Texts]
+Teller = Callable[[Any, "Engine"], Mapping[str, Any]]
 
 
 class Server:
@@ -94,12 +101,12 @@ class Server:
 
     def _handler(self, name: str) -> Work:
         """What answers an operation: by the tables below, or the method of its name behind an underscore."""
-        if name in _CHATS:
-            read, write = _CHATS[name]
-            return partial(self._answer, make=self._chat_job(read), write=write)
-        if name in _TEXTS:
-            make, write = _TEXTS[name]
-            return partial(self._answer, make=make, write=write)
+        if name in _ANSWERED:
+            return partial(self._answer, read=_ANSWERED[name])
+        if name in _OLLAMA:
+            return partial(self._ollama, read=_OLLAMA[name])
+        if name in _VECTORS:
+            return partial(self._vectors, read=_VECTORS[name])
         if name in _TOLD:
             return partial(self._tell, found=_TOLD[name])
         found: Work = getattr(self, f"_{name}")
@@ -111,32 +118,16 @@ class Server:
 
     # --- answers
 
-    async def _ollama_chat(self, asked: Asked, reply: Reply) -> None:
-        await self._ollama(asked, reply, "messages", ollama_chat_request, OllamaChatWriter)
-
-    async def _ollama_generate(self, asked: Asked, reply: Reply) -> None:
-        await self._ollama(asked, reply, "prompt", ollama_prompt_request, OllamaGenerateWriter)
-
-    async def _ollama(
-        self, asked: Asked, reply: Reply, needed: str, read: Read, writer: type[OllamaChatWriter]
-    ) -> None:
-        """needed: the field without which a request asks for nothing but the model."""
-        body = asked.body
-
-        def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            if body.get("raw") or body.get("suffix"):
-                job = completions_api.completion_job(raw_body(body), engine, defaults)
-            else:
-                job = self._chat_job(read)(body, engine, defaults)
-            return replace(job, notices=(*job.notices, *context_notice(body, engine.max_context)))
-
-        model = ollama_name(body, self.models.names)
-        asked = replace(asked, body={**body, "model": model, "stream": body.get("stream") is not False})
-        leaves = unloads(body)
-        name = self.models.resolve(model)
-        if body.get(needed) or body.get("suffix"):
+    async def _ollama(self, asked: Asked, reply: Reply, *, read: Reader) -> None:
+        """A request without a conversation or a prompt asks for nothing but the model."""
+        form = asked.form
+        form.model = ollama_name(form.model, self.models.names)
+        name, leaves = self.models.resolve(form.model), unloads(form.keep_alive)
+        is_chat = isinstance(form, OllamaChatRequest)
+        writer = OllamaChatWriter if is_chat else OllamaGenerateWriter
+        if form.messages if is_chat else form.prompt or form.suffix:
             try:
-                await self._answer(asked, reply, make, writer)
+                await self._answer(asked, reply, read=read)
             finally:
                 if leaves:
                     self.models.unload(name)
@@ -147,23 +138,17 @@ class Server:
             async with self.models.use(name) as loaded:
                 await reply.json(writer.loaded(loaded.name))
 
-    def _chat_job(self, read: Read) -> MakeJob:
-        """Makes the job of a chat in any API's form. read: the form's adapter."""
-
-        def make(body: Body, engine: Engine, defaults: SamplingParams) -> Job:
-            return request_parsing.chat_job(read(body), engine, defaults, self.config.limits)
-
-        return make
-
-    async def _answer(self, asked: Asked, reply: Reply, make: MakeJob, write: MakeWriter) -> None:
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            job = await self._prepare(asked, partial(self._job, asked, make, loaded))
-            writer = write(loaded.name, asked.body, job)
+    async def _answer(self, asked: Asked, reply: Reply, *, read: Reader) -> None:
+        async with self.models.use(self.models.resolve(asked.form.model)) as loaded:
+            at = self._context(asked, loaded)
+            job, write = await self._prepare(asked.turn, partial(read, asked.form, at))
+            note(job.notices)
+            writer = write(loaded.name, job)
             keep = None if self._answers is None else partial(self._answers.append, loaded.engine)
-            run = JobRun(job, loaded.worker, asked.client, keep)
+            run = JobRun(job, loaded.worker, asked.turn.client, keep)
             await run.start()  # what the engine refuses is an answer of its own, before any stream opens
             try:
-                if asked.body.get("stream"):
+                if job.streams:
                     await self._stream(run, writer, reply)
                 else:
                     async for update in run.updates():
@@ -173,6 +158,21 @@ class Server:
                     await reply.json(writer.whole())
             finally:
                 run.close()
+
+    def _context(self, asked: Asked, loaded: Loaded) -> Context:
+        """Collect what the reader of a request needs besides its form."""
+        model = asked.form.model
+        other = model is not None and model not in self.models.names
+        unknown = [f"{str(model)[:100]} is not served here; {loaded.name} answers."] if other else []
+        return Context(
+            engine=loaded.engine,
+            defaults=self._defaults_of(loaded, asked),
+            limits=self.config.limits,
+            owner=owner_of(asked.request.headers),
+            fingerprint=loaded.fingerprint,
+            rules=_SCRIPTS.get(loaded.engine.name, rules_of),
+            notices=(*unknown, *asked.notices),
+        )
 
     async def _stream(self, run: JobRun, writer: AnswerWriter, reply: Reply) -> None:
         wire = writer.wire
@@ -245,26 +245,12 @@ class Server:
             raise ApiError(f"{name[:100]} is not in memory: {said}.", status=status, param="model", code=code)
         return name, known, self._defaults(name, known, owner_of(asked.request.headers))
 
-    def _job(self, asked: Asked, make: MakeJob, loaded: Loaded) -> Job:
-        """Everything that is done for a request before the engine hears of it, within the limits."""
-        work.check_number_of_answers(asked.body, self.config.limits)
-        job = make(asked.body, loaded.engine, self._defaults_of(loaded, asked))
-        spec = replace(job.spec, owner=owner_of(asked.request.headers))
-        model = asked.body.get("model")
-        other = model is not None and model not in self.models.names
-        unknown = [f"{str(model)[:100]} is not served here; {loaded.name} answers."] if other else []
-        notices = (*unknown, *asked.notices, *job.notices)
-        job = replace(job, spec=spec, notices=notices, fingerprint=loaded.fingerprint)
-        job = work.compiled(job, loaded.engine, self.config.limits)
-        note(job.notices)
-        return job
-
-    async def _prepare(self, asked: Asked, make: Callable[[], T]) -> T:
+    async def _prepare(self, turn: ClientTurn, make: Callable[[], T]) -> T:
         """What `make` returns, made in a thread, for slow requests in one of their own: grammars may take long to compile, and images to
         decode."""
         try:
             async with asyncio.timeout(self.config.limits.prepare_seconds):
-                return await asked.off_loop(make)
+                return await turn.run(make)
         except TimeoutError as error:
             raise ApiError(
                 "Preparing this request (template, tokens, grammar) takes too long.", code="preparing"
@@ -272,41 +258,31 @@ class Server:
 
     # --- vectors
 
-    async def _embed(self, asked: Asked, reply: Reply) -> None:
-        await self._vectors(asked, reply, lambda engine, _: embeddings.embeddings(asked.body, engine))
-
     async def _ollama_embed(self, asked: Asked, reply: Reply) -> None:
-        model = ollama_name(asked.body, self.models.listed)
-        asked = replace(asked, body={**asked.body, "model": model})
-        await self._vectors(asked, reply, lambda engine, _: embeddings.ollama_embeddings(asked.body, engine))
+        asked.form.model = ollama_name(asked.form.model, self.models.listed)
+        await self._vectors(asked, reply, read=embeddings.ollama_embeddings)
 
-    async def _rerank(self, asked: Asked, reply: Reply) -> None:
-        def read(engine: Engine, is_beside: bool) -> embeddings.Texts:
-            return embeddings.reranking(asked.body, engine, is_reranker=is_beside)
-
-        await self._vectors(asked, reply, read)
-
-    async def _vectors(
-        self, asked: Asked, reply: Reply, read: Callable[[Engine, bool], embeddings.Texts]
-    ) -> None:
-        """read: of the model that is asked, and whether it is one that is held beside those that answer."""
-        name, model = self.models.for_vectors(asked.body.get("model"))
+    async def _vectors(self, asked: Asked, reply: Reply, *, read: ReadTexts) -> None:
+        """read: of the form, the model that is asked, and whether it is one that is held beside those that answer."""
+        name, model = self.models.for_vectors(asked.form.model)
         async with self.models.use(model) as loaded:
             beside = self.models.beside(name)
             if beside is None and self._defaults_of(loaded, asked).adapters:
                 raise ApiError("Vectors are made without adapters: ask for the model itself.", param="model")
             engine = loaded.engine if beside is None else beside
-            texts = await self._prepare(asked, partial(read, engine, beside is not None))
+            texts = await self._prepare(
+                asked.turn, partial(read, asked.form, engine, is_beside=beside is not None)
+            )
             found = await texts.run(loaded.worker)
-            said = await asked.off_loop(lambda: encode(texts.answer(name, found)), is_slow=len(found) > 8)
+            said = await asked.turn.run(lambda: encode(texts.answer(name, found)), is_slow=len(found) > 8)
             await reply.text(said, "application/json")
 
     # --- prompts and tokens
 
-    async def _tell(self, asked: Asked, reply: Reply, found: Callable[[Body, Engine], Body]) -> None:
+    async def _tell(self, asked: Asked, reply: Reply, *, found: Teller) -> None:
         """Answer with what `found` says about the model that is asked for."""
-        async with self.models.use(self.models.resolve(asked.body.get("model"))) as loaded:
-            said = await self._prepare(asked, lambda: encode(found(asked.body, loaded.engine)))
+        async with self.models.use(self.models.resolve(asked.form.model)) as loaded:
+            said = await self._prepare(asked.turn, lambda: encode(found(asked.form, loaded.engine)))
             await reply.text(said, "application/json")
 
     async def _response(self, asked: Asked, reply: Reply) -> None:
@@ -320,22 +296,22 @@ class Server:
 
     async def _library(self, asked: Asked, reply: Reply) -> None:
         check_is_own(self.config, asked.request.headers)
-        await reply.json(await asked.off_loop(self.library.listed, is_slow=True))
+        await reply.json(await asked.turn.run(self.library.listed, is_slow=True))
 
     async def _change_library(self, asked: Asked, reply: Reply) -> None:
         check_is_own(self.config, asked.request.headers)
-        if asked.body["action"] == "cancel":
+        if asked.form.action == "cancel":
             self.library.cancel()
         else:
-            name = asked.body.get("model") or ""
-            self.models.add(name, await asked.off_loop(partial(self.library.to_serve, name), is_slow=True))
+            name = asked.form.model or ""
+            self.models.add(name, await asked.turn.run(partial(self.library.to_serve, name), is_slow=True))
         await reply.json({"success": True})
 
     async def _pull(self, asked: Asked, reply: Reply) -> None:
         """In Ollama's form. A client that goes away ends no download."""
         check_is_own(self.config, asked.request.headers)
-        fetch = self.library.fetch(asked.body.get("model") or asked.body.get("name") or "")
-        streams = asked.body.get("stream") is not False
+        fetch = self.library.fetch(asked.form.model or "")
+        streams = asked.form.stream is not False
         if streams:
             await reply.start_stream(LINES.media, lambda error: LINES.frame({"error": str(error)}))
         async for told in fetch.updates():
@@ -392,8 +368,7 @@ class Server:
         await reply.json({"models": [ollama_model(n, self.models.created) for n in self.models.listed]})
 
     async def _ollama_show(self, asked: Asked, reply: Reply) -> None:
-        given = {"model": asked.body.get("model") or asked.body.get("name")}
-        wanted = ollama_name(given, self.models.listed)
+        wanted = ollama_name(asked.form.model or asked.form.name, self.models.listed)
         name = wanted or self.models.names[0]
         if name not in self.models.listed:
             raise self.models.unknown(name)
@@ -433,7 +408,7 @@ class Server:
                 raise ApiError(
                     "Too many keys have set how much adapters count; say it by lora in each request."
                 )
-            self._scales[key] = scales_of(asked.body["body"], loaded.engine, "body")
+            self._scales[key] = scales_of(asked.form.body, loaded.engine, "body")
         await reply.json({"success": True})
 
     async def _ollama_version(self, asked: Asked, reply: Reply) -> None:
@@ -453,7 +428,7 @@ class Server:
         await reply.text(self.metrics.text(gauges), "text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, asked: Asked, reply: Reply) -> None:
-        await reply.text(await asked.off_loop(lambda: encode(document())), "application/json")
+        await reply.text(await asked.turn.run(lambda: encode(document())), "application/json")
 
     async def _page(self, asked: Asked, reply: Reply) -> None:
         await page.send(asked.request, reply, page.INDEX)
@@ -462,39 +437,39 @@ class Server:
         await page.send(asked.request, reply, asked.request.path_params["name"])
 
 
-def _counted(read: Read, **more: str) -> Callable[[Body, Engine], Body]:
+def _counted(read: Callable[[Any], ChatRequest], **more: str) -> Teller:
     """Counts the tokens of the prompt that a conversation becomes. more: members beside their number."""
-
-    def found(body: Body, engine: Engine) -> dict[str, Any]:
-        return {**more, "input_tokens": len(request_parsing.rendered(read(body), engine)[1])}
-
-    return found
+    return lambda form, engine: {**more, "input_tokens": len(rendered(read(form), engine)[1])}
 
 
-def _applied(body: Body, engine: Engine) -> Body:
+def _applied(form: chat_api.ChatCompletionRequest, engine: Engine) -> dict[str, Any]:
     """The prompt that a conversation becomes, as text."""
-    return {"prompt": request_parsing.rendered(chat_request(body), engine)[0]}
+    return {"prompt": rendered(chat_api.conversation(form), engine)[0]}
 
 
-# By operation: the reader and the writer of an API.
-_CHATS: dict[str, tuple[Read, MakeWriter]] = {
-    "chat": (chat_request, ChatWriter),
-    "message": (messages_request, MessagesWriter),
-    "respond": (responses_request, ResponsesWriter),
+# By operation, what reads its form.
+_ANSWERED: dict[str, Reader] = {
+    "chat": chat_api.read,
+    "message": messages_api.read,
+    "respond": responses_api.read,
+    "complete": completions_api.read,
+    "native": completions_api.read_native,
+    "infill": completions_api.read_infill,
 }
-_TEXTS: dict[str, tuple[MakeJob, MakeWriter]] = {
-    "complete": (completions_api.completion_job, completions_api.CompletionWriter),
-    "native": (partial(completions_api.completion_job, shows_prompts=True), completions_api.LlamaWriter),
-    "infill": (completions_api.infill_job, completions_api.LlamaWriter),
+_OLLAMA: dict[str, Reader] = {
+    "ollama_chat": ollama_api.read_chat,
+    "ollama_generate": ollama_api.read_generate,
 }
-_TOLD: dict[str, Callable[[Body, Engine], Body]] = {  # what is told of a body by the model that it names
+_VECTORS: dict[str, ReadTexts] = {"embed": embeddings.embeddings, "rerank": embeddings.reranking}
+_TOLD: dict[str, Teller] = {  # what is told of a form by the model that it names
     "tokenize": completions_api.tokenized,
     "detokenize": completions_api.detokenized,
     "template": _applied,
-    "count": _counted(chat_request, object="response.input_tokens"),
-    "count_message": _counted(messages_request),
-    "count_response": _counted(responses_request, object="response.input_tokens"),
+    "count": _counted(chat_api.conversation, object="response.input_tokens"),
+    "count_message": _counted(messages_api.conversation),
+    "count_response": _counted(responses_api.conversation, object="response.input_tokens"),
 }
+_SCRIPTS: dict[str, MakeRules] = {DEMO_AGENT: scripted_rules}  # by the model whose answers follow one
 
 
 _ELSEWHERE = {  # routes of Ollama's that are not here
@@ -502,7 +477,7 @@ _ELSEWHERE = {  # routes of Ollama's that are not here
         ("/api/create", "/api/copy", "/api/push"),
         "Models are fetched by `mlxspec pull`, and made by `mlxspec convert`, at a terminal.",
     ),
-    "/api/embeddings": "Ask /api/embed, which came after it.",
+    "/api/embeddings": "Job /api/embed, which came after it.",
     "/api/delete": "Models are removed by `mlxspec rm` at a terminal.",
 }
 

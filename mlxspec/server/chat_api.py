@@ -3,109 +3,28 @@ written, streamed or whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mlxspec.events import TokenLogprob
-from mlxspec.server.answer_format import answer_format
-from mlxspec.server.answer_writer import ChoicesWriter
+from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
+from mlxspec.server.answer_writer import ChoicesWriter, Read
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEnd, BlockEvent, BlockMore
-from mlxspec.server.chat_request import (
-    ChatRequest,
-    CustomGrammar,
-    GoesOn,
-    ToolChoice,
-    check_same,
-    goes_on_with,
-    template_variables,
-)
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
+from mlxspec.server.forms.chat import AnyPart, ChatMessage
+from mlxspec.server.job import ChatRequest, CustomGrammar, GoesOn, Job, ToolChoice, goes_on_with
 from mlxspec.server.job_run import Delta
 from mlxspec.server.messages import normalize
-from mlxspec.server.request_parsing import Job
+from mlxspec.server.params import Own, chat_job, check_number, check_same, formats_of, template_variables
+from mlxspec.server.prompt import Context, chat_prompt
 from mlxspec.server.template_messages import custom_tool, other_tool
 from mlxspec.server.usable import types_of
-
-# --- the conversation
-
-
-class ImageUrl(shared.Detailed):
-    url: shared.DataUrl
-
-
-class ImageUrlPart(t.Fields):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-    harmless = shared.TextBlock.harmless
-
-
-class OtherText(t.Fields):
-    """A part of the Responses API's."""
-
-    type: Literal["input_text", "output_text"]
-    text: t.Text
-    harmless = shared.TextBlock.harmless | t.harmless("logprobs", shared.UNREAD)
-
-
-class RefusalPart(t.Fields):
-    type: Literal["refusal"]
-    refusal: t.Text
-    harmless = shared.TextBlock.harmless | t.harmless("logprobs", shared.UNREAD)
-
-
-class ThoughtPart(t.LeftOut):
-    """Reasoning as a part of an answer, as Mistral's and LangChain's clients send it: `reasoning_content`."""
-
-    type: Literal["thinking", "reasoning"]
-    thinking: t.Text | t.Many[shared.TextBlock] | None = None
-    reasoning: t.Text | None = None
-    text: t.Text | None = None
-
-
-AnyPart = Annotated[
-    shared.TextBlock | ImageUrlPart | OtherText | RefusalPart | ThoughtPart, Field(discriminator="type")
-]
-
-
-class CalledFunction(t.Fields):
-    name: t.Name
-    arguments: t.Text | t.Object = Field(description="a JSON object; what is none is passed on as text")
-
-
-class CalledCustom(t.Fields):
-    name: t.Name
-    input: t.Text
-
-
-class ToolCall(t.Fields):
-    id: t.Id = t.optional()
-    type: Literal["function", "custom"] = t.optional()
-    function: CalledFunction = t.optional()
-    custom: CalledCustom = t.optional("of a custom tool: a call of a function with one text, `input`")
-    harmless = t.harmless("index", "the place of a streamed call, sent back")
-
-
-class ChatMessage(t.Fields):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: t.Text | t.Many[AnyPart] | None = None
-    name: t.Id | None = None
-    tool_call_id: t.Id | None = None
-    tool_calls: t.Tools[ToolCall] | None = None
-    reasoning_content: t.Text | None = None
-    reasoning: t.Text | None = None
-    function_call: CalledFunction | None = t.optional("a call in the form before tool_calls")
-    harmless: ClassVar = {
-        **shared.CACHE,
-        **t.harmless("prefix", "an answer goes on with a last message of the assistant's anyway"),
-        **t.harmless("refusal annotations", shared.UNREAD),
-        **t.harmless("audio", "the identifier of an answer that was spoken; its text stands in content"),
-    }
-
 
 # --- tools and formats
 
@@ -118,10 +37,20 @@ class Function(t.Fields):
     harmless = t.harmless("defer_loading", "all tools are told to the model")
 
 
+class ToolGrammar(t.Fields):
+    syntax: Annotated[str, Field(max_length=40)] | None = None
+    definition: t.Text | None = None
+
+
+class CustomFormat(t.Fields):
+    type: Literal["text", "grammar"] = t.optional()
+    grammar: ToolGrammar | None = None
+
+
 class CustomTool(t.Fields):
     name: t.ToolName
     description: t.Text | None = None
-    format: dict[str, Any] | None = t.optional("text, or grammar with grammar.syntax and grammar.definition")
+    format: CustomFormat | None = None
 
 
 class Tool(t.Fields):
@@ -254,96 +183,130 @@ ChatAnswer = t.answer(
 _LEAST = -9999.0  # JSON has no infinity
 
 
-def chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Of a checked body, under the fields' own names. Raises BadField, GrammarError."""
-    if body.get("top_logprobs") and not body.get("logprobs"):
-        raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
-    messages, notices, customs = normalize(body["messages"]), list[str](), list[CustomGrammar]()
-    body = _with_thinking(body)
+def conversation(form: ChatCompletionRequest) -> ChatRequest:
+    """Read what the model is told. Raises BadField, GrammarError."""
+    messages, notices, customs = normalize(form.messages), list[str](), list[CustomGrammar]()
+    _take_thinking(form)
+    goes_on = _goes_on(form, messages)
     return ChatRequest(
         messages=messages,
-        tools=_tools(body.get("tools") or (), notices, customs),
-        tool_choice=_tool_choice(body.get("tool_choice")),
-        several_calls=body.get("parallel_tool_calls") is not False,
-        goes_on=_goes_on(body, messages),
-        opens_answer=body.get("add_generation_prompt") is not False,
-        template=template_variables(body),
-        wanted=answer_format(body),
-        options=body,
-        logprobs=bool(body.get("logprobs")),
-        top_logprobs=body.get("top_logprobs") or 0,
+        tools=_tools(form.tools or (), notices, customs),
+        tool_choice=_tool_choice(form.tool_choice),
+        several_calls=form.parallel_tool_calls is not False,
+        goes_on=goes_on,
+        opens_answer=form.add_generation_prompt is not False,
+        wanted=answer_format(formats_of(form), _wanted(form.response_format)),
+        template=template_variables(form),
         notices=tuple(notices),
         customs=tuple(customs),
     )
 
 
-def _with_thinking(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body with what `thinking` and `reasoning` ask for under this server's names. Raises BadField."""
-    thinking, reasoning = body.get("thinking") or {}, body.get("reasoning") or {}
-    kind = thinking.get("type")
-    found = {
-        "thinking": {
-            "enable_thinking": None if kind in (None, "auto") else kind != "disabled",
-            "thinking_budget": thinking.get("budget_tokens"),
-        },
-        "reasoning": {
-            "enable_thinking": reasoning.get("enabled"),
-            "thinking_budget": reasoning.get("max_tokens"),
-            "reasoning_effort": reasoning.get("effort"),
-        },
-    }
+def read(form: ChatCompletionRequest, at: Context) -> Read:
+    """The job of a request, and what writes its answers. Raises MlxspecErrors."""
+    check_number(form.n or 1, 1, at.limits)
+    if form.top_logprobs and not form.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
+    prompt = chat_prompt(conversation(form), at)
+    own = Own(
+        max_tokens=form.max_tokens,
+        stop=form.stop,
+        num=form.n or 1,
+        params={"logprobs": bool(form.logprobs), "top_logprobs": form.top_logprobs or 0},
+        streams=bool(form.stream),
+        stream_options=form.stream_options,
+        returns_ids=bool(form.return_token_ids),
+    )
+    tools = form.tools or ()
+    custom = frozenset(t.custom.name for t in tools if t.type == "custom" and t.custom is not None)
+    return chat_job(form, at, prompt, own), partial(ChatWriter, custom=custom)
+
+
+def _take_thinking(form: ChatCompletionRequest) -> None:
+    """Put what `thinking` and `reasoning` ask for under this server's names. Raises BadField."""
+    thinking, reasoning = form.thinking, form.reasoning
+    found: dict[str, dict[str, Any]] = {}
+    if thinking is not None:
+        is_on = None if thinking.type == "auto" else thinking.type != "disabled"
+        found["thinking"] = {"enable_thinking": is_on, "thinking_budget": thinking.budget_tokens}
+    if reasoning is not None:
+        found["reasoning"] = {
+            "enable_thinking": reasoning.enabled,
+            "thinking_budget": reasoning.max_tokens,
+            "reasoning_effort": reasoning.effort,
+        }
     for field, asked in found.items():
         for name, value in asked.items():
             if value is not None:
-                check_same(body, name, value, field)
-                body = {**body, name: value}
-    return body
+                check_same(getattr(form, name), name, value, field)
+                setattr(form, name, value)
+
+
+def _wanted(given: ResponseFormat | None) -> AnswerFormat | None:
+    if given is None or given.type == "text":
+        return None
+    schema, is_strict = given.schema_, False
+    if given.type == "json_schema":
+        inner = given.json_schema
+        if inner is None and schema is None:
+            raise BadField("response_format.json_schema", "response_format.json_schema is missing.")
+        if inner is not None:
+            schema, is_strict = inner.schema_, inner.strict is True
+    value = ANY_OBJECT if schema is None else schema
+    return AnswerFormat(field="response_format", kind="json_schema", value=value, is_strict=is_strict)
 
 
 def _tools(
-    tools: Sequence[Mapping[str, Any]], notices: list[str], customs: list[CustomGrammar]
+    tools: Sequence[Tool], notices: list[str], customs: list[CustomGrammar]
 ) -> list[Mapping[str, Any]]:
     """The tools that a client runs; a custom one is a function with one text. Raises BadField."""
     out: list[Mapping[str, Any]] = []
     for i, tool in enumerate(tools):
-        kind = tool["type"]
-        if kind not in ("function", "custom"):
-            notices.append(other_tool(f"tools[{i}]", kind))
-        elif kind not in tool:
-            raise BadField(f"tools[{i}].{kind}", f"tools[{i}].{kind} is missing.")
-        elif kind == "function":
-            out.append(tool)
+        if tool.type not in ("function", "custom"):
+            notices.append(other_tool(f"tools[{i}]", tool.type))
+        elif getattr(tool, tool.type) is None:
+            raise BadField(f"tools[{i}].{tool.type}", f"tools[{i}].{tool.type} is missing.")
+        elif tool.type == "function":
+            out.append(t.plain(tool))
         else:
-            form = tool["custom"].get("format") or {}
-            out.append(custom_tool(tool["custom"], form.get("grammar") or {}, f"tools[{i}].custom", customs))
+            grammar = (tool.custom.format and tool.custom.format.grammar) or ToolGrammar()
+            made = custom_tool(
+                tool.custom.name,
+                tool.custom.description,
+                f"tools[{i}].custom",
+                customs,
+                syntax=grammar.syntax,
+                definition=grammar.definition,
+            )
+            out.append(made)
     return out
 
 
-def _tool_choice(given: Any) -> ToolChoice | None:
+def _tool_choice(
+    given: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None,
+) -> ToolChoice | None:
     if given is None:
         return None
-    if isinstance(given, Mapping) and given["type"] == "allowed_tools":
-        allowed = given["allowed_tools"]
-        names = tuple(_chosen(tool) for tool in allowed["tools"])
-        return ToolChoice(kind=allowed["mode"], allowed=names)
-    if isinstance(given, Mapping):
+    if isinstance(given, AllowedTools):
+        allowed = given.allowed_tools
+        return ToolChoice(kind=allowed.mode, allowed=tuple(_chosen(tool) for tool in allowed.tools))
+    if isinstance(given, NamedTool):
         return ToolChoice(kind="required", named=_chosen(given))
     return ToolChoice(kind=given)
 
 
-def _chosen(tool: Mapping[str, Any]) -> str:
+def _chosen(tool: NamedTool) -> str:
     """The name of a tool that a choice names. Raises BadField."""
-    if tool["type"] not in tool:
-        raise BadField(
-            "tool_choice", f"tool_choice: a tool of the type {tool['type']} needs its {tool['type']}."
-        )
-    return str(tool[tool["type"]]["name"])
+    named = tool.function if tool.type == "function" else tool.custom
+    if named is None:
+        raise BadField("tool_choice", f"tool_choice: a tool of the type {tool.type} needs its {tool.type}.")
+    return named.name
 
 
-def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> GoesOn | None:
+def _goes_on(form: ChatCompletionRequest, messages: Sequence[Mapping[str, Any]]) -> GoesOn | None:
     """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
-    asked = body.get("continue_final_message")
-    if asked and body.get("add_generation_prompt"):
+    asked = form.continue_final_message
+    if asked and form.add_generation_prompt:
         raise BadField(
             "continue_final_message", "continue_final_message and add_generation_prompt exclude each other."
         )
@@ -353,9 +316,9 @@ def _goes_on(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> 
                 "continue_final_message", "continue_final_message needs a last message of the assistant's."
             )
         return None
-    if asked is False or (body.get("add_generation_prompt") is False and not asked):
+    if asked is False or (form.add_generation_prompt is False and not asked):
         return None
-    return goes_on_with(messages, f"messages[{len(body['messages']) - 1}]")
+    return goes_on_with(messages, f"messages[{len(form.messages) - 1}]")
 
 
 class ChatWriter(ChoicesWriter):
@@ -364,10 +327,10 @@ class ChatWriter(ChoicesWriter):
     id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     nothing: Mapping[str, Any] = {"delta": {}}
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
-        tools = body.get("tools") or ()
-        self._custom = {t["custom"]["name"] for t in tools if t["type"] == "custom" and "custom" in t}
+    def __init__(self, model: str, job: Job, *, custom: Collection[str] = ()) -> None:
+        """custom: names of custom tools."""
+        super().__init__(model, job)
+        self._custom = custom
 
     def begin(self) -> Iterator[dict[str, Any]]:
         for answer in self._answers:
@@ -379,7 +342,7 @@ class ChatWriter(ChoicesWriter):
         deltas = [(place, delta) for place, delta in found if delta is not None]
         for place, delta in deltas or ([(0, {})] if logprobs or self._ids(answer.number, tokens) else []):
             chunk = self._chunk(answer.number, {"delta": delta}, logprobs=logprobs, tokens=tokens)
-            yield chunk | self._wanted.beside(update, place)
+            yield chunk | self._beside(update, place)
             logprobs, tokens = None, ()
 
     def _said(self, answer: Answer) -> dict[str, Any]:

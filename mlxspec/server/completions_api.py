@@ -4,40 +4,34 @@ forms of requests and answers, how a request is read, and how an answer is writt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, RootModel
 
-from mlxspec.config import MAX_CONTEXT, SamplingParams
+from mlxspec.config import MAX_CONTEXT
 from mlxspec.events import TokenLogprob
 from mlxspec.loading.fill_in import FillIn
 from mlxspec.parsers.pieces import Content
 from mlxspec.server import chat_api
-from mlxspec.server.answer_format import answer_format, held_schema
-from mlxspec.server.answer_writer import DATA_WITHOUT_DONE, AnswerWriter, ChoicesWriter
+from mlxspec.server.answer_format import AnswerFormat, answer_format, held_schema
+from mlxspec.server.answer_writer import DATA_WITHOUT_DONE, AnswerWriter, ChoicesWriter, Read
 from mlxspec.server.blocks import Answer
-from mlxspec.server.chat_api import chat_request, finite
+from mlxspec.server.chat_api import finite
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 from mlxspec.server.forms.base import TokenId
+from mlxspec.server.forms.chat import ChatMessage
 from mlxspec.server.forms.shared import Count, has_several
 from mlxspec.server.http.fairness import check_wanted
 from mlxspec.server.images import holds_images
+from mlxspec.server.job import Job
 from mlxspec.server.job_run import Delta, End, Progress
-from mlxspec.server.request_parsing import (
-    Job,
-    asks_of,
-    ids_of,
-    params_of,
-    rendered,
-    spec_of,
-    token_ids,
-    tokenizer_of,
-    unused_prediction,
-)
+from mlxspec.server.params import Own, Prepared, check_number, formats_of, job_of
+from mlxspec.server.prompt import Context, ids_of, rendered, token_ids, tokenizer_of
 from mlxspec.server.usage import drafting, progress, timings
 
 if TYPE_CHECKING:
@@ -110,7 +104,7 @@ class TokenizeRequest(shared.Body):
 
     content: t.Tokenized | None = None
     prompt: t.Tokenized | None = None
-    messages: Annotated[t.Turns[chat_api.ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[t.Turns[ChatMessage], Field(min_length=1)] | None = None
     tools: t.Tools[chat_api.Tool] | None = None
     chat_template_kwargs: shared.TemplateVariables | None = None
     add_special: t.Flag = t.optional("what the tokenizer puts around a plain text")
@@ -159,58 +153,113 @@ TokenizeAnswer = t.answer(
 
 # --- reading
 
+Prompts = Any  # as shared.prompts describes them: one or several, each a text, or ids with texts between them
 
-def completion_job(
-    body: Mapping[str, Any], engine: Engine, defaults: SamplingParams, *, shows_prompts: bool = False
-) -> Job:
-    """The job of a checked body: one or several prompts, continued as they stand, or the gap between each and the `suffix` filled."""
-    if body.get("suffix"):
-        body = with_gap(body, engine)
-    prompts = _prompts(body["prompt"], engine)
-    logprobs = body.get("logprobs") if body.get("logprobs") is not None else body.get("n_probs") or None
-    extra: dict[str, Any] = {"logprobs": logprobs is not None, "top_logprobs": logprobs or 0}
-    if body.get("echo") and logprobs is not None:
-        if body.get("stream"):
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """One or several prompts that are continued as they stand, or before a gap that `suffix` is behind. files: (name, text) of others, for
+    the gap. logprobs: how many likeliest tokens each place has; None without log-probabilities. echo: the answer begins with its prompt.
+    shows_prompts: the answer tells it elsewhere."""
+
+    given: Prompts
+    own: Own
+    suffix: str | None = None
+    files: Sequence[tuple[str, str]] = ()
+    wanted: AnswerFormat | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    shows_prompts: bool = False
+
+
+def read(form: CompletionRequest, at: Context) -> Read:
+    """The job of a request, and what writes its answers. Raises MlxspecErrors."""
+    own = _own(form, stream_options=form.stream_options, returns_ids=bool(form.return_token_ids))
+    text = Text(
+        given=form.prompt,
+        own=own,
+        suffix=form.suffix,
+        wanted=answer_format(formats_of(form)),
+        logprobs=form.logprobs,
+        echo=bool(form.echo),
+    )
+    write = partial(CompletionWriter, echo=text.echo, is_wanted=form.max_tokens != 0)
+    return _with_prompts(job_of(form, at, text_prompts(text, at)), text, at), write
+
+
+def read_native(form: NativeRequest, at: Context) -> Read:
+    """Read a request in llama.cpp's form, as `read` does."""
+    return _native(form, at, Text(given=form.prompt, own=_own(form)))
+
+
+def read_infill(form: InfillRequest, at: Context) -> Read:
+    """Read a request of /infill, as `read` does."""
+    before = form.input_prefix + (form.prompt or "")
+    files = [(f.filename or "file", f.text) for f in form.input_extra or ()]
+    text = Text(given=before, own=_own(form), suffix=form.input_suffix, files=files)
+    return _native(form, at, text, has_gap=True)
+
+
+def _native(form: Native, at: Context, text: Text, *, has_gap: bool = False) -> Read:
+    wanted = answer_format(formats_of(form))
+    text = replace(text, wanted=wanted, logprobs=form.n_probs or None, shows_prompts=True)
+    write = partial(LlamaWriter, is_wanted=form.max_tokens != 0, returns_tokens=bool(form.return_tokens))
+    return _with_prompts(job_of(form, at, text_prompts(text, at, has_gap=has_gap)), text, at), write
+
+
+def _own(form: shared.Continued, **more: Any) -> Own:
+    return Own(max_tokens=form.max_tokens, stop=form.stop, num=form.n or 1, streams=bool(form.stream), **more)
+
+
+def text_prompts(text: Text, at: Context, *, has_gap: bool = False) -> Prepared:
+    """has_gap: there is one, though nothing may stand behind it. Raises MlxspecErrors."""
+    engine, own = at.engine, text.own
+    several = text.given if has_several(text.given) else [text.given]
+    check_number(own.num, len(several), at.limits)
+    rules: dict[str, Any] = {"logprobs": text.logprobs is not None, "top_logprobs": text.logprobs or 0}
+    if has_gap or text.suffix:
+        prompts, ends = _gaps(several, text, engine)
+        own = replace(own, ends=ends)
+    else:
+        prompts = _prompts(several, engine)
+    if text.echo and text.logprobs is not None:
+        if own.streams:
             raise BadField("echo", "echo and logprobs together are not streamed: leave stream out.")
-        extra["prompt_logprobs"] = True
-    if body.get("max_tokens") == 0:
-        if not (body.get("echo") or shows_prompts):
+        rules["prompt_logprobs"] = True
+    if own.max_tokens == 0:
+        if not (text.echo or text.shows_prompts):
             raise BadField("max_tokens", "max_tokens 0 needs echo.")
-        body = {**body, "max_tokens": 1}  # which is sampled with the prompt's last forward, and left out
+        own = replace(own, max_tokens=1)  # which is sampled with the prompt's last forward, and left out
     notices: list[str] = []
-    wanted = answer_format(body)
-    if wanted is not None and wanted.kind == "json_schema":
-        extra["json_schema"], notices = held_schema(wanted)
-    elif wanted is not None:
-        extra[wanted.kind] = wanted.value
-    params = params_of(body, defaults, extra, min(map(len, prompts)), engine)
-    asks, tokenizer, spec = asks_of(prompts, params, body), tokenizer_of(engine), spec_of(body, engine)
-    shown = asks if shows_prompts or body.get("echo") else ()
-    first = asks if params.prompt_logprobs else ()
-    return Job(
-        asks=asks,
-        spec=spec,
-        num_prompts=len(prompts),
-        timeout=body.get("timeout"),
-        proves=bool(body.get("prove")),
-        notices=(*notices, *unused_prediction(spec)),
-        prompts=tuple(tokenizer.decode(token_ids(a.prompt)) for a in shown),
-        first_tokens=tuple(tokenizer.decode(token_ids(a.prompt)[:1]) for a in first),
+    if text.wanted is not None and text.wanted.kind == "json_schema":
+        rules["json_schema"], notices = held_schema(text.wanted)
+    elif text.wanted is not None:
+        rules[text.wanted.kind] = text.wanted.value
+    return Prepared(tokens=prompts, own=own, rules=rules, notices=notices)
+
+
+def _with_prompts(job: Job, text: Text, at: Context) -> Job:
+    """The job with what its answers tell of their prompts."""
+    decode = tokenizer_of(at.engine).decode
+    shown = job.asks if text.shows_prompts or text.echo else ()
+    first = job.asks if job.asks[0].params.prompt_logprobs else ()
+    return replace(
+        job,
+        prompts=tuple(decode(token_ids(a.prompt)) for a in shown),
+        first_tokens=tuple(decode(token_ids(a.prompt)[:1]) for a in first),
     )
 
 
-def _prompts(given: Any, engine: Engine) -> list[list[int]]:
+def _prompts(several: Sequence[Any], engine: Engine) -> list[list[int]]:
     tokenizer = tokenizer_of(engine)
-    if holds_images(given):
-        raise BadField("images", "A raw prompt holds no images; use the chat format.")
-    several = given if has_several(given) else [given]
     encode = partial(tokenizer.encode, most=engine.max_context)
     out = []
-    for prompt in several:
+    for place, prompt in enumerate(several):
         check_wanted()
+        if holds_images(prompt):
+            raise BadField("images", "A raw prompt holds no images; use the chat format.")
         out.append(ids_of(prompt, encode))
-    for place, tokens in enumerate(out):
-        if not tokens:
+        if not out[-1]:
             raise BadField(f"prompt[{place}]", "The prompt is empty.")
     return out
 
@@ -220,76 +269,56 @@ def form_of(engine: Engine) -> FillIn | None:
     return None if engine.tokenizer is None else FillIn.of(engine.tokenizer, engine.model.vocab_size)
 
 
-def with_gap(
-    body: Mapping[str, Any], engine: Engine, files: Sequence[tuple[str, str]] = ()
-) -> dict[str, Any]:
-    """A checked body whose `prompt` stands before a gap and whose `suffix` behind it, as one that is continued. files: (name, text).
-    Raises BadField, ContextOverflowError, ConfigError."""
+def _gaps(several: Sequence[Any], text: Text, engine: Engine) -> tuple[list[list[int]], Sequence[int]]:
+    """The prompts of gaps in texts, and ids that end what fills one. Raises BadField, ContextOverflowError, ConfigError."""
     form = form_of(engine)
     if form is None:
         raise BadField(
             "suffix", f"{engine.name} cannot fill in: its vocabulary has no tokens around a gap in a text."
         )
-    if body.get("echo"):
+    if text.echo:
         raise BadField(
             "echo", "echo and suffix exclude each other: the text before an answer is not all of its prompt."
         )
-    given, behind = body["prompt"], body["suffix"]
     made = []
-    for before in given if has_several(given) else [given]:
+    for before in several:
         check_wanted()
-        made.append(form.prompt(before, behind, files, most=engine.max_context))
-    ends = () if body.get("ignore_eos") else form.ends
-    return {
-        **{name: value for name, value in body.items() if name != "suffix"},
-        "prompt": made if len(made) > 1 else made[0],
-        "stop_token_ids": [*(body.get("stop_token_ids") or ()), *ends],
-    }
+        made.append(form.prompt(before, text.suffix or "", text.files, most=engine.max_context))
+    return made, form.ends
 
 
-def infill_job(body: Mapping[str, Any], engine: Engine, defaults: SamplingParams) -> Job:
-    """The job of a checked body of /infill. Raises as `with_gap` does."""
-    before = body["input_prefix"] + (body.get("prompt") or "")
-    files = [(f.get("filename") or "file", f["text"]) for f in body.get("input_extra") or ()]
-    read = with_gap({**body, "prompt": before, "suffix": body["input_suffix"]}, engine, files)
-    return completion_job(read, engine, defaults, shows_prompts=True)
-
-
-def tokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+def tokenized(form: TokenizeRequest, engine: Engine) -> dict[str, Any]:
     """The answer of /tokenize. Raises BadField, ConfigError."""
-    if sum(body.get(name) is not None for name in ("content", "prompt", "messages")) != 1:
+    if sum(given is not None for given in (form.content, form.prompt, form.messages)) != 1:
         raise BadField("content", "Give one of content, prompt and messages.")
     tokenizer = tokenizer_of(engine)
-    if body.get("messages") is not None:
-        tokens = token_ids(rendered(chat_request(body), engine)[1])
+    if form.messages is not None:
+        talk = chat_api.conversation(
+            chat_api.ChatCompletionRequest(
+                messages=form.messages, tools=form.tools, chat_template_kwargs=form.chat_template_kwargs
+            )
+        )
+        tokens = token_ids(rendered(talk, engine)[1])
+    elif form.prompt is not None:
+        tokens = tokenizer.encode(form.prompt, special=form.add_special_tokens is not False)
     else:
-        is_vllms = body.get("prompt") is not None
-        special = body.get("add_special_tokens") is not False if is_vllms else bool(body.get("add_special"))
-        text = body["prompt" if is_vllms else "content"]
-        tokens = tokenizer.encode(text, special=special)
+        tokens = tokenizer.encode(form.content or "", special=bool(form.add_special))
     found: dict[str, Any] = {"count": len(tokens), "max_model_len": engine.max_context}
-    texts = (
-        [tokenizer.token_text(t) for t in tokens]
-        if body.get("with_pieces") or body.get("return_token_strs")
-        else []
-    )
-    pieces = (
-        [{"id": i, "piece": text} for i, text in zip(tokens, texts, strict=True)]
-        if body.get("with_pieces")
-        else tokens
-    )
-    return found | {"tokens": pieces} | ({"token_strs": texts} if body.get("return_token_strs") else {})
+    wants_texts = form.with_pieces or form.return_token_strs
+    texts = [tokenizer.token_text(token) for token in tokens] if wants_texts else []
+    pieces = [{"id": i, "piece": piece} for i, piece in zip(tokens, texts, strict=bool(texts))]
+    found["tokens"] = pieces if form.with_pieces else tokens
+    return found | ({"token_strs": texts} if form.return_token_strs else {})
 
 
-def detokenized(body: Mapping[str, Any], engine: Engine) -> dict[str, Any]:
+def detokenized(form: DetokenizeRequest, engine: Engine) -> dict[str, Any]:
     """The answer of /detokenize. Raises BadField, ConfigError."""
     tokenizer = tokenizer_of(engine)
-    tokens = [int(t) for t in body["tokens"]]
-    if any(t >= engine.model.vocab_size for t in tokens):
+    if any(token >= engine.model.vocab_size for token in form.tokens):
         raise BadField(
             "tokens", f"tokens holds an id that is not there; ids end at {engine.model.vocab_size - 1}."
         )
-    text = tokenizer.decode(tokens)
+    text = tokenizer.decode(form.tokens)
     return {"content": text, "prompt": text}
 
 
@@ -300,14 +329,16 @@ _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ig
 
 
 class CompletionWriter(ChoicesWriter):
-    """Where the body asks for `echo`, each choice's text begins with its prompt."""
+    """Writes choices, each behind its prompt where the request asks for `echo`."""
 
     id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
     nothing: Mapping[str, Any] = {"text": ""}
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
-        self._echo = job.prompts if body.get("echo") else ("",) * len(job.asks)
+    def __init__(self, model: str, job: Job, *, echo: bool, is_wanted: bool) -> None:
+        """is_wanted: False where the prompt was to be read, and no more."""
+        super().__init__(model, job)
+        self._is_wanted = is_wanted
+        self._echo = job.prompts if echo else ("",) * len(job.asks)
         self._offsets = [len(text) for text in self._echo]  # of the next token
 
     def begin(self) -> Iterator[dict[str, Any]]:
@@ -321,11 +352,11 @@ class CompletionWriter(ChoicesWriter):
             logprobs = _logprobs(update.logprobs, self._offsets[answer.number])
             self._offsets[answer.number] += sum(len(_shown(t.data)) for t in update.logprobs)
             chunk = self._chunk(answer.number, {"text": text}, logprobs=logprobs, tokens=update.tokens)
-            yield chunk | self._wanted.beside(update)
+            yield chunk | self._beside(update)
 
     def _said(self, answer: Answer) -> dict[str, Any]:
-        echo, is_wanted = self._echo[answer.number], self._body.get("max_tokens") != 0
-        text, own = (answer.text("text"), answer.logprobs) if is_wanted else ("", [])
+        echo = self._echo[answer.number]
+        text, own = (answer.text("text"), answer.logprobs) if self._is_wanted else ("", [])
         if not self._job.first_tokens:
             return {"text": echo + text, "logprobs": _logprobs(own, len(echo))}
         told = () if answer.end is None else answer.end.prompt_logprobs
@@ -334,7 +365,7 @@ class CompletionWriter(ChoicesWriter):
 
     def _used(self) -> dict[str, Any]:
         used = super()._used()
-        if self._body.get("max_tokens") == 0:
+        if not self._is_wanted:
             used["usage"] |= {"completion_tokens": 0, "total_tokens": used["usage"]["prompt_tokens"]}
         return used
 
@@ -374,9 +405,10 @@ class LlamaWriter(AnswerWriter):
 
     wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
-        self._is_wanted = body.get("max_tokens") != 0  # else the prompt was to be read, and no more
+    def __init__(self, model: str, job: Job, *, is_wanted: bool, returns_tokens: bool) -> None:
+        """is_wanted: False where the prompt was to be read, and no more."""
+        super().__init__(model, job)
+        self._is_wanted, self._returns_tokens = is_wanted, returns_tokens
 
     def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
         found = [self._whole(answer, answer.end) for answer in self._answers if answer.end is not None]
@@ -392,7 +424,7 @@ class LlamaWriter(AnswerWriter):
             return
         said = {"content": _text(update), "tokens": list(update.tokens), "stop": False}
         said |= _probabilities(update.logprobs)
-        yield {**_counted(answer, update.stats), **said, **self._wanted.beside(update)}
+        yield {**_counted(answer, update.stats), **said, **self._beside(update)}
 
     def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
         last = self._whole(answer, end)
@@ -400,7 +432,7 @@ class LlamaWriter(AnswerWriter):
         yield {**last, "content": "", "tokens": []}
 
     def _tokens(self, tokens: Sequence[int]) -> list[int]:
-        return list(tokens) if self._is_wanted and self._body.get("return_tokens") else []
+        return list(tokens) if self._is_wanted and self._returns_tokens else []
 
     def _whole(self, answer: Answer, end: End) -> dict[str, Any]:
         stats, params = end.stats, self._job.asks[answer.number].params

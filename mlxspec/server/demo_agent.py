@@ -9,10 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mlxspec.parsers.formats import ChatFormat
 from mlxspec.server.answer_format import AnswerFormat
-from mlxspec.server.chat_request import ChatRequest, ToolChoice
+from mlxspec.server.job import ChatRequest, ToolChoice
+from mlxspec.server.rules import Rules, rules_of
+
+if TYPE_CHECKING:
+    from mlxspec.engine.engine import Engine
 
 ECHO = "echo hello from mlxspec"
 SENTENCE = "The tool has run. That is all demo-agent can do: -m names a model that works."
@@ -22,18 +27,30 @@ _COMMANDS = ("command", "cmd")  # what agents call the text that their shell run
 Asked = tuple[ChatRequest, Sequence[Mapping[str, Any]], ToolChoice]
 
 
-def scripted(request: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Asked:
-    """What stands for these in the grammar of an answer. A request that says itself what its answer is stays as it is."""
-    if request.wanted is not None or choice.kind == "required":
-        return request, tools, choice
-    roles = [m["role"] for m in request.messages]
+def scripted_rules(
+    talk: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    form: ChatFormat,
+    engine: Engine,
+) -> Rules:
+    """Make the rules of answers that follow the script."""
+    found = rules_of(*_scripted(talk, tools, choice), form, engine)
+    return replace(found, notices=[*found.notices, NOTICE])
+
+
+def _scripted(talk: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Asked:
+    """Replace what the grammar of an answer is made of by the script. A request that says itself what its answer is stays as it is."""
+    if talk.wanted is not None or choice.kind == "required":
+        return talk, tools, choice
+    roles = [m["role"] for m in talk.messages]
     newest = roles[len(roles) - roles[::-1].index("assistant") :] if "assistant" in roles else roles
     shell = next(filter(None, map(_call_of, choice.of(tools))), None)
     if shell is None or "tool" in newest:
         said = AnswerFormat(field="demo-agent", kind="regex", value=re.escape(SENTENCE))
-        return replace(request, wanted=said), tools, choice
+        return replace(talk, wanted=said), tools, choice
     named = ToolChoice(kind="required", named=shell["function"]["name"])
-    return replace(request, several_calls=False), [shell], named
+    return replace(talk, several_calls=False), [shell], named
 
 
 def _call_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:

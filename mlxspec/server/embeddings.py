@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 from mlxspec.server.forms.shared import Count, has_several, prompts
 from mlxspec.server.http.fairness import check_wanted
-from mlxspec.server.request_parsing import ids_of, tokenizer_of
+from mlxspec.server.prompt import ids_of, tokenizer_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
@@ -131,13 +131,13 @@ class Texts:
         return found
 
 
-def embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
-    """Of /v1/embeddings. Raises BadField, ConfigError, ContextOverflowError."""
-    given, size = body["input"], _size(body, engine)
+def embeddings(form: EmbeddingsRequest, engine: Engine, *, is_beside: bool) -> Texts:
+    """Read a request of /v1/embeddings. Raises BadField, ConfigError, ContextOverflowError."""
+    given, size = form.input, _size(form.dimensions, engine)
     several = given if has_several(given) else [given]
     tokenizer = tokenizer_of(engine)
     ids = [_ids(text, tokenizer, engine, f"input[{i}]") for i, text in enumerate(several)]
-    as_text = body.get("encoding_format") == "base64"
+    as_text = form.encoding_format == "base64"
 
     def answer(name: str, found: Found) -> dict[str, Any]:
         made = [_cut(found[i], size, engine) for i in range(len(ids))]
@@ -148,11 +148,11 @@ def embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
     return Texts(ids=ids, begin=partial(vectors, engine), answer=answer)
 
 
-def ollama_embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
-    """Of /api/embed. Raises as `embeddings` does."""
-    given, size, started = body["input"], _size(body, engine), time.monotonic()
+def ollama_embeddings(form: OllamaEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
+    """Read a request of /api/embed. Raises as `embeddings` does."""
+    given, size, started = form.input, _size(form.dimensions, engine), time.monotonic()
     several = given if isinstance(given, list) else [given]
-    tokenizer, cuts = tokenizer_of(engine), body.get("truncate") is not False
+    tokenizer, cuts = tokenizer_of(engine), form.truncate is not False
     ids = [_ids(text, tokenizer, engine, f"input[{i}]", cuts=cuts) for i, text in enumerate(several)]
 
     def answer(name: str, found: Found) -> dict[str, Any]:
@@ -167,37 +167,37 @@ def ollama_embeddings(body: Mapping[str, Any], engine: Engine) -> Texts:
     return Texts(ids=ids, begin=partial(vectors, engine), answer=answer)
 
 
-def reranking(body: Mapping[str, Any], engine: Engine, *, is_reranker: bool) -> Texts:
-    """Of /v1/rerank. Raises BadField, ConfigError, ContextOverflowError."""
-    if not is_reranker or isinstance(engine.pooling, Pooling):
+def reranking(form: RerankRequest, engine: Engine, *, is_beside: bool) -> Texts:
+    """Read a request of /v1/rerank. is_beside: the model is one that ranks. Raises BadField, ConfigError, ContextOverflowError."""
+    if not is_beside or isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} ranks nothing; {_RERANKERS}.")
     answers_of(engine)
-    tokenizer, instruction = tokenizer_of(engine), body.get("instruction") or INSTRUCTION
-    texts = [d if isinstance(d, str) else d["text"] for d in body["documents"]]
+    tokenizer, instruction = tokenizer_of(engine), form.instruction or INSTRUCTION
+    texts = [d if isinstance(d, str) else d.text for d in form.documents]
     ids = []
     for i, text in enumerate(texts):
-        ids.append(judged(tokenizer, body["query"], text, instruction))
+        ids.append(judged(tokenizer, form.query, text, instruction))
         _check(len(ids[-1]), engine, f"documents[{i}]")
         check_wanted()
 
     def answer(name: str, found: Found) -> dict[str, Any]:
-        order = sorted(range(len(ids)), key=lambda i: -float(found[i][0]))[: body.get("top_n")]
+        order = sorted(range(len(ids)), key=lambda i: -float(found[i][0]))[: form.top_n]
         results: list[dict[str, Any]] = [{"index": i, "relevance_score": float(found[i][0])} for i in order]
-        if body.get("return_documents"):
+        if form.return_documents:
             results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
         return {"object": "list", "model": name, "results": results, "usage": _usage(ids)}
 
     return Texts(ids=ids, begin=partial(ranks, engine), answer=answer)
 
 
-def _size(body: Mapping[str, Any], engine: Engine) -> int | None:
+def _size(wanted: int | None, engine: Engine) -> int | None:
     """Numbers of a vector, where fewer than all are wanted. Raises BadField, and ConfigError where the model makes none."""
     if not isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} makes no embeddings: {engine.pooling}; {_EXAMPLES}.")
-    wanted, most = body.get("dimensions"), engine.pooling.size or engine.model.hidden_size
+    most = engine.pooling.size or engine.model.hidden_size
     if wanted is not None and wanted > most:
         raise BadField("dimensions", f"dimensions must be at most {most}, as many as a vector has.")
-    return None if wanted is None else int(wanted)
+    return wanted
 
 
 def _cut(vector: Any, size: int | None, engine: Engine) -> Any:

@@ -26,7 +26,7 @@ from mlxspec.errors import MlxspecError
 from mlxspec.events import FinishEvent, TokenLogprob, TokensEvent
 from mlxspec.parsers.pieces import CallStart, Content, OutputParser, Piece, merged
 from mlxspec.server.errors import BUSY, SERVER, ApiError, to_api_error
-from mlxspec.server.request_parsing import AnswerRequest, Job
+from mlxspec.server.job import AnswerRequest, Job
 
 if TYPE_CHECKING:
     from mlxspec.engine.request import Request
@@ -97,8 +97,8 @@ class JobRun:
 
     async def start(self) -> None:
         try:
-            for ask in self._job.asks:
-                self._submit(ask.prompt, ask.params, self._job.spec, self._job.compiled)
+            for one in self._job.asks:
+                self._submit(one.prompt, one.params, self._job.spec, self._job.compiled)
             for stream in self._streams:
                 await stream.accepted()
         except BaseException:

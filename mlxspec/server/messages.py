@@ -12,13 +12,13 @@ from mlxspec.loading.spelled_tokens import unmarked
 from mlxspec.loading.template import ChatTemplate
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.values import loads
-from mlxspec.server.chat_request import ChatRequest
 from mlxspec.server.errors import BadField
+from mlxspec.server.forms.chat import AnyPart, ChatMessage, ToolCall
 from mlxspec.server.images import lines
+from mlxspec.server.job import ChatRequest
 
 _MARK = ("\ue000thought-", "\ue001")  # private-use characters: no message holds them by chance
 _ROLES = {"developer": "system", "function": "tool"}
-_THOUGHTS = ("thinking", "reasoning")  # types of parts
 _TOOL_ROLE = re.compile(
     r"""[!=]=\s*['"]tool['"]|\bin\s*[\[(][^\])]{0,200}['"]tool['"]"""
 )  # compared with a role
@@ -51,16 +51,16 @@ def render_conversation(
 
 
 def without_unseen_answers(
-    request: ChatRequest, template: ChatTemplate, options: Mapping[str, Any]
+    talk: ChatRequest, template: ChatTemplate, options: Mapping[str, Any]
 ) -> ChatRequest:
-    """The request without earlier answers that the template shows nothing of: they have neither content nor calls, and it leaves their
+    """The conversation without earlier answers that the template shows nothing of: they have neither content nor calls, and it leaves their
     thinking out or refuses them. The user's messages around one are joined, because many templates want turns that alternate."""
-    messages = list(request.messages)
+    messages = list(talk.messages)
     marks = {i: f"{_MARK[0]}{i}{_MARK[1]}" for i, m in enumerate(messages) if _says_nothing(m)}
-    if request.goes_on is not None and not messages[-1].get("reasoning_content"):
+    if talk.goes_on is not None and not messages[-1].get("reasoning_content"):
         marks.pop(len(messages) - 1, None)  # the answer begins at its beginning
     if not marks:
-        return request
+        return talk
     marked = [
         {**m, "reasoning_content": marks[i]} if i in marks and m.get("reasoning_content") else m
         for i, m in enumerate(messages)
@@ -78,10 +78,10 @@ def without_unseen_answers(
         elif place not in unseen:
             out.append(message)
     if not unseen or not out or out[-1]["role"] == "system":
-        return request
+        return talk
     said = f"left out, because the chat template shows nothing of them: {len(unseen)} of the assistant's messages, without content or calls"
-    goes_on = request.goes_on if out[-1] is messages[-1] else None
-    return replace(request, messages=out, goes_on=goes_on, notices=(*request.notices, said))
+    goes_on = talk.goes_on if out[-1] is messages[-1] else None
+    return replace(talk, messages=out, goes_on=goes_on, notices=(*talk.notices, said))
 
 
 def _says_nothing(message: Mapping[str, Any]) -> bool:
@@ -214,7 +214,7 @@ def _called(calls: Sequence[Mapping[str, Any]], call_id: str | None) -> str:
     return names[0] if names else "unknown"
 
 
-def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def normalize(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Text parts joined, `developer` as `system`, system messages at the beginning as one, arguments as objects, reasoning under the name
     templates know. Raises BadField."""
     out: list[dict[str, Any]] = []
@@ -227,69 +227,71 @@ def normalize(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
-def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
-    role = _ROLES.get(message["role"], message["role"])
-    out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
-    calls = message.get("tool_calls") or [
-        {"function": call} for call in (message.get("function_call"),) if call is not None
-    ]
+def _message(message: ChatMessage, path: str) -> dict[str, Any]:
+    role = _ROLES.get(message.role, message.role)
+    out: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    old = message.function_call
+    calls = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls or ())]
+    if not calls and old is not None:
+        calls = [_called_function("", old.name, old.arguments)]
     if role == "assistant":
-        reasoning = (
-            message.get("reasoning_content") or message.get("reasoning") or _thought(message.get("content"))
-        )
+        reasoning = message.reasoning_content or message.reasoning or _thought(message.content)
         if reasoning:
             out["reasoning_content"] = reasoning
         if calls:
-            out["tool_calls"] = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(calls)]
+            out["tool_calls"] = calls
     elif calls:
         raise BadField(f"{path}.tool_calls", f"Only an assistant calls tools, not the role {role}.")
-    elif message.get("content") is None and role != "tool":  # a tool may have nothing to say
+    elif message.content is None and role != "tool":  # a tool may have nothing to say
         raise BadField(f"{path}.content", f"{path}.content is missing.")
-    for name in ("name", "tool_call_id"):
-        if message.get(name) is not None:
-            out[name] = message[name]
+    if message.name is not None:
+        out["name"] = message.name
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = message.tool_call_id
     return out
 
 
-def text_of(content: Any) -> str:
+def text_of(content: str | Sequence[AnyPart] | None) -> str:
     """A message's content: a text, or the joined text of its parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    said = (
-        part.get("text") or part.get("refusal") or "" for part in content if part["type"] not in _THOUGHTS
-    )
-    return "".join(said)
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(map(_said, content))
 
 
-def _thought(content: Any) -> str:
+def _said(part: AnyPart) -> str:
+    """The text of a part; thoughts and images have none."""
+    if part.type == "refusal":
+        return part.refusal
+    return part.text if part.type in ("text", "input_text", "output_text") else ""
+
+
+def _thought(content: str | Sequence[AnyPart] | None) -> str:
     """The reasoning in an answer's parts."""
-    parts = [
-        p for p in (() if content is None or isinstance(content, str) else content) if p["type"] in _THOUGHTS
-    ]
-    said = (p.get("thinking") or p.get("reasoning") or p.get("text") or "" for p in parts)
-    return "".join(s if isinstance(s, str) else text_of(s) for s in said)
+    said = ""
+    for part in () if content is None or isinstance(content, str) else content:
+        if part.type == "thinking" or part.type == "reasoning":
+            text = part.thinking or part.reasoning or part.text or ""
+            said += text if isinstance(text, str) else "".join(each.text for each in text)
+    return said
 
 
-def _call(call: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _call(call: ToolCall, path: str) -> dict[str, Any]:
     """Raises BadField for a call of nothing."""
-    if call.get("custom") is not None:
-        custom = call["custom"]
-        call = {**call, "function": {"name": custom["name"], "arguments": {"input": custom["input"]}}}
-    if call.get("function") is None:
+    if call.custom is not None:
+        return _called_function(call.id or "", call.custom.name, {"input": call.custom.input})
+    if call.function is None:
         raise BadField(f"{path}.function", f"{path}.function is missing.")
-    function = call["function"]
-    return {
-        "id": call.get("id", ""),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments_of(function["arguments"])},
-    }
+    return _called_function(call.id or "", call.function.name, call.function.arguments)
 
 
-def arguments_of(given: Any) -> dict[str, Any] | str:
+def _called_function(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments_of(arguments)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def arguments_of(given: str | Mapping[str, Any]) -> dict[str, Any] | str:
     """An object where they are one, else the text as it stands: a model's broken call must not end its conversation."""
     if isinstance(given, Mapping):
         return dict(given)
     found = loads(given or "{}")
-    return found if isinstance(found, dict) else str(given)
+    return found if isinstance(found, dict) else given

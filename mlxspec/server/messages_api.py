@@ -16,22 +16,26 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from mlxspec.server.answer_format import AnswerFormat, answer_format
-from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
+from mlxspec.server.answer_writer import NAMED_EVENTS, Read, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
-from mlxspec.server.chat_api import ChatMessage, Tool
-from mlxspec.server.chat_request import ChatRequest, ToolChoice, check_same, goes_on_with, template_variables
+from mlxspec.server.chat_api import Tool
 from mlxspec.server.errors import ApiError, BadField, anthropic_error
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
+from mlxspec.server.forms.chat import ChatMessage
 from mlxspec.server.forms.shared import Count
+from mlxspec.server.images import lines
+from mlxspec.server.job import ChatRequest, Job, ToolChoice, goes_on_with
 from mlxspec.server.job_run import End, Progress, Update
-from mlxspec.server.request_parsing import Job
-from mlxspec.server.template_messages import TemplateMessages, function_tool, joined
+from mlxspec.server.params import Own, chat_job, check_same, formats_of, template_variables
+from mlxspec.server.prompt import Context, chat_prompt
+from mlxspec.server.template_messages import TemplateMessages, function_tool
 from mlxspec.server.usable import left_out, types_of
 from mlxspec.server.usage import progress
 
@@ -303,169 +307,173 @@ def without_volatile(system: str) -> str:
     return _BUDGET.sub("", _BILLING.sub("", system))
 
 
-def messages_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Of a checked body, of /messages or /messages/count_tokens. Raises BadField, GrammarError."""
+def conversation(form: CountTokensRequest) -> ChatRequest:
+    """Read what the model is told, of /messages or /messages/count_tokens. Raises BadField, GrammarError."""
     notices: list[str] = []
-    messages = _conversation(body, notices)
+    messages = _messages(form.system, form.messages, notices)
     if not messages or messages[-1]["role"] == "system":
         raise BadField("messages", "messages say nothing: their content is empty.")
-    tools = _tools(body.get("tools") or (), notices)
-    choice = body.get("tool_choice")
-    options = {**body, "stop": body.get("stop_sequences"), **_thinking_budget(body)}
+    _take_thinking(form)
+    choice = form.tool_choice
+    is_single = choice is not None and choice.type != "none" and choice.disable_parallel_tool_use
+    own, output = None, form.output_config
+    if output is not None and output.format is not None:
+        own = AnswerFormat(field="output_config.format", kind="json_schema", value=output.format.schema_)
     return ChatRequest(
         messages=messages,
-        tools=tools,
-        tool_choice=_tool_choice(choice, body),
-        several_calls=not (choice or {}).get("disable_parallel_tool_use"),
-        goes_on=goes_on_with(messages, f"messages[{len(body['messages']) - 1}]"),
-        template=_template(body),
-        wanted=_format(body),
-        options=options,
+        tools=_tools(form.tools or (), notices),
+        tool_choice=_tool_choice(choice, has_tools=bool(form.tools)),
+        several_calls=not is_single,
+        goes_on=goes_on_with(messages, f"messages[{len(form.messages) - 1}]"),
+        template=template_variables(form),
+        wanted=answer_format(formats_of(form) if isinstance(form, MessagesRequest) else {}, own),
         notices=tuple(notices),
     )
 
 
-def _conversation(body: Mapping[str, Any], notices: list[str]) -> list[dict[str, Any]]:
-    system = body.get("system") or ""
-    parts = [system] if isinstance(system, str) else [part["text"] for part in system]
+def read(form: MessagesRequest, at: Context) -> Read:
+    """The job of a request, and what writes its answer. Raises MlxspecErrors."""
+    prompt = chat_prompt(conversation(form), at)
+    own = Own(max_tokens=form.max_tokens, stop=form.stop_sequences, streams=bool(form.stream))
+    thinking = form.thinking
+    is_shown = thinking is None or thinking.type == "disabled" or thinking.display != "omitted"
+    return chat_job(form, at, prompt, own), partial(MessagesWriter, shows_thinking=is_shown)
+
+
+def _messages(
+    system: str | Sequence[shared.TextBlock] | None, messages: Sequence[Message], notices: list[str]
+) -> list[dict[str, Any]]:
+    parts = [system or ""] if system is None or isinstance(system, str) else [part.text for part in system]
     texts = [without_volatile(part) for part in parts]
     if texts != parts:
         notices.append("a header that changes with each request was left out of system")
     out, other = TemplateMessages(), list[str]()
-    for i, message in enumerate(body["messages"]):
+    for i, message in enumerate(messages):
         path = f"messages[{i}]"
-        if message["role"] == "system":
+        if message.role == "system":
             notices.append(f"{path} of the role system was given to the model as the user's")
-        content = "" if message["content"] is None else message["content"]
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        add = _add_assistant if message["role"] == "assistant" else _add_user
-        known = [b for b in blocks if b["type"] in _KNOWN]
-        other += [b["type"] for b in blocks if b["type"] not in _KNOWN]
-        if known or not blocks or add is _add_assistant:
+        content = message.content
+        if content is None or isinstance(content, str):
+            content = [shared.TextBlock(type="text", text=content or "")]
+        add = _add_assistant if message.role == "assistant" else _add_user
+        known = [b for b in content if b.type in _KNOWN]
+        other += [b.type for b in content if b.type not in _KNOWN]
+        if known or not content or add is _add_assistant:
             add(out, known, path, notices)
     notices += left_out(other, "block")
     return out.behind("\n".join(t for t in texts if t))
 
 
-def _add_assistant(
-    out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str, notices: list[str]
-) -> None:
+def _add_assistant(out: TemplateMessages, blocks: Sequence[AnyBlock], path: str, notices: list[str]) -> None:
     for j, block in enumerate(blocks):
-        if block["type"] == "text":
-            out.assistant()["content"] += block["text"]
-        elif block["type"] == "thinking":
-            out.think(block["thinking"])
-        elif block["type"] == "tool_use":
-            out.call(block["id"], block["name"], dict(block["input"]))
-        elif block["type"] == "tool_result":
+        if isinstance(block, shared.TextBlock):
+            out.assistant()["content"] += block.text
+        elif isinstance(block, Thought):
+            out.think(block.thinking)
+        elif isinstance(block, ToolUse):
+            out.call(block.id, block.name, dict(block.input))
+        elif isinstance(block, ToolResult):
             raise BadField(f"{path}.content[{j}]", f"{path}.content[{j}]: a tool_result is the user's.")
-        elif block["type"] == "compaction" and block.get("content"):
-            out.begin_again(block["content"])
+        elif isinstance(block, Compaction) and block.content:
+            out.begin_again(block.content)
             notices.append(
                 f"the compaction in {path} was given to the model as the user's text in place of all before it"
             )
     out.assistant()  # an answer may be empty
 
 
-def _add_user(
-    out: TemplateMessages, blocks: Sequence[Mapping[str, Any]], path: str, notices: list[str]
-) -> None:
+def _add_user(out: TemplateMessages, blocks: Sequence[AnyBlock], path: str, notices: list[str]) -> None:
     for j, block in enumerate(blocks):
         place = f"{path}.content[{j}]"
-        if block["type"] == "text":
-            out.user(block["text"])
-        elif block["type"] in _INLINED:
-            out.user(_as_text(block, place, notices)["text"])
-        elif block["type"] == "tool_result":
-            content = block.get("content") or ""
-            if not isinstance(content, str):
-                content = [_as_text(b, f"{place}.content[{k}]", notices) for k, b in enumerate(content)]
-            text = joined(content)
-            if block.get("is_error") and not text:
+        if isinstance(block, shared.TextBlock | Document | SearchResult):
+            out.user(_as_text(block, place, notices))
+        elif isinstance(block, ToolResult):
+            given = block.content or ""
+            text = (
+                given
+                if isinstance(given, str)
+                else lines(_as_text(b, f"{place}.content[{k}]", notices) for k, b in enumerate(given))
+            )
+            if block.is_error and not text:
                 text = "The tool failed."
             called = "tool_use of an earlier message"
-            out.result(block["tool_use_id"], text, f"{place}.tool_use_id", called)
+            out.result(block.tool_use_id, text, f"{place}.tool_use_id", called)
         else:
-            raise BadField(place, f"{place}: a block of the type {block['type']} is the assistant's.")
+            raise BadField(place, f"{place}: a block of the type {block.type} is the assistant's.")
     if not blocks:
         raise BadField(f"{path}.content", f"{path} says nothing: its content is empty.")
 
 
-def _as_text(block: Mapping[str, Any], place: str, notices: list[str]) -> Mapping[str, Any]:
-    """A block of text, or one that is given to the model as text, with its title and where it is from."""
-    kind = block["type"]
-    if kind not in _INLINED:
-        return block
-    if kind == "tool_reference":
-        said = [f"The tool {block['tool_name']} can be used."]
-    elif kind == "search_result":
-        said = [block["title"], block["source"], joined(block["content"])]
+def _as_text(block: ResultBlock, place: str, notices: list[str]) -> str:
+    """The text of a block, or what is given to the model as text, with its title and where it is from."""
+    if isinstance(block, shared.TextBlock):
+        return block.text
+    if isinstance(block, ImageBlock):
+        return ""  # images are texts by now
+    if isinstance(block, ToolReference):
+        said = [f"The tool {block.tool_name} can be used."]
+    elif isinstance(block, SearchResult):
+        said = [block.title, block.source, lines(part.text for part in block.content)]
     else:
-        source = block["source"]
-        text = source["data"] if source["type"] == "text" else joined(source["content"])
-        said = [block.get("title") or "", block.get("context") or "", text]
-    notices.append(f"{place} of the type {kind} was given to the model as text")
-    return {"type": "text", "text": "\n".join(s for s in said if s)}
+        source = block.source
+        said = [block.title or "", block.context or ""]
+        if isinstance(source, TextSource):
+            said.append(source.data)
+        else:
+            given = source.content
+            said.append(given if isinstance(given, str) else lines(part.text for part in given))
+    notices.append(f"{place} of the type {block.type} was given to the model as text")
+    return "\n".join(s for s in said if s)
 
 
-def _tools(tools: Sequence[Mapping[str, Any]], notices: list[str]) -> list[dict[str, Any]]:
+def _tools(tools: Sequence[ClientTool], notices: list[str]) -> list[dict[str, Any]]:
     """The tools that a client describes and runs, in OpenAI's form. Raises BadField."""
     out = []
     for i, tool in enumerate(tools):
-        if tool.get("type") not in (None, "custom"):
+        if tool.type not in (None, "custom"):
             notices.append(
-                f"tools[{i}] of the type {tool['type'][:60]} was left out: only tools with an input_schema of their own can be used"
+                f"tools[{i}] of the type {tool.type[:60]} was left out: only tools with an input_schema of their own can be used"
             )
             continue
         for name in ("name", "input_schema"):
-            if name not in tool:
+            if getattr(tool, name) is None:
                 raise BadField(f"tools[{i}].{name}", f"tools[{i}].{name} is missing.")
-        found = function_tool(
-            tool["name"],
-            parameters=tool["input_schema"],
-            description=tool.get("description"),
-            is_strict=tool.get("strict") is True,
+        made = function_tool(
+            tool.name,
+            parameters=tool.input_schema,
+            description=tool.description,
+            is_strict=tool.strict is True,
         )
-        out.append(found)
+        out.append(made)
     return out
 
 
-def _tool_choice(given: Mapping[str, Any] | None, body: Mapping[str, Any]) -> ToolChoice | None:
-    if given is None or (given["type"] in ("auto", "none") and not body.get("tools")):
+def _tool_choice(given: MayCall | MustCall | CallsNothing | None, *, has_tools: bool) -> ToolChoice | None:
+    if given is None or (given.type in ("auto", "none") and not has_tools):
         return None
-    if given["type"] == "tool":
-        return ToolChoice(kind="required", named=given["name"])
-    return ToolChoice(kind="required" if given["type"] == "any" else given["type"])
+    if given.type == "tool":
+        return ToolChoice(kind="required", named=given.name)
+    return ToolChoice(kind="required" if given.type == "any" else given.type)
 
 
-def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the chat template. Raises BadField."""
-    found = template_variables(body)
-    effort = (body.get("output_config") or {}).get("effort")
-    if effort is not None:
-        found.setdefault("reasoning_effort", effort)
-    kind = (body.get("thinking") or {}).get("type")
-    if kind is not None:
-        found["enable_thinking"] = kind != "disabled"
-        check_same(body, "enable_thinking", found["enable_thinking"], "thinking")
-    return found
-
-
-def _thinking_budget(body: Mapping[str, Any]) -> dict[str, Any]:
-    budget = (body.get("thinking") or {}).get("budget_tokens")
-    if budget is None:
-        return {}
-    check_same(body, "thinking_budget", budget, "thinking.budget_tokens")
-    return {"thinking_budget": budget}
-
-
-def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    """Raises BadField."""
-    wanted = (body.get("output_config") or {}).get("format")
-    if wanted is None:
-        return answer_format(body)
-    own = AnswerFormat(field="output_config.format", kind="json_schema", value=wanted["schema"])
-    return answer_format(body, own)
+def _take_thinking(form: CountTokensRequest) -> None:
+    """Put what `thinking` and `output_config` ask for under this server's names. Raises BadField."""
+    output, kwargs = form.output_config, form.chat_template_kwargs
+    has_effort = form.reasoning_effort or (kwargs is not None and kwargs.reasoning_effort)
+    if output is not None and not has_effort:
+        form.reasoning_effort = output.effort
+    thinking = form.thinking
+    if thinking is None:
+        return
+    check_same(form.enable_thinking, "enable_thinking", thinking.type != "disabled", "thinking")
+    form.enable_thinking = thinking.type != "disabled"
+    if thinking.type == "enabled" and thinking.budget_tokens is not None:
+        budget = thinking.budget_tokens
+        check_same(
+            getattr(form, "thinking_budget", None), "thinking_budget", budget, "thinking.budget_tokens"
+        )
+        if isinstance(form, MessagesRequest):
+            form.thinking_budget = budget  # type: ignore[attr-defined]
 
 
 class MessagesWriter(SingleWriter):
@@ -479,11 +487,11 @@ class MessagesWriter(SingleWriter):
     wire = NAMED_EVENTS
     call_prefix = "toolu_"
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
+    def __init__(self, model: str, job: Job, *, shows_thinking: bool = True) -> None:
+        super().__init__(model, job)
         name = f"msg_{secrets.token_hex(12)}"
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model}
-        self._shows_thinking = (body.get("thinking") or {}).get("display") != "omitted"
+        self._shows_thinking = shows_thinking
         self._has_begun = False
 
     def chunks(self, update: Update) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.pooling import Pooling
 from mlxspec.server.completions_api import form_of
 from mlxspec.server.errors import ApiError
-from mlxspec.server.request_parsing import format_of
+from mlxspec.server.prompt import format_of
 
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine

@@ -7,21 +7,24 @@ import datetime
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mlxspec.config import MAX_CONTEXT
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
-from mlxspec.server.answer_writer import LINES, Extras, SingleWriter
+from mlxspec.server.answer_writer import LINES, Read, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockEnd, BlockEvent, BlockMore
-from mlxspec.server.chat_api import ChatMessage
-from mlxspec.server.chat_request import ChatRequest, check_same, goes_on_with, template_variables
+from mlxspec.server.completions_api import Text, text_prompts
 from mlxspec.server.errors import ApiError, BadField, ollama_error
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
+from mlxspec.server.forms.chat import CalledFunction, ChatMessage, ToolCall
 from mlxspec.server.forms.shared import Count
+from mlxspec.server.job import ChatRequest, Job, goes_on_with
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import normalize
-from mlxspec.server.request_parsing import Job
+from mlxspec.server.params import Own, chat_job, check_same, formats_of, job_of, template_variables
+from mlxspec.server.prompt import Context, chat_prompt
 from mlxspec.server.usage import progress
 
 if TYPE_CHECKING:
@@ -173,9 +176,8 @@ OllamaError = t.answer("OllamaError", error=str)
 _NANO = 10**9
 
 
-def ollama_name(body: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def ollama_name(asked: str | None, names: Sequence[str]) -> str | None:
     """The model that is asked for: Ollama's clients add a tag to names that have none."""
-    asked = body.get("model")
     return asked.removesuffix(":latest") if asked is not None and asked not in names else asked
 
 
@@ -194,102 +196,109 @@ def ollama_model(name: str, created: int) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": when, "size": 0, "digest": digest, "details": details}
 
 
-def ollama_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Of a checked body of /api/chat with messages. Raises BadField, GrammarError."""
-    messages = _conversation(body["messages"])
-    return _request(body, messages, tools=body.get("tools") or ())
+def conversation(form: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
+    """Read what the model is told, of a request whose prompt is not raw. Raises BadField, GrammarError."""
+    if isinstance(form, OllamaChatRequest):
+        messages, tools = normalize([_message(message) for message in form.messages or ()]), form.tools or ()
+        num = len(form.messages or ())
+    else:
+        messages = [{"role": "system", "content": form.system}] if form.system else []
+        messages, tools = [*messages, {"role": "user", "content": form.prompt}], ()
+        num = len(messages)
+    think = form.think
+    if think is not None:
+        check_same(form.enable_thinking, "enable_thinking", think is not False, "think")
+        form.enable_thinking = think is not False
+        form.reasoning_effort = form.reasoning_effort if isinstance(think, bool) else think
+    wanted = _wanted(form)
+    return ChatRequest(
+        messages=messages,
+        tools=[{**t.plain(tool), "type": "function"} for tool in tools],
+        goes_on=goes_on_with(messages, f"messages[{num - 1}]"),
+        template=template_variables(form),
+        wanted=wanted,
+    )
 
 
-def ollama_prompt_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Of a checked body of /api/generate with a prompt that is not raw. Raises BadField, GrammarError."""
-    system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
-    return _request(body, [*system, {"role": "user", "content": body["prompt"]}])
+def read_chat(form: OllamaChatRequest | OllamaGenerateRequest, at: Context) -> Read:
+    """The job of a request to answer a conversation, or a prompt within the chat template, and what writes its answer. Raises
+    MlxspecErrors."""
+    own, options = _own(form), form.options or OllamaOptions()
+    prompt = chat_prompt(conversation(form), at)
+    write = OllamaChatWriter if isinstance(form, OllamaChatRequest) else OllamaGenerateWriter
+    return chat_job(options, _told(options.num_ctx, at), prompt, own), write
 
 
-def raw_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked body of /api/generate whose prompt is raw, or has a suffix, as one of /v1/completions. Raises BadField."""
-    kind, more = ("suffix", ("raw", "images")) if body.get("suffix") else ("raw", ())
+def read_text(form: OllamaGenerateRequest, at: Context) -> Read:
+    """The job of a request whose prompt is raw, or has a suffix, and what writes its answer. Raises MlxspecErrors."""
+    kind, more = ("suffix", ("raw", "images")) if form.suffix else ("raw", ())
     for name in ("system", "think", *more):
-        if body.get(name):
+        if getattr(form, name):
             raise BadField(name, f"{name} and {kind} exclude each other: such a prompt has no template.")
-    wanted = _format(body)
-    formats: dict[str, Any] = {} if wanted is None else {str(wanted.kind): wanted.value}
-    return {**options_of(body), **formats, "prompt": body.get("prompt") or "", "suffix": body.get("suffix")}
+    options = form.options or OllamaOptions()
+    text = Text(given=form.prompt or "", suffix=form.suffix, wanted=_wanted(form), own=_own(form))
+    at = _told(options.num_ctx, at)
+    return job_of(options, at, text_prompts(text, at)), OllamaGenerateWriter
 
 
-def options_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a checked body, under the names of all APIs."""
-    options = dict(body.get("options") or {})
-    num = options.pop("num_predict", None)
-    return {**options, "max_tokens": {0: None, -2: -1}.get(num, num)}
+def read_generate(form: OllamaGenerateRequest, at: Context) -> Read:
+    """Read a request of /api/generate by `read_text` or `read_chat`."""
+    return read_text(form, at) if form.raw or form.suffix else read_chat(form, at)
 
 
-def unloads(body: Mapping[str, Any]) -> bool:
+def _wanted(form: OllamaBody) -> AnswerFormat | None:
+    """Raises BadField, GrammarError."""
+    own, given = None, form.format
+    if given is not None and given != "":
+        own = AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if given == "json" else given)
+    return answer_format({} if form.options is None else formats_of(form.options), own, "options.")
+
+
+def unloads(given: str | float | None) -> bool:
     """Whether the model is to leave memory behind a request: a `keep_alive` of no time."""
-    given = body.get("keep_alive")
     text = given.rstrip("hmnsu") if isinstance(given, str) else str(given)
     return text in ("0", "0.0")
 
 
-def context_notice(body: Mapping[str, Any], max_context: int) -> tuple[str, ...]:
-    """Return the notice on a request for another context than there is."""
-    asked = (body.get("options") or {}).get("num_ctx") or max_context
-    if asked == max_context:
-        return ()
-    if asked < max_context:
-        return (f"options.num_ctx is {asked} and was ignored: the context has {max_context} tokens",)
-    return (f"options.num_ctx is {asked}, and this model's context ends at {max_context} tokens",)
+def _told(num_ctx: int | None, at: Context) -> Context:
+    """Add the notice on a request for another context than there is."""
+    most = at.engine.max_context
+    asked = num_ctx or most
+    if asked == most:
+        return at
+    said = f"options.num_ctx is {asked}, and this model's context ends at {most} tokens"
+    if asked < most:
+        said = f"options.num_ctx is {asked} and was ignored: the context has {most} tokens"
+    return replace(at, notices=(*at.notices, said))
 
 
-def _request(
-    body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> ChatRequest:
-    return ChatRequest(
-        messages=messages,
-        tools=[{**tool, "type": "function"} for tool in tools],
-        goes_on=goes_on_with(messages, f"messages[{len(body.get('messages') or messages) - 1}]"),
-        template=_template(body),
-        wanted=_format(body),
-        options=options_of(body),
+def _own(form: OllamaBody) -> Own:
+    options = form.options or OllamaOptions()
+    num = options.num_predict
+    return Own(
+        max_tokens=None if num in (None, 0) else -1 if num == -2 else num,
+        stop=options.stop,
+        streams=form.stream is not False,
     )
 
 
-def _conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """In this API calls have no ids, and a result names its tool. Raises BadField."""
-    named = []
-    for message in messages:
-        calls = [
-            {**c, "function": {"arguments": {}, **_without_null(c["function"])}}
-            for c in message.get("tool_calls") or ()
-        ]
-        out = {**message, "tool_calls": calls or None, "reasoning_content": message.get("thinking")}
-        if message["role"] == "tool":
-            out["name"] = message.get("tool_name")
-        named.append(out)
-    return normalize(named)
-
-
-def _without_null(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: member for name, member in value.items() if member is not None}
-
-
-def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    found = template_variables(body)
-    think = body.get("think")
-    if think is None:
-        return found
-    found["enable_thinking"] = think is not False
-    check_same(body, "enable_thinking", found["enable_thinking"], "think")
-    return found if isinstance(think, bool) else {**found, "reasoning_effort": think}
-
-
-def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    """Raises BadField."""
-    options, wanted = body.get("options") or {}, body.get("format")
-    if wanted is None or wanted == "":
-        return answer_format(options, under="options.")
-    own = AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if wanted == "json" else wanted)
-    return answer_format(options, own, "options.")
+def _message(message: OllamaMessage) -> ChatMessage:
+    """In this API calls have no ids, and a result names its tool."""
+    calls = [
+        ToolCall(
+            id=call.id or "",
+            function=CalledFunction(name=call.function.name, arguments=call.function.arguments or {}),
+        )
+        for call in message.tool_calls or ()
+    ]
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        reasoning_content=message.thinking,
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+        name=message.tool_name if message.role == "tool" else None,
+    )
 
 
 class OllamaChatWriter(SingleWriter):
@@ -298,9 +307,8 @@ class OllamaChatWriter(SingleWriter):
 
     wire = LINES
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
-        self._wanted = Extras.of(options_of(body))
+    def __init__(self, model: str, job: Job) -> None:
+        super().__init__(model, job)
         self._started = time.monotonic()
 
     def pause(self) -> dict[str, Any]:

@@ -16,30 +16,28 @@ import binascii
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from mlxspec.server.answer_format import ANY_OBJECT, AnswerFormat, answer_format
-from mlxspec.server.answer_writer import NAMED_EVENTS, SingleWriter
+from mlxspec.server.answer_writer import NAMED_EVENTS, Read, SingleWriter
 from mlxspec.server.blocks import Answer, Block, BlockBegin, BlockEvent, BlockMore
-from mlxspec.server.chat_api import JsonSchema, RefusalPart
-from mlxspec.server.chat_request import (
-    ChatRequest,
-    CustomGrammar,
-    ToolChoice,
-    check_same,
-    goes_on_with,
-    template_variables,
-)
+from mlxspec.server.chat_api import JsonSchema
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
+from mlxspec.server.forms.chat import RefusalPart
 from mlxspec.server.forms.shared import Count
+from mlxspec.server.images import lines
+from mlxspec.server.job import ChatRequest, CustomGrammar, Job, ToolChoice, goes_on_with
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of
-from mlxspec.server.request_parsing import Job
-from mlxspec.server.template_messages import TemplateMessages, custom_tool, function_tool, joined, other_tool
+from mlxspec.server.params import Own, chat_job, check_same, formats_of, template_variables
+from mlxspec.server.prompt import Context, chat_prompt
+from mlxspec.server.template_messages import TemplateMessages, custom_tool, function_tool, other_tool
 from mlxspec.server.usable import left_out, types_of
 from mlxspec.server.usage import progress
 
@@ -307,161 +305,208 @@ def unsealed(value: str | None) -> str:
         return ""
 
 
-def responses_request(body: Mapping[str, Any]) -> ChatRequest:
-    """The chat request of a checked body. Raises BadField, GrammarError."""
-    if _LOGPROBS in (body.get("include") or ()):
-        raise BadField(
-            "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
-        )
+def conversation(form: ResponsesRequest) -> ChatRequest:
+    """Read what the model is told. Raises BadField, GrammarError."""
     notices, customs = list[str](), list[CustomGrammar]()
-    items = input_items(body)
-    messages = _conversation(items, body.get("instructions"), notices)
+    items = input_items(form.input)
+    messages = _messages(items, form.instructions, notices)
     if not messages or messages[-1]["role"] == "system":
         raise BadField("input", "input must not be empty.")
-    tools = _tools(body.get("tools") or (), notices, customs)
+    tools = form.tools or ()
+    if form.reasoning is not None and form.reasoning.effort is not None:
+        check_same(form.reasoning_effort, "reasoning_effort", form.reasoning.effort, "reasoning.effort")
+        form.reasoning_effort = form.reasoning.effort
     return ChatRequest(
         messages=messages,
-        tools=tools,
-        tool_choice=_tool_choice(body.get("tool_choice"), body),
-        several_calls=body.get("parallel_tool_calls") is not False,
+        tools=_tools(tools, notices, customs),
+        tool_choice=_tool_choice(form.tool_choice, tools),
+        several_calls=form.parallel_tool_calls is not False,
         goes_on=goes_on_with(messages, f"input[{len(items) - 1}]"),
-        template=_template(body),
-        wanted=_format(body),
-        options={**body, "max_tokens": body.get("max_output_tokens")},
+        template=template_variables(form),
+        wanted=answer_format(formats_of(form), _wanted(form.text)),
         notices=tuple(notices),
         customs=tuple(customs),
     )
 
 
-def _kind(item: Mapping[str, Any]) -> str:
-    return item.get("type") or ("item_reference" if {*item} <= {"id", "type"} else "message")
+def read(form: ResponsesRequest, at: Context) -> Read:
+    """The job of a request, and what writes its answer. Raises MlxspecErrors."""
+    if _LOGPROBS in (form.include or ()):
+        raise BadField(
+            "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
+        )
+    write = partial(ResponsesWriter, told=RequestEcho.of(form))
+    prompt = chat_prompt(conversation(form), at)
+    own = Own(max_tokens=form.max_output_tokens, stop=form.stop, streams=bool(form.stream))
+    return chat_job(form, at, prompt, own), write
 
 
-def input_items(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A checked body's input as items."""
-    given = body["input"]
+def input_items(given: str | Sequence[AnyItem]) -> Sequence[AnyItem]:
+    """A request's input as items."""
     if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": given}] if given else []
-    return list(given)
+        return [MessageItem(role="user", content=given)] if given else []
+    return given
 
 
-def _conversation(
-    items: Sequence[Mapping[str, Any]], instructions: str | None, notices: list[str]
-) -> list[dict[str, Any]]:
+def _messages(items: Sequence[AnyItem], instructions: str | None, notices: list[str]) -> list[dict[str, Any]]:
     system = [instructions] if instructions else []
     out, other = TemplateMessages(), list[str]()
     for i, item in enumerate(items):
         path = f"input[{i}]"
-        kind = _kind(item)
-        if kind == "message":
-            role, text = item["role"], joined(item["content"])
-            is_system = role in ("system", "developer")
+        if isinstance(item, MessageItem):
+            text, is_system = _text(item.content), item.role in ("system", "developer")
             if is_system and not out.messages:
                 system += [text] if text else []
-            elif role == "assistant":
+            elif item.role == "assistant":
                 out.assistant()["content"] += text
             else:
                 if is_system:
-                    notices.append(f"{path} of the role {role} was given to the model as the user's")
+                    notices.append(f"{path} of the role {item.role} was given to the model as the user's")
                 out.user(text)
-        elif kind == "reasoning":
-            said, summary = (
-                "".join(part["text"] for part in item.get(member) or ()) for member in ("content", "summary")
-            )
-            out.think(said or unsealed(item.get("encrypted_content")) or summary)
-        elif kind == "function_call":
-            out.call(item["call_id"], _flat_name(item), arguments_of(item["arguments"]))
-        elif kind == "custom_tool_call":
-            out.call(item["call_id"], _flat_name(item), {"input": item["input"]})
-        elif kind not in ("function_call_output", "custom_tool_call_output"):
-            other.append(kind)
-        elif "item_reference" in other and not out.knows(item["call_id"]):
-            other.append(kind)  # the call may be what was referred to
+        elif isinstance(item, ReasoningItem):
+            said, summary = ("".join(part.text for part in p or ()) for p in (item.content, item.summary))
+            out.think(said or unsealed(item.encrypted_content) or summary)
+        elif isinstance(item, FunctionCall):
+            out.call(item.call_id, _flat_name(item.name, item.namespace), arguments_of(item.arguments))
+        elif isinstance(item, CustomToolCall):
+            out.call(item.call_id, _flat_name(item.name, item.namespace), {"input": item.input})
+        elif not isinstance(item, CallOutput):
+            other.append(item.type or "item_reference")
+        elif "item_reference" in other and not out.knows(item.call_id):
+            other.append(item.type)  # the call may be what was referred to
         else:
             called = "call of an earlier item"
-            out.result(item["call_id"], joined(item["output"]), f"{path}.call_id", called)
+            out.result(item.call_id, _text(item.output), f"{path}.call_id", called)
     notices += left_out(other, "item")
     return out.behind("\n\n".join(system))
 
 
-def _flat_name(call: Mapping[str, Any]) -> str:
-    """What the model knows a tool by: tools of a namespace have it in front of their name."""
-    space = call.get("namespace")
-    return f"{space}__{call['name']}" if space else str(call["name"])
+def _text(content: str | Sequence[AnyPart]) -> str:
+    """A text, or the texts of parts, each on a line of its own. Images are texts by now."""
+    if isinstance(content, str):
+        return content
+    return lines(
+        p.refusal if p.type == "refusal" else "" if p.type == "input_image" else p.text for p in content
+    )
 
 
-def _flat(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Tools with their paths, those of a namespace in its place, with its name as their member `namespace`."""
+def _flat_name(name: str, space: str | None) -> str:
+    """Return the name that the model is told: tools of a namespace have it in front of theirs."""
+    return f"{space}__{name}" if space else name
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tool, and the namespace that it is of."""
+
+    tool: OneTool
+    space: str | None
+
+    @property
+    def flat(self) -> str:
+        return _flat_name(self.tool.name, self.space)
+
+
+def _flat(tools: Sequence[ResponsesTool]) -> Iterator[tuple[str, Named]]:
+    """Tools with their paths, those of a namespace in its place."""
     for i, tool in enumerate(tools):
-        if tool["type"] == "namespace" and tool.get("name"):
-            for k, inner in enumerate(tool.get("tools") or ()):
-                yield f"tools[{i}].tools[{k}]", {**inner, "namespace": tool["name"]}
+        if tool.type == "namespace" and tool.name:
+            for k, inner in enumerate(tool.tools or ()):
+                yield f"tools[{i}].tools[{k}]", Named(inner, tool.name)
         else:
-            yield f"tools[{i}]", tool
+            yield f"tools[{i}]", Named(tool, None)
 
 
 def _tools(
-    tools: Sequence[Mapping[str, Any]], notices: list[str], customs: list[CustomGrammar]
+    tools: Sequence[ResponsesTool], notices: list[str], customs: list[CustomGrammar]
 ) -> list[dict[str, Any]]:
     """The tools that a client runs, in the nested form. Raises BadField."""
     out: list[dict[str, Any]] = []
-    for path, tool in _flat(tools):
-        kind = tool["type"]
-        if kind not in ("function", "custom"):
-            notices.append(other_tool(path, kind))
+    for path, named in _flat(tools):
+        tool = named.tool
+        if tool.type not in ("function", "custom"):
+            notices.append(other_tool(path, tool.type))
             continue
-        if "name" not in tool:
+        if tool.name is None:
             raise BadField(f"{path}.name", f"{path}.name is missing.")
-        named = {**tool, "name": _flat_name(tool)}
-        if _flat_name(tool) in (t["function"]["name"] for t in out if "namespace" in tool):
-            raise BadField(f"{path}.name", f"{path}: there is another tool {_flat_name(tool)}.")
-        if kind == "custom":
-            out.append(custom_tool(named, tool.get("format") or {}, path, customs))
-        else:
-            about = (tool.get("description") or "").strip() or None
-            strict = tool.get("strict") is True
+        if named.flat in (known["function"]["name"] for known in out if named.space is not None):
+            raise BadField(f"{path}.name", f"{path}: there is another tool {named.flat}.")
+        if tool.type == "custom":
+            grammar = tool.format or ToolFormat()
             out.append(
-                function_tool(
-                    named["name"], parameters=tool.get("parameters"), description=about, is_strict=strict
+                custom_tool(
+                    named.flat,
+                    tool.description,
+                    path,
+                    customs,
+                    syntax=grammar.syntax,
+                    definition=grammar.definition,
                 )
             )
+        else:
+            about = (tool.description or "").strip() or None
+            made = function_tool(
+                named.flat, parameters=tool.parameters, description=about, is_strict=tool.strict is True
+            )
+            out.append(made)
     return out
 
 
-def _tool_choice(given: Any, body: Mapping[str, Any]) -> ToolChoice | None:
-    if given is None or (given in ("auto", "none") and not body.get("tools")):
+def _tool_choice(
+    given: Literal["none", "auto", "required"] | Chosen | AllowedResponseTools | None,
+    tools: Sequence[ResponsesTool],
+) -> ToolChoice | None:
+    if given is None or (given in ("auto", "none") and not tools):
         return None
-    if not isinstance(given, Mapping):
+    if isinstance(given, str):
         return ToolChoice(kind=given)
-    known = {
-        t.get("name"): _flat_name(t) for _, t in reversed([*_flat(body.get("tools") or ())]) if "name" in t
-    }
-    if given["type"] != "allowed_tools":
-        return ToolChoice(kind="required", named=known.get(given["name"], given["name"]))
-    names = [t["name"] for t in given["tools"] if t["type"] in ("function", "custom") and "name" in t]
-    return ToolChoice(kind=given["mode"], allowed=tuple(known.get(name, name) for name in names))
+    known = {n.tool.name: n.flat for _, n in reversed([*_flat(tools)]) if n.tool.name is not None}
+    if isinstance(given, Chosen):
+        return ToolChoice(kind="required", named=known.get(given.name, given.name))
+    names = [a.name for a in given.tools if a.type in ("function", "custom") and a.name is not None]
+    return ToolChoice(kind=given.mode, allowed=tuple(known.get(name, name) for name in names))
 
 
-def _template(body: Mapping[str, Any]) -> dict[str, Any]:
-    effort = (body.get("reasoning") or {}).get("effort")
-    if effort is None:
-        return template_variables(body)
-    check_same(body, "reasoning_effort", effort, "reasoning.effort")
-    return template_variables({**body, "reasoning_effort": effort})
+def _wanted(text: TextConfig | None) -> AnswerFormat | None:
+    wanted = text and text.format
+    if not wanted or wanted.type == "text":
+        return None
+    if not isinstance(wanted, SchemaFormat):
+        return AnswerFormat(field="text.format", kind="json_schema", value=ANY_OBJECT)
+    is_strict = wanted.strict is True
+    return AnswerFormat(field="text.format", kind="json_schema", value=wanted.schema_, is_strict=is_strict)
 
 
-def _format(body: Mapping[str, Any]) -> AnswerFormat | None:
-    """Raises BadField."""
-    wanted = (body.get("text") or {}).get("format")
-    if wanted is None or wanted["type"] == "text":
-        return answer_format(body)
-    own = AnswerFormat(
-        field="text.format",
-        kind="json_schema",
-        value=wanted.get("schema", ANY_OBJECT),
-        is_strict=wanted.get("strict") is True,
-    )
-    return answer_format(body, own)
+@dataclass(frozen=True, kw_only=True)
+class RequestEcho:
+    """The fields of a request that its response repeats. called: the tools that have names. is_sealed: whether reasoning comes sealed,
+    too."""
+
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
+    effort: str | None = None
+    format: Mapping[str, Any] = field(default_factory=lambda: {"type": "text"})
+    tool_choice: str | Mapping[str, Any] = "auto"
+    tools: Sequence[Mapping[str, Any]] = ()
+    is_sealed: bool = False
+    called: tuple[Named, ...] = ()
+
+    @classmethod
+    def of(cls, form: ResponsesRequest) -> RequestEcho:
+        return cls(
+            instructions=form.instructions,
+            max_output_tokens=form.max_output_tokens,
+            metadata=form.metadata or {},
+            parallel_tool_calls=form.parallel_tool_calls is not False,
+            effort=None if form.reasoning is None else form.reasoning.effort,
+            format=t.plain(form.text and form.text.format) or {"type": "text"},
+            tool_choice=t.plain(form.tool_choice) or "auto",
+            tools=t.plain(form.tools or []),
+            is_sealed=_SEALED in (form.include or ()),
+            called=tuple(named for _, named in _flat(form.tools or ()) if named.tool.name),
+        )
 
 
 class ResponsesWriter(SingleWriter):
@@ -473,14 +518,15 @@ class ResponsesWriter(SingleWriter):
 
     wire = NAMED_EVENTS
 
-    def __init__(self, model: str, body: Mapping[str, Any], job: Job) -> None:
-        super().__init__(model, body, job)
+    def __init__(self, model: str, job: Job, *, told: RequestEcho = RequestEcho()) -> None:
+        super().__init__(model, job)
         params = job.asks[0].params
-        self._is_sealed = _SEALED in (body.get("include") or ())
-        tools = [tool for _, tool in _flat(body.get("tools") or ()) if tool.get("name")]
-        self._custom = {_flat_name(t) for t in tools if t["type"] == "custom"}
+        self._is_sealed = told.is_sealed
+        self._custom = {named.flat for named in told.called if named.tool.type == "custom"}
         self._called = {
-            _flat_name(t): {k: t[k] for k in ("name", "namespace")} for t in tools if "namespace" in t
+            named.flat: {"name": named.tool.name, "namespace": named.space}
+            for named in told.called
+            if named.space is not None
         }
         self._ids: dict[int, str] = {}  # of the items, by block
         self._num_events = 0
@@ -490,17 +536,17 @@ class ResponsesWriter(SingleWriter):
             "created_at": int(time.time()),
             "model": model,
             "background": False,
-            "instructions": body.get("instructions"),
-            "max_output_tokens": body.get("max_output_tokens"),
-            "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+            "instructions": told.instructions,
+            "max_output_tokens": told.max_output_tokens,
+            "metadata": told.metadata,
+            "parallel_tool_calls": told.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+            "reasoning": {"effort": told.effort, "summary": None},
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
-            "tool_choice": body.get("tool_choice") or "auto",
-            "tools": body.get("tools") or [],
+            "text": {"format": told.format},
+            "tool_choice": told.tool_choice,
+            "tools": told.tools,
             "top_p": params.top_p,
             "truncation": "disabled",
         }

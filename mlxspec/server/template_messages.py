@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from mlxspec.server.chat_request import CustomGrammar
 from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
+from mlxspec.server.job import CustomGrammar
 
 
 class TemplateMessages:
@@ -92,21 +92,20 @@ def other_tool(path: str, kind: str) -> str:
 
 
 def custom_tool(
-    tool: Mapping[str, Any], grammar: Mapping[str, Any], path: str, customs: list[CustomGrammar]
+    name: str,
+    description: str | None,
+    path: str,
+    customs: list[CustomGrammar],
+    *,
+    syntax: str | None = None,
+    definition: str | None = None,
 ) -> dict[str, Any]:
-    """A custom tool, whose input is a text, as a function with one text. grammar: its syntax and definition, if it has one. customs: gets
+    """A custom tool, whose input is a text, as a function with one text. syntax, definition: of its grammar, if it has one. customs: gets
     that."""
-    about, definition = tool.get("description") or "", grammar.get("definition")
+    about = description or ""
     if definition:
-        syntax = str(grammar.get("syntax") or "lark")
+        syntax = syntax or "lark"
         about += f"\nThe input follows this {syntax} grammar:\n{definition}"
-        customs.append(CustomGrammar(tool=tool["name"], path=path, syntax=syntax, definition=str(definition)))
+        customs.append(CustomGrammar(tool=name, path=path, syntax=syntax, definition=definition))
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    return function_tool(tool["name"], parameters=text, description=about.strip() or None)
-
-
-def joined(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """A text, or the texts of parts, each on a line of its own."""
-    if isinstance(content, str):
-        return content
-    return lines(part.get("text", part.get("refusal", "")) for part in content)
+    return function_tool(name, parameters=text, description=about.strip() or None)

@@ -23,7 +23,7 @@ from mlxspec.errors import ConfigError, GrammarError, ModelError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.formats import ChatFormat
-from mlxspec.server import request_parsing
+from mlxspec.server import rules
 from tests import tiny_models
 from tests.loading import gemma_tokenizer
 from tests.loading.gemma_tokenizer import NUM_IDS
@@ -153,8 +153,8 @@ def test_a_call_tag_is_spelled_out_as_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert tags.call_tags is not None
     known = tokenizer(tags.call_tags.open, tags.call_tags.close)
     low, high = (Engine(tiny_models.small(vocab=n), known) for n in (NUM_IDS + 1, NUM_IDS + 2))
-    assert request_parsing._special_tags(tags, low) == {tags.call_tags.open: NUM_IDS}
-    assert request_parsing._special_tags(tags, high) == {
+    assert rules.special_tags(tags, low) == {tags.call_tags.open: NUM_IDS}
+    assert rules.special_tags(tags, high) == {
         tags.call_tags.open: NUM_IDS,
         tags.call_tags.close: NUM_IDS + 1,
     }

@@ -18,7 +18,7 @@ from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.call_grammar import calls_grammar
 from mlxspec.parsers.formats import ChatFormat, ToolStyle, detect
-from mlxspec.server import request_parsing
+from mlxspec.server import rules
 from tests import tiny_models
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_call_is_written_with_the_vocabularys_own_tags(engine: Engine, known: 
     }
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     # the tags are added tokens, but none that are hidden from a text
-    assert request_parsing._special_tags(form, engine) == {}
+    assert rules.special_tags(form, engine) == {}
     lark = calls_grammar(form, [tool], tokens={}, several=False)
     found = engine.generate("call", SamplingParams(max_tokens=60, lark=lark))
     assert found.text in [

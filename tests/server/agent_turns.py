@@ -20,10 +20,10 @@ TOOL = {
         "required": ["name"],
     },
 }
-Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+Job = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
-class Turn(NamedTuple):
+class ClientTurn(NamedTuple):
     """num_prompt, num_cached: tokens. arguments: of the call that the answer is, as an object."""
 
     num_prompt: int
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
     arguments: dict[str, Any]
 
 
-def agent_turns(ask: Ask, path: str, num_turns: int = 10) -> list[Turn]:
+def agent_turns(ask: Job, path: str, num_turns: int = 10) -> list[ClientTurn]:
     """A conversation in which each answer is a call, and each later request brings its result. path: MESSAGES or CHAT. The header and the
     budget in the system prompt are others in each request."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "what does os.path.join do?"}]
@@ -45,7 +45,7 @@ def agent_turns(ask: Ask, path: str, num_turns: int = 10) -> list[Turn]:
     return turns
 
 
-def _ask_messages(ask: Ask, system: str, messages: Sequence[dict[str, Any]]) -> Turn:
+def _ask_messages(ask: Job, system: str, messages: Sequence[dict[str, Any]]) -> ClientTurn:
     answer = ask(
         MESSAGES,
         {
@@ -65,10 +65,10 @@ def _ask_messages(ask: Ask, system: str, messages: Sequence[dict[str, Any]]) -> 
     )
     usage, block = answer["usage"], answer["content"][-1]
     cached = usage["cache_read_input_tokens"]
-    return Turn(usage["input_tokens"] + cached, cached, block["input"])
+    return ClientTurn(usage["input_tokens"] + cached, cached, block["input"])
 
 
-def _ask_chat(ask: Ask, system: str, messages: Sequence[dict[str, Any]]) -> Turn:
+def _ask_chat(ask: Job, system: str, messages: Sequence[dict[str, Any]]) -> ClientTurn:
     answer = ask(
         CHAT,
         {
@@ -82,7 +82,7 @@ def _ask_chat(ask: Ask, system: str, messages: Sequence[dict[str, Any]]) -> Turn
     )
     usage, (call,) = answer["usage"], answer["choices"][0]["message"]["tool_calls"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Turn(usage["prompt_tokens"], cached, json.loads(call["function"]["arguments"]))
+    return ClientTurn(usage["prompt_tokens"], cached, json.loads(call["function"]["arguments"]))
 
 
 def _answered(path: str, number: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def _answered(path: str, number: int, arguments: dict[str, Any]) -> list[dict[st
     ]
 
 
-def cached_share(turns: Sequence[Turn]) -> float:
+def cached_share(turns: Sequence[ClientTurn]) -> float:
     """Of the prompts' tokens from the second turn on."""
     later = turns[1:]
     return sum(t.num_cached for t in later) / sum(t.num_prompt for t in later)

@@ -379,7 +379,7 @@ def streamed(form: Any, data: bytes) -> Result:
 
 
 def leave(served: Served, form: Any, s: Scenario, num_bytes: int) -> None:
-    """Ask for a stream, read so many bytes, and go away. What came is the beginning of a stream that follows the grammar."""
+    """Job for a stream, read so many bytes, and go away. What came is the beginning of a stream that follows the grammar."""
     data = json.dumps(form.stream_body(s)).encode()
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LONG)
     try:
@@ -393,7 +393,7 @@ def leave(served: Served, form: Any, s: Scenario, num_bytes: int) -> None:
 
 
 def expire(served: Served, form: Any, s: Scenario, seconds: float) -> None:
-    """Ask for a stream that gets so little time. It follows the grammar to its end, or to the error in place of it."""
+    """Job for a stream that gets so little time. It follows the grammar to its end, or to the error in place of it."""
     body = form.stream_body(s)
     body.get("options", body)["timeout"] = seconds
     status, _, data = served.ask("POST", form.path, body)

@@ -11,7 +11,7 @@ from tests.server import agent_turns
 from tests.server.serving import Served
 
 
-def turns(served: Served, path: str, num_turns: int) -> list[agent_turns.Turn]:
+def turns(served: Served, path: str, num_turns: int) -> list[agent_turns.ClientTurn]:
     def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
         status, answer = served.post(path, body)
         assert status == 200, answer

@@ -10,12 +10,13 @@ import pytest
 
 from mlxspec.errors import ConfigError
 from mlxspec.loading.template import ChatTemplate
-from mlxspec.server.chat_request import ChatRequest
-from mlxspec.server.forms.base import review
 from mlxspec.server.images import take_images
-from mlxspec.server.messages import normalize, render_conversation, without_unseen_answers
-from mlxspec.server.messages_api import MessagesRequest, OtherBlock, messages_request
-from mlxspec.server.responses_api import ResponsesRequest, responses_request
+from mlxspec.server.job import ChatRequest
+from mlxspec.server.messages import render_conversation, without_unseen_answers
+from mlxspec.server.messages_api import MessagesRequest, OtherBlock
+from mlxspec.server.responses_api import ResponsesRequest
+from tests.server import readers
+from tests.server.readers import normalized
 from tests.server.serving import QUESTION, Served
 
 USER = {"role": "user", "content": "hi"}
@@ -34,7 +35,7 @@ TEMPLATES = {
 
 def shown(kind: str, messages: list[Any]) -> tuple[str, tuple[str, ...]]:
     template = ChatTemplate(_LOOP.replace("BODY", TEMPLATES[kind]), {})
-    return render_conversation(template, normalize(messages), {})
+    return render_conversation(template, normalized(messages), {})
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -83,15 +84,15 @@ def test_results_of_tools_for_templates_that_read_them_beside_the_calls() -> Non
         (_EARLY, wanted),
         (_EARLY + "{% if messages[0].role == 'tool' %}{% endif %}", "<tool>r1"),
     ):
-        text, _ = render_conversation(ChatTemplate(source, {}), normalize(turns), {})
+        text, _ = render_conversation(ChatTemplate(source, {}), normalized(turns), {})
         assert found in text
         assert ("<tool>" in text) == (source != _EARLY)
     answered = [*turns, {"role": "assistant", "content": "Done."}, USER]
     assert (
-        render_conversation(ChatTemplate(_EARLY, {}), normalize(answered), {})[0] == wanted + "Done.<user>hi"
+        render_conversation(ChatTemplate(_EARLY, {}), normalized(answered), {})[0] == wanted + "Done.<user>hi"
     )
     again = [*turns, {"role": "assistant", "content": "", "tool_calls": calls[:1]}, results[0]]
-    assert render_conversation(ChatTemplate(_EARLY, {}), normalize(again), {})[0] == (
+    assert render_conversation(ChatTemplate(_EARLY, {}), normalized(again), {})[0] == (
         wanted + "<assistant>[call f1][f1 says r1]"
     )
 
@@ -103,8 +104,8 @@ def test_a_tool_that_says_nothing() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1"},
     ]
-    assert normalize(turns)[-1] == {"role": "tool", "content": "", "tool_call_id": "1"}
-    assert normalize([*turns[:-1], {**turns[-1], "content": None}]) == normalize(turns)
+    assert normalized(turns)[-1] == {"role": "tool", "content": "", "tool_call_id": "1"}
+    assert normalized([*turns[:-1], {**turns[-1], "content": None}]) == normalized(turns)
 
 
 EMPTY_ANSWERS: tuple[list[dict[str, Any]], ...] = (
@@ -115,9 +116,9 @@ EMPTY_ANSWERS: tuple[list[dict[str, Any]], ...] = (
 @pytest.mark.parametrize("content", [*EMPTY_ANSWERS, ""])
 def test_an_empty_answer_is_taken_back(content: Any) -> None:
     answer = {"role": "assistant", "content": content}
-    request = messages_request({"max_tokens": 1, "messages": [USER, answer, USER]})
+    request = readers.messages({"max_tokens": 1, "messages": [USER, answer, USER]})
     assert list(request.messages) == [USER, {"role": "assistant", "content": ""}, USER]
-    last = messages_request({"max_tokens": 1, "messages": [USER, answer]})
+    last = readers.messages({"max_tokens": 1, "messages": [USER, answer]})
     assert (list(last.messages), last.goes_on) == ([USER], None)
 
 
@@ -152,7 +153,7 @@ def test_responses_with_nothing_but_thinking() -> None:
         {"role": "assistant", "content": []},
         USER,
     ]
-    messages = responses_request({"input": items}).messages
+    messages = readers.responses({"input": items}).messages
     assert json.dumps([m["role"] for m in messages]) == '["user", "assistant", "user"]'
 
 
@@ -170,7 +171,7 @@ def test_an_answer_of_only_thinking_is_no_empty_turn(body: str, empty: dict[str,
     template = ChatTemplate(_LOOP.replace("BODY", body), {})
 
     def read(*messages: dict[str, Any], goes_on: Any = None) -> tuple[ChatRequest, str]:
-        asked = ChatRequest(messages=normalize(messages), goes_on=goes_on)
+        asked = ChatRequest(messages=normalized(messages), goes_on=goes_on)
         request = without_unseen_answers(asked, template, {})
         return request, render_conversation(template, request.messages, {})[0]
 
@@ -197,7 +198,7 @@ def test_an_answer_of_only_thinking_stays_where_the_template_shows_it() -> None:
         ([USER, THOUGHT], "reasoning"),
         ([USER, ANSWER, USER], None),
     ):
-        asked = ChatRequest(messages=normalize(turns), goes_on=goes_on)  # type: ignore[arg-type]
+        asked = ChatRequest(messages=normalized(turns), goes_on=goes_on)  # type: ignore[arg-type]
         assert without_unseen_answers(asked, template, {}) is asked
 
 
@@ -230,8 +231,8 @@ def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
         for _ in range(1 + (kind == "compaction"))
     ]
     body = {"input": [USER, *items, ANSWER, USER]}
-    assert review(ResponsesRequest, body) == []
-    request = responses_request(body)
+    assert readers.notices(ResponsesRequest, body) == []
+    request = readers.responses(body)
     assert list(request.messages) == [USER, ANSWER, USER]
     told = "\n".join(request.notices)
     assert "2 items of the type compaction were left out" in told
@@ -246,8 +247,8 @@ def test_blocks_that_cannot_be_used_are_left_out_with_a_notice() -> None:
         "max_tokens": 1,
         "messages": [USER, {"role": "assistant", "content": [*blocks, {"type": "text", "text": "a"}]}, USER],
     }
-    assert review(MessagesRequest, body) == []
-    request = messages_request(body)
+    assert readers.notices(MessagesRequest, body) == []
+    request = readers.messages(body)
     assert list(request.messages) == [USER, ANSWER, USER]
     assert len(request.notices) == len(kinds)
 
@@ -256,11 +257,11 @@ def test_a_compaction_stands_in_place_of_what_is_before_it() -> None:
     summary = {"type": "compaction", "content": "So far: hi.", "encrypted_content": "x"}
     turns = [USER, {"role": "assistant", "content": [summary, {"type": "text", "text": "a"}]}, USER]
     body = {"max_tokens": 1, "messages": turns}
-    assert review(MessagesRequest, body) == []
-    request = messages_request(body)
+    assert readers.notices(MessagesRequest, body) == []
+    request = readers.messages(body)
     assert list(request.messages) == [{"role": "user", "content": "So far: hi."}, ANSWER, USER]
     assert len(request.notices) == 1
-    failed = messages_request(
+    failed = readers.messages(
         {**body, "messages": [USER, {"role": "assistant", "content": [{"type": "compaction"}]}, USER]}
     )
     assert [m["content"] for m in failed.messages] == ["hi", "", "hi"]
@@ -284,8 +285,8 @@ def test_blocks_that_are_given_as_text(block: dict[str, Any], text: str) -> None
     for messages in contents:
         body: dict[str, Any] = {"max_tokens": 1, "messages": messages}
         take_images(body, [])
-        assert review(MessagesRequest, body) == []
-        request = messages_request(body)
+        assert readers.notices(MessagesRequest, body) == []
+        request = readers.messages(body)
         assert request.messages[-1]["content"] == text
         assert [block["type"] in n for n in request.notices] == [True]
 
@@ -293,8 +294,8 @@ def test_blocks_that_are_given_as_text(block: dict[str, Any], text: str) -> None
 def test_more_than_128_tools() -> None:
     tools = [{"name": f"t{i}", "input_schema": {"type": "object"}} for i in range(300)]
     body = {"max_tokens": 1, "messages": [USER], "tools": tools}
-    assert review(MessagesRequest, body) == []
-    assert len(messages_request(body).tools) == 300
+    assert readers.notices(MessagesRequest, body) == []
+    assert len(readers.messages(body).tools) == 300
 
 
 def test_tools_of_a_namespace_are_called_by_the_names_the_client_knows(thinker: Served) -> None:
@@ -306,7 +307,7 @@ def test_tools_of_a_namespace_are_called_by_the_names_the_client_knows(thinker: 
     space = {"type": "namespace", "name": "mcp__docs", "description": "d", "tools": [inner]}
     body = {"input": "hi", "tools": [space], "tool_choice": {"type": "function", "name": "search"}, "enable_thinking": False,
             "max_output_tokens": 90}  # fmt: skip
-    assert review(ResponsesRequest, body) == []
+    assert readers.notices(ResponsesRequest, body) == []
     status, answer = thinker.post("/v1/responses", body)
     assert status == 200, answer
     (call,) = answer["output"]
@@ -316,5 +317,5 @@ def test_tools_of_a_namespace_are_called_by_the_names_the_client_knows(thinker: 
         {"q": "a"},
     )
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
-    messages = responses_request({"input": [USER, call, result], "tools": [space]}).messages
+    messages = readers.responses({"input": [USER, call, result], "tools": [space]}).messages
     assert messages[1]["tool_calls"][0]["function"]["name"] == "mcp__docs__search"

@@ -56,7 +56,7 @@ def agent_server(
             source = source.replace(written, tagged)
         template.write_text(source)
         model = str(made)
-        plant = f"from mlxspec.server import request_parsing\nrequest_parsing.DEMO_AGENT = {model!r}\n"
+        plant = f"from mlxspec.server import app, demo_agent\napp._SCRIPTS[{model!r}] = demo_agent.scripted_rules\n"
     with Served("--model", model, "--max-rows", "4", plant=plant) as served:
         yield served
         assert not [line for line in served.lines if "Traceback" in line]

@@ -9,10 +9,11 @@ import pytest
 
 from mlxspec.parsers.formats import ChatFormat, ToolStyle
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Reasoning, merged
-from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
+from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import review
-from mlxspec.server.responses_api import ResponsesRequest, responses_request
+from mlxspec.server.responses_api import ResponsesRequest
+from tests.server import readers
 from tests.server.serving import Served
 
 NAMES = ("read", "write", "list_all")
@@ -60,9 +61,9 @@ def test_both_forms_say_the_same() -> None:
     for mode in ("auto", "required"):
         chat = {**body, "tool_choice": chat_choice(mode, "read", "write")}
         response = {"input": "x", "tools": FLAT, "tool_choice": response_choice(mode, "read", "write")}
-        assert review(ChatCompletionRequest, chat) == []
-        assert review(ResponsesRequest, response) == []
-        found, other = chat_request(chat), responses_request(response)
+        assert readers.notices(ChatCompletionRequest, chat) == []
+        assert readers.notices(ResponsesRequest, response) == []
+        found, other = readers.chat(chat), readers.responses(response)
         assert found.tool_choice == other.tool_choice
         assert found.tool_choice is not None
         assert found.tool_choice.kind == mode
@@ -72,7 +73,7 @@ def test_both_forms_say_the_same() -> None:
 
 def test_tools_of_a_namespace_are_allowed_by_their_own_names() -> None:
     space = {"type": "namespace", "name": "docs", "tools": FLAT}
-    request = responses_request(
+    request = readers.responses(
         {"input": "x", "tools": [space], "tool_choice": response_choice("auto", "read")}
     )
     assert request.tool_choice is not None

@@ -12,10 +12,11 @@ import pytest
 
 import mlxspec.demo
 from mlxspec import SamplingParams, load
-from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
+from mlxspec.server import chat_api
+from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
-from mlxspec.server.forms.base import review
-from mlxspec.server.request_parsing import chat_job
+from mlxspec.server.prompt import Context
+from tests.server import readers
 from tests.server.serving import QUESTION, Served
 
 USER = {"role": "user", "content": QUESTION}
@@ -54,10 +55,10 @@ def test_thinking_as_other_servers_clients_ask_for_it(
     asked: dict[str, Any], template: dict[str, Any], budget: int | None
 ) -> None:
     body = {"messages": [USER], **asked}
-    assert review(ChatCompletionRequest, body) == []
-    request = chat_request(body)
-    assert request.template == template
-    assert request.options.get("thinking_budget") == budget
+    assert readers.notices(ChatCompletionRequest, body) == []
+    form = readers.chat_form(body)
+    assert chat_api.conversation(form).template == template
+    assert form.thinking_budget == budget  # type: ignore[attr-defined]
 
 
 def test_forms_that_contradict_each_other_are_one_sentence() -> None:
@@ -66,7 +67,7 @@ def test_forms_that_contradict_each_other_are_one_sentence() -> None:
         {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
     ):
         with pytest.raises(BadField, match="contradict each other"):
-            chat_request({"messages": [USER], **more})
+            readers.chat({"messages": [USER], **more})
 
 
 @pytest.mark.parametrize(
@@ -189,11 +190,12 @@ def test_thinking_that_is_off_is_off_or_a_notice_says_why(tmp_path: Path, opens:
         f"{turns}{{% if add_generation_prompt %}}{answer}{{% endif %}}"
     )
     engine = load(folder, draft="off")
-    request = chat_request({"messages": [USER], "max_tokens": 2, "enable_thinking": False})
-    job = chat_job(request, engine, SamplingParams())
+    at = Context(engine=engine, defaults=SamplingParams())
+    body = {"messages": [USER], "max_tokens": 2}
+    job, _ = chat_api.read(readers.chat_form({**body, "enable_thinking": False}), at)
     assert job.rendered.endswith("<think>\n\n</think>\n\n") is (opens or knows)
     assert not job.form.opens_thinking(job.rendered)
     told = [n for n in job.notices if "turned off" in n or "does not know it" in n]
     assert len(told) == (not knows)
-    plain = chat_job(chat_request({"messages": [USER], "max_tokens": 2}), engine, SamplingParams())
+    plain, _ = chat_api.read(readers.chat_form(body), at)
     assert plain.form.opens_thinking(plain.rendered) is opens

@@ -15,7 +15,8 @@ from mlxspec.engine.stats import RequestStats
 from mlxspec.events import TokensEvent
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.parsers.pieces import CallStart, Content, Piece, Reasoning, merged
-from mlxspec.server.answer_writer import Extras
+from mlxspec.server.answer_writer import beside
+from mlxspec.server.job import Extras
 from mlxspec.server.job_run import Delta, _pieces
 from tests.server.serving import QUESTION, Served
 
@@ -51,13 +52,13 @@ def is_marked(chunk: dict[str, Any]) -> bool:
 
 @catches(
     "all chunks of an update are told what the first one was",
-    "mlxspec.server.answer_writer:Extras.beside",
+    "mlxspec.server.answer_writer:beside",
     lambda right: lambda self, update, place=0: right(self, update, 0),
 )
 def test_each_chunk_of_an_update_is_told_its_own() -> None:
     pieces = [Reasoning("abc"), Content("de"), Content("f")]
     update = Delta(choice=0, pieces=pieces, stats=RequestStats(), drafted=(2, 1, 0), drafter="mtp")
-    said = [Extras(drafted=True).beside(update, place)["mlxspec"] for place in range(4)]
+    said = [beside(Extras(drafted=True), update, place)["mlxspec"] for place in range(4)]
     assert [s["drafted_chars"] for s in said] == [2, 1, 0, 0]
     assert [s["drafter"] for s in said] == ["mtp", "mtp", None, None]
 

@@ -13,13 +13,14 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.option import options
-from mlxspec.server.answer_format import AnswerFormat, answer_format
+from mlxspec.server.answer_format import AnswerFormat
 from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
-from mlxspec.server.forms.base import Fields, canonical, names_of, review
-from mlxspec.server.request_parsing import spec_of
+from mlxspec.server.forms.base import Fields, names_of, review
+from mlxspec.server.params import spec_of
 from tests import tiny_models
 from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
+from tests.server.readers import chat_form, notices, wanted
 from tests.server.serving import QUESTION, Served, content
 
 USER = {"role": "user", "content": QUESTION}
@@ -145,7 +146,7 @@ def test_usage_in_every_chunk(demo: Served) -> None:
 def test_values_that_ask_for_nothing_are_taken() -> None:
     for name, refused in ChatCompletionRequest.refused.items():
         for value in (None, *refused.neutral):
-            assert review(ChatCompletionRequest, {**BODY, name: value}) == []
+            assert notices(ChatCompletionRequest, {**BODY, name: value}) == []
         wanted = {**BODY, "repetition_penalty": 1.1, name: "surely not neutral"}
         with pytest.raises(BadField, match=re.escape(name)):
             review(ChatCompletionRequest, wanted)
@@ -167,7 +168,7 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "x": 1}, "odd": 1}},
         "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "odd": 1}]}, {**USER, "odd": None}],
     }  # fmt: skip
-    found = {said.partition(" ")[0] for said in review(ChatCompletionRequest, body)}
+    found = {said.partition(" ")[0] for said in notices(ChatCompletionRequest, body)}
     assert found == {
         "tools[0].function.odd",
         "tools[0].odd",
@@ -178,13 +179,13 @@ def test_members_that_a_schema_leaves_free_are_not_unknown() -> None:
 
 
 def test_other_names_of_a_field() -> None:
-    for alias, name in names_of(ChatCompletionRequest).other.items():
+    names = names_of(ChatCompletionRequest)
+    for alias, name in names.other.items():
         value = 0.5 if "p_min" in name or "penalty" in name else 3
-        assert canonical(ChatCompletionRequest, {alias: value}) == {name: value}
-        assert canonical(ChatCompletionRequest, {alias: value, name: value}) == {name: value}
-        assert canonical(ChatCompletionRequest, {alias: None, name: value}) == {name: value}
+        for body in ({alias: value}, {alias: value, name: value}, {alias: None, name: value}):
+            assert getattr(chat_form({"messages": BODY["messages"], **body}), names.attributes[name]) == value
         with pytest.raises(BadField, match=re.escape(alias)):
-            canonical(ChatCompletionRequest, {alias: value, name: value + 1})
+            chat_form({"messages": BODY["messages"], alias: value, name: value + (0.25 if value < 1 else 1)})
 
 
 def test_no_limit_as_others_write_it(demo: Served) -> None:
@@ -241,11 +242,11 @@ def test_every_name_of_an_answers_format_is_honoured(demo: Served) -> None:
 
 def test_formats_that_cannot_be_used() -> None:
     with pytest.raises(BadField, match="regex and response_format both"):
-        answer_format({"response_format": {"type": "json_object"}, "regex": "a"})
+        wanted(response_format={"type": "json_object"}, regex="a")
     with pytest.raises(BadField, match="guided_json is no valid JSON"):
-        answer_format({"guided_json": "{"})
+        wanted(guided_json="{")
     with pytest.raises(BadField, match="must hold a JSON object"):
-        answer_format({"guided_json": "[1]"})
+        wanted(guided_json="[1]")
     for broken in (
         "root ::= this is (not valid GBNF",
         "nothing",
@@ -253,13 +254,10 @@ def test_formats_that_cannot_be_used() -> None:
         "root ::= [",
         'root ::= "a',
     ):
-        with pytest.raises(GrammarError, match=r"grammar is (no valid GBNF|nested)"):
-            answer_format({"grammar": broken})
-    assert (
-        answer_format({"response_format": {"type": "text"}, "structured_outputs": {"json_object": False}})
-        is None
-    )
-    found = answer_format({"guided_choice": ["a", 'b"\n']})
+        with pytest.raises((GrammarError, BadField), match=r"grammar (is no valid GBNF|must have at most)"):
+            wanted(grammar=broken)
+    assert wanted(response_format={"type": "text"}, structured_outputs={"json_object": False}) is None
+    found = wanted(guided_choice=["a", 'b"\n'])
     assert found == AnswerFormat(field="guided_choice", kind="lark", value='start: "a" | "b\\"\\n"')
 
 
@@ -421,7 +419,7 @@ def test_a_request_may_choose_policy_auto_where_the_server_drafts_always() -> No
         drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
         spec=SpecConfig(drafters=("mtp",), policy="fixed"),
     )
-    spec = spec_of({"policy": "auto"}, engine)
+    spec = spec_of(chat_form({**BODY, "policy": "auto"}), engine)
     assert spec == SpecConfig(drafters=("mtp",), policy="auto")
     assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), spec=spec)[0].stats.num_rounds > 0
     assert engine.policies.auto is not None

@@ -71,7 +71,7 @@ def test_the_sentence(form: type[Fields], more: dict[str, Any], sentence: str) -
 def test_integers_may_be_written_with_a_point_and_bodies_stay_as_they_are() -> None:
     body = {**BODIES[ChatCompletionRequest], "top_k": 5.0, "max_tokens": -1, "odd": 1}
     before = dict(body)
-    assert review(ChatCompletionRequest, body) == ["odd is no field of this request and was ignored"]
+    assert review(ChatCompletionRequest, body)[1] == ["odd is no field of this request and was ignored"]
     assert body == before
     assert type(body["top_k"]) is float
 

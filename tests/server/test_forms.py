@@ -13,13 +13,14 @@ import pytest
 
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.formats import THINK, ChatFormat
-from mlxspec.server.answer_format import answer_format, held_schema
+from mlxspec.server.answer_format import held_schema
 from mlxspec.server.chat_api import ChatCompletionRequest, ChatWriter
 from mlxspec.server.errors import BadField
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesRequest, MessagesWriter
 from mlxspec.server.ollama_api import OllamaChatRequest, OllamaChatWriter, OllamaOptions
 from mlxspec.server.responses_api import ResponsesRequest, ResponsesWriter
+from tests.server import readers
 from tests.server.api_forms import (
     FORMS,
     QUESTIONS,
@@ -87,12 +88,10 @@ def updates(rng: random.Random) -> tuple[list[Update], str]:
 
 def protocols() -> dict[str, Any]:
     return {
-        "chat": lambda: ChatWriter(
-            "m", {"stream": True, "stream_options": {"include_usage": True}}, one_answer()
-        ),
-        "messages": lambda: MessagesWriter("m", {}, one_answer()),
-        "ollama": lambda: OllamaChatWriter("m", {}, one_answer()),
-        "responses": lambda: ResponsesWriter("m", {"input": "x"}, one_answer()),
+        "chat": lambda: ChatWriter("m", one_answer(usage=True)),
+        "messages": lambda: MessagesWriter("m", one_answer()),
+        "ollama": lambda: OllamaChatWriter("m", one_answer()),
+        "responses": lambda: ResponsesWriter("m", one_answer()),
     }
 
 
@@ -231,7 +230,7 @@ def test_a_strict_schema_that_cannot_be_held_is_refused_and_another_told() -> No
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for is_strict in (False, True):
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": is_strict}}
-        wanted = answer_format({"response_format": form})
+        wanted = readers.wanted(response_format=form)
         assert wanted is not None
         if is_strict:
             with pytest.raises(BadField, match="uniqueItems"):

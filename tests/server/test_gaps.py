@@ -14,7 +14,10 @@ import pytest
 import mlxspec.demo
 from mlxspec import SamplingParams, load
 from mlxspec.engine.engine import Engine
-from mlxspec.server.completions_api import with_gap
+from mlxspec.server import completions_api
+from mlxspec.server.completions_api import CompletionRequest
+from mlxspec.server.forms.base import review
+from mlxspec.server.prompt import Context
 from tests.server.serving import Served
 
 NAMES = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
@@ -103,8 +106,10 @@ def test_tokens_around_a_gap_end_an_answer_unless_ends_are_ignored(engine: Engin
     assert engine.tokenizer is not None
     ends = {engine.tokenizer.id_of(name) for name in (*NAMES, "<|endoftext|>")}
     body = {"prompt": "a", "suffix": "b", "stop_token_ids": [7]}
-    assert set(with_gap(body, engine)["stop_token_ids"]) == ends | {7}
-    assert with_gap({**body, "ignore_eos": True}, engine)["stop_token_ids"] == [7]
+    for more, wanted in (({}, ends | {7}), ({"ignore_eos": True}, {7})):
+        form, _ = review(CompletionRequest, {**body, **more})
+        job, _ = completions_api.read(form, Context(engine=engine, defaults=SamplingParams()))
+        assert set(job.asks[0].params.stop_token_ids) == wanted
 
 
 def test_the_text_behind_the_gap_is_drafted_from(filler: Served) -> None:

@@ -36,7 +36,7 @@ def send(served: Served, asked: dict[str, Any]) -> socket.socket:
 
 
 def leave(served: Served, asked: dict[str, Any], num_bytes: int) -> None:
-    """Ask, read so many bytes, and go away without a word."""
+    """Job, read so many bytes, and go away without a word."""
     with send(served, asked) as connection:
         while num_bytes > 0 and (piece := connection.recv(min(num_bytes, 512))):
             num_bytes -= len(piece)

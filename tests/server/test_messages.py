@@ -10,7 +10,8 @@ import pytest
 
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Progress
-from mlxspec.server.messages_api import MessagesWriter, messages_request, without_volatile
+from mlxspec.server.messages_api import MessagesWriter, without_volatile
+from tests.server import readers
 from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
 from tests.server.stream_grammar import MessagesGrammar, named_events
@@ -111,7 +112,7 @@ def test_the_sdk_knows_the_errors(sdk: Any) -> None:
 def wrong(body: dict[str, Any]) -> str:
     """Its sentence, from the reading of a checked body."""
     with pytest.raises(BadField) as found:
-        messages_request(body)
+        readers.messages(body)
     return str(found.value)
 
 
@@ -187,7 +188,7 @@ def test_a_conversation_as_the_template_reads_it() -> None:
             {"role": "user", "content": [{"type": "text", "text": "d"}]},
         ],
     }
-    request = messages_request(body)
+    request = readers.messages(body)
     call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": {}}}
     assert list(request.messages) == [
         {"role": "system", "content": "Be brief.\nBe kind."},
@@ -199,12 +200,12 @@ def test_a_conversation_as_the_template_reads_it() -> None:
     assert request.goes_on is None
     assert request.notices == ("messages[5] of the role system was given to the model as the user's",)
     begun = {**body, "messages": [USER, {"role": "assistant", "content": "I th"}]}
-    assert messages_request(begun).goes_on == "content"
+    assert readers.messages(begun).goes_on == "content"
 
 
 def test_tools_that_the_provider_runs_are_left_out_with_a_word() -> None:
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {**TOOL, "type": "custom"}]
-    request = messages_request({**BODY, "tools": tools})
+    request = readers.messages({**BODY, "tools": tools})
     assert [t["function"]["name"] for t in request.tools] == ["look_up"]
     assert "tools[0] of the type web_search_20250305 was left out" in request.notices[0]
 
@@ -218,15 +219,15 @@ def test_a_billing_line_and_a_budget_are_left_out_of_the_system_prompt() -> None
         assert without_volatile(kept) == kept
     billing = {"type": "text", "text": BILLING.format("1")}
     for system in (f"{BILLING.format('1')}\nYou are.", [billing, {"type": "text", "text": "You are."}]):
-        request = messages_request({**BODY, "system": system})
+        request = readers.messages({**BODY, "system": system})
         assert request.messages[0] == {"role": "system", "content": "You are."}
         assert len(request.notices) == 1
-    user = messages_request({**BODY, "messages": [{"role": "user", "content": BILLING}]})
+    user = readers.messages({**BODY, "messages": [{"role": "user", "content": BILLING}]})
     assert user.messages[0]["content"] == BILLING
 
 
 def test_pings_come_while_nothing_else_does_and_errors_end_a_stream() -> None:
-    protocol = MessagesWriter("m", {}, one_answer())
+    protocol = MessagesWriter("m", one_answer())
     assert protocol.pause() is None  # nothing may stand before message_start
     begun = list(protocol.chunks(Progress(choice=0, num_done=1, num_total=2, num_cached=1, seconds=0.0)))
     failed = list(protocol.failed(ApiError("Busy.", status=503)))

@@ -170,6 +170,6 @@ def test_errors_end_a_stream_with_a_line() -> None:
     from mlxspec.server.errors import ApiError
     from mlxspec.server.ollama_api import OllamaChatWriter
 
-    grammar, protocol = OllamaGrammar(), OllamaChatWriter("m", {}, one_answer())
+    grammar, protocol = OllamaGrammar(), OllamaChatWriter("m", one_answer())
     grammar.read(b"".join(map(protocol.wire.frame, protocol.failed(ApiError("Busy.", status=503)))))
     assert grammar.state == "end"

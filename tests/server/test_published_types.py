@@ -16,13 +16,14 @@ import pytest
 import typing_extensions
 from planting import catches
 
-from mlxspec.server.chat_api import ChatCompletionRequest, chat_request
-from mlxspec.server.chat_request import ChatRequest
+from mlxspec.server import chat_api, messages_api, responses_api
+from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.body import checked
 from mlxspec.server.http.limits import ServerLimits
-from mlxspec.server.messages_api import MessagesRequest, messages_request
-from mlxspec.server.responses_api import ResponsesRequest, responses_request
+from mlxspec.server.job import ChatRequest
+from mlxspec.server.messages_api import MessagesRequest
+from mlxspec.server.responses_api import ResponsesRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 _PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -79,12 +80,12 @@ def examples(*unions: Any) -> dict[str, Dict]:
 
 class Api(NamedTuple):
     form: Any
-    read: Callable[[Mapping[str, Any]], ChatRequest]
+    read: Callable[[Any], ChatRequest]
 
 
-CHAT = Api(ChatCompletionRequest, chat_request)
-MESSAGES = Api(MessagesRequest, messages_request)
-RESPONSES = Api(ResponsesRequest, responses_request)
+CHAT = Api(ChatCompletionRequest, chat_api.conversation)
+MESSAGES = Api(MessagesRequest, messages_api.conversation)
+RESPONSES = Api(ResponsesRequest, responses_api.conversation)
 
 CHAT_PARTS = examples(
     chat_types.ChatCompletionContentPartParam,
@@ -109,7 +110,7 @@ def outcome(api: Api, body: Dict) -> str:
     raw = json.dumps({"max_tokens" if api is not RESPONSES else "max_output_tokens": 1, **body}).encode()
     try:
         found = checked(raw, ServerLimits(), api.form)
-        request = api.read(found.fields)
+        request = api.read(found.form)
     except BadField as error:
         return "refused in lines" if "\n" in str(error) else "refused"
     told = [*found.notices, *request.notices]

@@ -12,8 +12,10 @@ from planting import catches
 from mlxspec.engine.stats import RequestStats
 from mlxspec.parsers.pieces import CallArguments, CallStart
 from mlxspec.server.errors import ApiError, BadField
+from mlxspec.server.forms.base import review
 from mlxspec.server.job_run import Delta, End
-from mlxspec.server.responses_api import ResponsesWriter, responses_request, sealed, unsealed
+from mlxspec.server.responses_api import RequestEcho, ResponsesRequest, ResponsesWriter, sealed, unsealed
+from tests.server import readers
 from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
 from tests.server.stream_grammar import ResponsesGrammar
@@ -120,7 +122,7 @@ def test_reasoning_is_read_from_wherever_it_stands(members: dict[str, Any], thou
     """Some clients send the summary back and no more of it."""
     item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}], **members}
     answer = {"role": "assistant", "content": "4"}
-    asked = responses_request({"input": [{"role": "user", "content": "2+2?"}, item, answer]})
+    asked = readers.responses({"input": [{"role": "user", "content": "2+2?"}, item, answer]})
     assert asked.messages[-1] == {"role": "assistant", "content": "4", "reasoning_content": thought}
 
 
@@ -142,7 +144,7 @@ def test_input_items_as_the_template_reads_them() -> None:
             {"role": "developer", "content": "Hurry."},
         ],
     }  # fmt: skip
-    request = responses_request(body)
+    request = readers.responses(body)
     calls = [
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
         {"id": "2", "type": "function", "function": {"name": "patch", "arguments": {"input": "*** Begin"}}},
@@ -171,7 +173,7 @@ TOOLS_OF_CODEX: list[dict[str, Any]] = [
 
 
 def test_tools_of_every_type() -> None:
-    request = responses_request({"input": "x", "tools": TOOLS_OF_CODEX, "tool_choice": "auto"})
+    request = readers.responses({"input": "x", "tools": TOOLS_OF_CODEX, "tool_choice": "auto"})
     assert [t["function"]["name"] for t in request.tools] == ["shell", "apply_patch"]
     custom = request.tools[1]["function"]
     assert custom["parameters"]["required"] == ["input"]
@@ -189,9 +191,9 @@ def test_tools_of_every_type() -> None:
 
 
 def test_a_custom_tool_is_called_with_its_text() -> None:
-    body = {"input": "x", "tools": TOOLS_OF_CODEX}
+    form, _ = review(ResponsesRequest, {"input": "x", "tools": TOOLS_OF_CODEX})
     stats = RequestStats(num_prompt=3)
-    protocol, whole = (ResponsesWriter("m", body, one_answer()) for _ in range(2))
+    protocol, whole = (ResponsesWriter("m", one_answer(), told=RequestEcho.of(form)) for _ in range(2))
     pieces = [CallStart(0, "apply_patch"), CallArguments(0, '{"input": "*** '), CallArguments(0, 'Begin"}')]
     updates = [
         Delta(choice=0, pieces=pieces, stats=stats),
@@ -214,7 +216,7 @@ def test_what_codex_sends(thinker: Served) -> None:
     body = {
         "model": "demo", "instructions": "You are a coder.", "tools": TOOLS_OF_CODEX, "tool_choice": "auto", "parallel_tool_calls": False,
         "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Ask before you write."}]},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Job before you write."}]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment_context/>"}]},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
         ],
@@ -286,7 +288,7 @@ def test_bad_input_is_one_sentence(thinker: Served) -> None:
 
 
 def test_an_error_ends_a_stream_as_the_api_says() -> None:
-    protocol = ResponsesWriter("m", {"input": "x"}, one_answer())
+    protocol = ResponsesWriter("m", one_answer())
     found = [*protocol.begin(), *protocol.failed(ApiError("Busy.", status=503, code="queue_full"))]
     grammar = ResponsesGrammar()
     grammar.read(b"".join(map(protocol.wire.frame, found)))
@@ -296,7 +298,7 @@ def test_an_error_ends_a_stream_as_the_api_says() -> None:
 
 def test_contradictions_are_found_before_a_job_is_made() -> None:
     with pytest.raises(BadField, match="input must not be empty"):
-        responses_request({"input": [], "instructions": "x"})
+        readers.responses({"input": [], "instructions": "x"})
 
 
 def test_an_item_that_a_limit_cut_says_so(thinker: Served) -> None:

@@ -64,7 +64,7 @@ def stop_in(stage: str, met: Path) -> None:
     with Served(plant=STAGES[stage], wait=stage != "loading", env={"MET": str(met)}) as served:
         met.touch()
         answers: list[Any] = []
-        asking = threading.Thread(target=_ask, args=(served, answers))
+        asking = threading.Thread(target=_job, args=(served, answers))
         if stage != "loading":
             asking.start()
         served.wait_for("here it is")
@@ -75,7 +75,7 @@ def stop_in(stage: str, met: Path) -> None:
         assert not [line for line in served.lines if "Traceback" in line], served.lines
 
 
-def _ask(served: Served, answers: list[Any]) -> None:
+def _job(served: Served, answers: list[Any]) -> None:
     try:
         answers.append(served.ask("POST", "/v1/completions", {"prompt": "def main():", "draft": "auto"}))
     except (OSError, ValueError) as error:
@@ -122,13 +122,13 @@ def half_a_body(served: Served) -> socket.socket:
 
 
 TAKES_LONG = """
-import threading, mlxspec.server.work as work
-real = work.compiled
-def compiled(job, *rest):
-    if job.asks[0].params.seed == 77:
+import threading, mlxspec.server.params as params
+real = params._compiled
+def compiled(ask, *rest):
+    if ask.asks[0].params.seed == 77:
         threading.Event().wait(60)
-    return real(job, *rest)
-work.compiled = compiled
+    return real(ask, *rest)
+params._compiled = compiled
 """
 
 

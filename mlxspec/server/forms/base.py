@@ -1,7 +1,7 @@
-"""The building blocks of request forms: `Fields`, the types of fields, and `review`, which checks a body and says in one sentence what is
-wrong.
+"""The building blocks of request forms: `Fields`, the types of fields, and `review`, which makes a form of a body or says in one sentence
+what is wrong.
 
-A body stays the object that the client sent; a form checks it and describes it to readers (openapi.py). Each field that a published API
+A form describes a body to readers (openapi.py), and is what a body becomes: no other code sees the body. Each field that a published API
 names is one of:
 
     honoured   a field of the form; one with `x-another-name-of` is another name of an honoured field
@@ -215,9 +215,9 @@ TokenId = Annotated[int, Range(0, 1 << 30)]
 TokenIds = Annotated[Many[TokenId], Field(max_length=10_000)]
 
 
-def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
-    """Check a body. Returns sentences on fields that are ignored. Raises BadField for the first thing that is wrong or cannot be
-    honoured."""
+def review(form: type[F], body: Mapping[str, Any]) -> tuple[F, list[str]]:
+    """Check a body. Returns it as its form, with every value under the field's own name, and sentences on fields that are ignored. Raises
+    BadField for the first thing that is wrong or cannot be honoured."""
     try:
         checked = form.model_validate(body)
     except ValidationError as error:
@@ -229,7 +229,15 @@ def review(form: type[Fields], body: Mapping[str, Any]) -> list[str]:
         elif name not in owner.harmless:
             meant = near(name, _names(owner))
             ignored.append(f"{path} is no field of this request and was ignored{meant and '; '}{meant}")
-    return ignored
+    _rename(checked)
+    return checked, ignored
+
+
+def plain(value: Any) -> Any:
+    """A part of a checked body as JSON that says what the client sent: members that it left out are left out."""
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, Fields) else value
 
 
 def _names(form: type[Fields]) -> list[str]:
@@ -238,9 +246,10 @@ def _names(form: type[Fields]) -> list[str]:
 
 @dataclass(frozen=True)
 class Names:
-    """other: other names of a form's fields, each with the field. spread: objects whose members are fields, with what stands in front of
-    them. inner: objects with other names of their own."""
+    """attributes: of a form's fields, by their names in a body. other: other names of fields, each with the field. spread: objects whose
+    members are fields, with what stands in front of them. inner: objects with other names of their own."""
 
+    attributes: Mapping[str, str]
     other: Mapping[str, str]
     spread: Mapping[str, str]
     inner: Mapping[str, type[Fields]]
@@ -256,6 +265,7 @@ def names_of(form: type[Fields]) -> Names:
             n: k for n, found in kinds.items() for k in found if isinstance(k, type) and issubclass(k, Fields)
         }
         _NAMES[form] = Names(
+            {field.alias or name: name for name, field in form.model_fields.items()},
             {name: str(more["x-another-name-of"]) for name, more in extra.items() if isinstance(more, dict)},
             {name: kind.under for name, kind in objects.items() if kind.under},
             {name: kind for name, kind in objects.items() if names_of(kind).other},
@@ -266,29 +276,34 @@ def names_of(form: type[Fields]) -> Names:
 _NAMES: dict[type[Fields], Names] = {}
 
 
-def canonical(form: type[Fields], body: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked body under the fields' own names. Raises BadField where two names of one thing contradict each other."""
-    names = names_of(form)
+def _rename(checked: Fields) -> None:
+    """Put what stands under other names under the fields' own. Raises BadField where two names of one thing contradict each other."""
+    names = names_of(type(checked))
+    attributes, said = names.attributes, dict[str, str]()
+
+    def value(name: str) -> Any:
+        return getattr(checked, attributes[name])
+
     for field, under in names.spread.items():
-        if isinstance(body.get(field), Mapping):
-            inner = {f"{under}{name}": value for name, value in body[field].items()}
-            for name, value in inner.items():
-                if body.get(name, value) != value:
-                    raise BadField(field, f"{field} contradicts {name}.")
-            body = {name: value for name, value in body.items() if name != field} | inner
-    out = {name: value for name, value in body.items() if name not in names.other}
-    said = {name: name for name in out}
+        inner = value(field)
+        for name in () if inner is None else inner.model_fields_set & set(type(inner).model_fields):
+            given, other = getattr(inner, name), f"{under}{name}"
+            if attributes[other] in checked.model_fields_set and value(other) != given:
+                raise BadField(field, f"{field} contradicts {other}.")
+            setattr(checked, attributes[other], given)
     for other, name in names.other.items():
-        value = body.get(other)
-        if value is None:
+        given, own = value(other), value(name)
+        if given is None:
             continue
-        if out.get(name) is not None and out[name] != value:
-            raise BadField(other, f"{other} and {said[name]} mean the same and contradict each other.")
-        out[name], said[name] = value, other
-    for name, kind in names.inner.items():
-        if isinstance(out.get(name), Mapping):
-            out[name] = canonical(kind, out[name])
-    return out
+        if own is not None and own != given:
+            raise BadField(
+                other, f"{other} and {said.get(name, name)} mean the same and contradict each other."
+            )
+        setattr(checked, attributes[name], given)
+        said[name] = other
+    for name in names.inner:
+        if isinstance(value(name), Fields):
+            _rename(value(name))
 
 
 def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str, Any]]:

@@ -1,5 +1,4 @@
-"""Reads the body of a request within limits of size, depth and time, and checks it against its form. Readers of an API get what
-`checked` returns: fields under their own names, with texts in the places of images."""
+"""Reads the body of a request within limits of size, depth and time, and makes its form of it, with texts in the places of images."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from mlxspec.server.errors import ApiError
-from mlxspec.server.forms.base import Fields, canonical, review
+from mlxspec.server.forms.base import Fields, names_of, review
 from mlxspec.server.http.fairness import LARGE
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import too_large
@@ -38,12 +37,26 @@ _COMPILED = (  # fields that are, and those that begin with guided_
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A body that has passed its form. fields: under the form's own names. notices: about what was left out, and fields that do nothing.
-    is_slow: what is made of it may take long, because it is large, holds images, or has a grammar that is not plainly small."""
+    """A body that has passed its form. notices: about what was left out, and fields that do nothing. is_slow: what is made of it may take
+    long, because it is large, holds images, or has a grammar that is not plainly small. images: what keeps its images in memory."""
 
-    fields: dict[str, Any]
+    form: Fields
     notices: tuple[str, ...] = ()
     is_slow: bool = False
+    images: object = None
+
+
+class Unchecked:
+    """A body that has come. is_large: too large to be checked in the event loop."""
+
+    def __init__(self, raw: bytes, limits: ServerLimits, form: type[Fields]) -> None:
+        self._raw, self._limits, self._form = raw, limits, form
+        self.is_large = len(raw) > LARGE
+
+    def check(self) -> Checked:
+        """The body, whose bytes are let go of. Raises ApiError, BadField."""
+        raw, self._raw = self._raw, b""
+        return checked(raw, self._limits, self._form)
 
 
 async def read(request: Request, limits: ServerLimits, take: Callable[[int], None]) -> bytes:
@@ -62,13 +75,15 @@ def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
     notices = leave_out(said, form.parts, form.result_parts)
     has_images = take_images(said, notices)
     body |= said
-    ignored = review(form, body)
-    fields = canonical(form, body)
-    compiled = (v for name, v in fields.items() if name in _COMPILED or name.startswith("guided_"))
+    made, ignored = review(form, body)
+    other = names_of(form).other
+    own = ((other.get(name, name), value) for name, value in body.items())
+    compiled = (value for name, value in own if name in _COMPILED or name.startswith("guided_"))
     return Checked(
-        fields=fields,
+        form=made,
         notices=(*notices, *ignored),
         is_slow=len(raw) > LARGE or has_images or any(len(str(value)) > _QUICK for value in compiled),
+        images=said if has_images else None,
     )
 
 

@@ -9,8 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -22,8 +21,8 @@ from mlxspec.server.answer_writer import encode
 from mlxspec.server.errors import ApiError, to_api_error
 from mlxspec.server.forms.base import Fields
 from mlxspec.server.http import log
-from mlxspec.server.http.body import checked, read
-from mlxspec.server.http.fairness import LARGE, Gate, Lanes, client_of
+from mlxspec.server.http.body import Unchecked, read
+from mlxspec.server.http.fairness import Gate, Lanes, client_of
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.security import Receive, Scope, Send, check_content, error_response
 from mlxspec.server.metrics import Metrics
@@ -68,20 +67,29 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClientTurn:
+    """A client's turn in the threads that prepare requests. is_slow: what is made of its request is made beside small requests, in a
+    thread for slow ones."""
+
+    client: str
+    lanes: Lanes
+    is_slow: bool = False
+
+    async def run(self, work: Callable[[], T], *, is_slow: bool = False) -> T:
+        """Call `work` in such a thread and return its result."""
+        return await self.lanes.run(self.client, work, is_large=is_slow or self.is_slow)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request: its checked body, {} where none is read, and whose it is. is_slow: what is made of it is made beside small requests, in a
-    thread for slow ones. notices: what its client is told of it."""
+    """A request. form: its checked body, of the form of the route; None where none is read. notices: what its client is told of it.
+    images: what keeps the body's images in memory."""
 
     request: Request
-    client: str
-    body: dict[str, Any] = field(default_factory=dict)
-    is_slow: bool = False
+    turn: ClientTurn
+    form: Any = None
     notices: tuple[str, ...] = ()
-    lanes: Lanes
-
-    async def off_loop(self, work: Callable[[], T], *, is_slow: bool = False) -> T:
-        """`work`, in the client's turn, in a thread that prepares requests."""
-        return await self.lanes.run(self.client, work, is_large=is_slow or self.is_slow)
+    images: object = None
 
 
 Work = Callable[[Asked, Reply], Coroutine[Any, Any, None]]
@@ -113,12 +121,14 @@ class Endpoint:
                 check_content(request.headers, self._limits.max_body, scope["path"])
                 with self._gate.body() as take:
                     raw = await read(request, self._limits, take)
+                    body = Unchecked(raw, self._limits, self._form)
+                    del raw
                     with self._gate.passed(client):
-                        doing = self._checked(request, client, raw, self._form, reply)
-                        del raw
+                        doing = self._checked(request, client, body, reply)
+                        del body
                         is_done = await self._run(doing, receive)
             else:
-                asked = Asked(request=request, client=client, lanes=self._lanes)
+                asked = Asked(request=request, turn=ClientTurn(client=client, lanes=self._lanes))
                 is_done = await self._run(self._work(asked, reply), receive)
             if not is_done:
                 said = "client went away"
@@ -142,21 +152,11 @@ class Endpoint:
             error.__traceback__ = None
         self._finish(scope, reply, said, time.monotonic() - started)
 
-    async def _checked(
-        self, request: Request, client: str, raw: bytes, form: type[Fields], reply: Reply
-    ) -> None:
-        check, is_large = partial(checked, raw, self._limits, form), len(raw) > LARGE
-        del raw
-        body = await self._lanes.run(client, check, is_large=True) if is_large else check()
-        del check
-        asked = Asked(
-            request=request,
-            client=client,
-            body=body.fields,
-            is_slow=body.is_slow,
-            notices=body.notices,
-            lanes=self._lanes,
-        )
+    async def _checked(self, request: Request, client: str, unchecked: Unchecked, reply: Reply) -> None:
+        check = unchecked.check
+        body = await self._lanes.run(client, check, is_large=True) if unchecked.is_large else check()
+        turn = ClientTurn(client=client, lanes=self._lanes, is_slow=body.is_slow)
+        asked = Asked(request=request, turn=turn, form=body.form, notices=body.notices, images=body.images)
         del body
         await self._work(asked, reply)
 
