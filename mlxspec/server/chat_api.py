@@ -18,7 +18,15 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 from mlxspec.server.forms.chat import AnyPart, ChatMessage
-from mlxspec.server.job import ChatRequest, CustomGrammar, GoesOn, Job, ToolChoice, goes_on_with
+from mlxspec.server.job import (
+    ChatRequest,
+    CustomGrammar,
+    GoesOn,
+    Job,
+    TemplateMessage,
+    ToolChoice,
+    goes_on_with,
+)
 from mlxspec.server.job_run import Delta
 from mlxspec.server.messages import normalize
 from mlxspec.server.params import Own, chat_job, check_number, check_same, formats_of, template_variables
@@ -303,7 +311,7 @@ def _chosen(tool: NamedTool) -> str:
     return named.name
 
 
-def _goes_on(form: ChatCompletionRequest, messages: Sequence[Mapping[str, Any]]) -> GoesOn | None:
+def _goes_on(form: ChatCompletionRequest, messages: Sequence[TemplateMessage]) -> GoesOn | None:
     """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
     asked = form.continue_final_message
     if asked and form.add_generation_prompt:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.server.answer_format import AnswerFormat
-from mlxspec.server.job import ChatRequest, ToolChoice
+from mlxspec.server.job import ChatRequest, ToolChoice, tool_name
 from mlxspec.server.rules import Rules, rules_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _scripted(talk: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: Too
     if shell is None or "tool" in newest:
         said = AnswerFormat(field="demo-agent", kind="regex", value=re.escape(SENTENCE))
         return replace(talk, wanted=said), tools, choice
-    named = ToolChoice(kind="required", named=shell["function"]["name"])
+    named = ToolChoice(kind="required", named=tool_name(shell))
     return replace(talk, several_calls=False), [shell], named
 
 

@@ -21,6 +21,7 @@ from mlxspec.images.decode import ImageLimits
 from mlxspec.images.source import ImageSource, from_base64, from_url
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.limits import ServerLimits
+from mlxspec.server.job import TemplateMessage
 from mlxspec.server.usable import IMAGES, newest_turn
 
 _BEGIN, _END = "\ue000image-", "\ue001"
@@ -178,13 +179,13 @@ class Placed:
     """messages: as chat templates read them, with {"type": "image"} in the place of each image. sources: the images in order. notices: of
     images that were left out."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[TemplateMessage]
     sources: Sequence[ImageSource] = ()
     notices: tuple[str, ...] = ()
 
 
 def placed(
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[TemplateMessage],
     limits: ServerLimits,
     *,
     why: str = "",
@@ -215,7 +216,7 @@ def placed(
             notices.append(_told(image.where, f"a request may hold {limits.max_images} images at most"))
     if len(sources) > limits.max_images:
         raise ImageError(f"A request may hold {limits.max_images} images at most, not {len(sources)}.")
-    out: list[Mapping[str, Any]] = []
+    out: list[TemplateMessage] = []
     for message in messages:
         content = message.get("content")
         parts = _parts(content, sources) if isinstance(content, str) and _BEGIN in content else content

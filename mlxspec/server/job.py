@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
@@ -20,6 +20,30 @@ GoesOn = Literal["content", "reasoning"]
 Loosen = Callable[[Callable[[str], str | None]], tuple[str, tuple[str, ...]] | None]
 
 
+class TemplateFunction(TypedDict):
+    name: str
+    arguments: Mapping[str, Any] | str
+
+
+class TemplateCall(TypedDict):
+    id: str
+    type: str
+    function: TemplateFunction
+
+
+class TemplateMessage(TypedDict, total=False):
+    """A message as chat templates read it. role: system, user, assistant or tool. content: a text, or parts once images are in their
+    places."""
+
+    role: Required[str]
+    content: Required[Any]
+    reasoning_content: str
+    tool_calls: list[TemplateCall]
+    tool_responses: list[dict[str, Any]]
+    name: str
+    tool_call_id: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolChoice:
     """Which tools an answer may or must call. named: the only one that may be called, once. allowed: those that may be called; None for
@@ -32,7 +56,7 @@ class ToolChoice:
     def of(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those of the tools that may be called."""
         names = self.allowed if self.named is None else (self.named,)
-        return [t for t in tools if names is None or t["function"]["name"] in names]
+        return [t for t in tools if names is None or tool_name(t) in names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +71,12 @@ class CustomGrammar:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """messages: as chat templates read them: the roles are system, user, assistant and tool, the content is text, and a message of the
-    assistant's may have `reasoning_content` and `tool_calls`. tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
+    """tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
     several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
     opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
     answer. customs: custom tools whose text follows a grammar. notices: sentences about what was left out."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[TemplateMessage]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice | None = None
     several_calls: bool = True
@@ -127,12 +150,17 @@ class Job:
         )
 
 
-def goes_on_with(messages: Sequence[Mapping[str, Any]], path: str) -> GoesOn | None:
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool in OpenAI's nested form."""
+    return str(tool["function"]["name"])
+
+
+def goes_on_with(messages: Sequence[TemplateMessage], path: str) -> GoesOn | None:
     """What of the last message an answer continues: None unless it is the assistant's. path: where the API has that message. Raises
     BadField where it cannot be continued."""
-    last = messages[-1] if messages else {"role": "user"}
-    if last["role"] != "assistant":
+    if not messages or messages[-1]["role"] != "assistant":
         return None
+    last = messages[-1]
     if last.get("tool_calls"):
         raise BadField(path, "A tool call needs its result before the model goes on.")
     if len(messages) > 1 and messages[-2]["role"] == "assistant":

@@ -15,7 +15,7 @@ from mlxspec.parsers.values import loads
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.chat import AnyPart, ChatMessage, ToolCall
 from mlxspec.server.images import lines
-from mlxspec.server.job import ChatRequest
+from mlxspec.server.job import ChatRequest, TemplateCall, TemplateFunction, TemplateMessage
 
 _MARK = ("\ue000thought-", "\ue001")  # private-use characters: no message holds them by chance
 _ROLES = {"developer": "system", "function": "tool"}
@@ -25,7 +25,7 @@ _TOOL_ROLE = re.compile(
 
 
 def render_conversation(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    template: ChatTemplate, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
     """The text of messages as `normalize` makes them, and notices of what the template cannot show as it was sent.
 
@@ -61,7 +61,7 @@ def without_unseen_answers(
         marks.pop(len(messages) - 1, None)  # the answer begins at its beginning
     if not marks:
         return talk
-    marked = [
+    marked: list[TemplateMessage] = [
         {**m, "reasoning_content": marks[i]} if i in marks and m.get("reasoning_content") else m
         for i, m in enumerate(messages)
     ]
@@ -70,7 +70,7 @@ def without_unseen_answers(
     except ConfigError:
         text = ""
     unseen = {place for place, mark in marks.items() if mark not in text}
-    out: list[Mapping[str, Any]] = []
+    out: list[TemplateMessage] = []
     for place, message in enumerate(messages):
         joins = place - 1 in unseen and out and out[-1]["role"] == message["role"] == "user"
         if joins:
@@ -84,12 +84,12 @@ def without_unseen_answers(
     return replace(talk, messages=out, goes_on=goes_on, notices=(*talk.notices, said))
 
 
-def _says_nothing(message: Mapping[str, Any]) -> bool:
+def _says_nothing(message: TemplateMessage) -> bool:
     return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
 
 
 def _render_calls(
-    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    template: ChatTemplate, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
 ) -> str:
     """Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that
     takes an object only gets one whose member `arguments` is that text. Raises ConfigError."""
@@ -133,20 +133,21 @@ def call_lead(template: ChatTemplate, form: ChatFormat, options: Mapping[str, An
     return lead if tag and not lead.strip() else ""
 
 
-def _calls(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _calls(message: TemplateMessage) -> Sequence[TemplateCall]:
     return message.get("tool_calls") or ()
 
 
-def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_objects(message: TemplateMessage) -> TemplateMessage:
     """The same with an object for the arguments of every call."""
     if not _calls(message):
         return message
-    calls = []
+    calls: list[TemplateCall] = []
     for call in _calls(message):
         function = call["function"]
         given = function["arguments"]
         arguments = given if isinstance(given, Mapping) else {"arguments": given}
-        calls.append({**call, "function": {**function, "arguments": arguments}})
+        called: TemplateFunction = {**function, "arguments": arguments}
+        calls.append({**call, "function": called})
     return {**message, "tool_calls": calls}
 
 
@@ -158,9 +159,9 @@ def _is_in(content: str | Sequence[Mapping[str, Any]], text: str) -> bool:
     return not said or any(line in text for line in said)
 
 
-def _systems_as_users(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _systems_as_users(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """System messages behind the first message as the user's. One beside a message of the user's is a part of it."""
-    out: list[Mapping[str, Any]] = []
+    out: list[TemplateMessage] = []
     was_system = False
     for place, message in enumerate(messages):
         is_system = place > 0 and message["role"] == "system"
@@ -189,35 +190,39 @@ def _takes_responses(source: str) -> bool:
     return "tool_responses" in source and _TOOL_ROLE.search(source) is None
 
 
-def _with_responses(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _with_responses(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Results of tools in `tool_responses` of the assistant's message with the calls. Such a template writes calls, results and then the
     content, all in one turn: a text in front of the calls is a message of its own, and a text behind the results is that content."""
-    out: list[dict[str, Any]] = []
-    for message in map(dict, messages):
-        last = out[-1] if out else {}
-        if message["role"] == "tool" and last.get("tool_calls") and not last["content"]:
-            name = message.get("name") or _called(last["tool_calls"], message.get("tool_call_id"))
+    out: list[TemplateMessage] = []
+    for message in messages:
+        last: TemplateMessage = out[-1] if out else {"role": "", "content": ""}
+        is_answer, calls = message["role"] == "assistant", _calls(message)
+        if message["role"] == "tool" and _calls(last) and not last["content"]:
+            name = message.get("name") or _called(_calls(last), message.get("tool_call_id"))
             last.setdefault("tool_responses", []).append({"name": name, "response": message["content"]})
-        elif message["role"] == "assistant" and message.get("tool_calls") and message["content"]:
-            out += [{k: v for k, v in message.items() if k != "tool_calls"}, {**message, "content": ""}]
-            out[-1].pop("reasoning_content", None)
-        elif message["role"] == "assistant" and last.get("tool_responses") and not message.get("tool_calls"):
+        elif is_answer and calls and message["content"]:
+            said, called = message.copy(), message.copy()
+            said.pop("tool_calls")
+            called.pop("reasoning_content", None)
+            called["content"] = ""
+            out += [said, called]
+        elif is_answer and last.get("tool_responses") and not calls:
             last["content"] = message["content"]
         else:
-            out.append(message)
-    return list(out)
+            out.append(message.copy())
+    return out
 
 
-def _called(calls: Sequence[Mapping[str, Any]], call_id: str | None) -> str:
+def _called(calls: Sequence[TemplateCall], call_id: str | None) -> str:
     """The name of the tool that the call with this id is of; of the only call without an id."""
     names = [c["function"]["name"] for c in calls if c["id"] == call_id or len(calls) == 1]
     return names[0] if names else "unknown"
 
 
-def normalize(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def normalize(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
     """Text parts joined, `developer` as `system`, system messages at the beginning as one, arguments as objects, reasoning under the name
     templates know. Raises BadField."""
-    out: list[dict[str, Any]] = []
+    out: list[TemplateMessage] = []
     for i, given in enumerate(messages):
         message = _message(given, f"messages[{i}]")
         if len(out) == 1 and out[0]["role"] == message["role"] == "system":
@@ -227,9 +232,9 @@ def normalize(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return out
 
 
-def _message(message: ChatMessage, path: str) -> dict[str, Any]:
+def _message(message: ChatMessage, path: str) -> TemplateMessage:
     role = _ROLES.get(message.role, message.role)
-    out: dict[str, Any] = {"role": role, "content": text_of(message.content)}
+    out: TemplateMessage = {"role": role, "content": text_of(message.content)}
     old = message.function_call
     calls = [_call(c, f"{path}.tool_calls[{i}]") for i, c in enumerate(message.tool_calls or ())]
     if not calls and old is not None:
@@ -275,7 +280,7 @@ def _thought(content: str | Sequence[AnyPart] | None) -> str:
     return said
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
+def _call(call: ToolCall, path: str) -> TemplateCall:
     """Raises BadField for a call of nothing."""
     if call.custom is not None:
         return _called_function(call.id or "", call.custom.name, {"input": call.custom.input})
@@ -284,8 +289,8 @@ def _call(call: ToolCall, path: str) -> dict[str, Any]:
     return _called_function(call.id or "", call.function.name, call.function.arguments)
 
 
-def _called_function(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments_of(arguments)}
+def _called_function(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> TemplateCall:
+    function: TemplateFunction = {"name": name, "arguments": arguments_of(arguments)}
     return {"id": call_id, "type": "function", "function": function}
 
 

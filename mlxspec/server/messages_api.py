@@ -31,7 +31,7 @@ from mlxspec.server.forms import shared
 from mlxspec.server.forms.chat import ChatMessage
 from mlxspec.server.forms.shared import Count
 from mlxspec.server.images import lines
-from mlxspec.server.job import ChatRequest, Job, ToolChoice, goes_on_with
+from mlxspec.server.job import ChatRequest, Job, TemplateMessage, ToolChoice, goes_on_with
 from mlxspec.server.job_run import End, Progress, Update
 from mlxspec.server.params import Own, chat_job, check_same, formats_of, template_variables
 from mlxspec.server.prompt import Context, chat_prompt
@@ -342,7 +342,7 @@ def read(form: MessagesRequest, at: Context) -> Read:
 
 def _messages(
     system: str | Sequence[shared.TextBlock] | None, messages: Sequence[Message], notices: list[str]
-) -> list[dict[str, Any]]:
+) -> list[TemplateMessage]:
     parts = [system or ""] if system is None or isinstance(system, str) else [part.text for part in system]
     texts = [without_volatile(part) for part in parts]
     if texts != parts:

@@ -32,7 +32,7 @@ from mlxspec.server.forms import shared
 from mlxspec.server.forms.chat import RefusalPart
 from mlxspec.server.forms.shared import Count
 from mlxspec.server.images import lines
-from mlxspec.server.job import ChatRequest, CustomGrammar, Job, ToolChoice, goes_on_with
+from mlxspec.server.job import ChatRequest, CustomGrammar, Job, TemplateMessage, ToolChoice, goes_on_with
 from mlxspec.server.job_run import End, Progress
 from mlxspec.server.messages import arguments_of
 from mlxspec.server.params import Own, chat_job, check_same, formats_of, template_variables
@@ -348,7 +348,9 @@ def input_items(given: str | Sequence[AnyItem]) -> Sequence[AnyItem]:
     return given
 
 
-def _messages(items: Sequence[AnyItem], instructions: str | None, notices: list[str]) -> list[dict[str, Any]]:
+def _messages(
+    items: Sequence[AnyItem], instructions: str | None, notices: list[str]
+) -> list[TemplateMessage]:
     system = [instructions] if instructions else []
     out, other = TemplateMessages(), list[str]()
     for i, item in enumerate(items):

@@ -15,7 +15,7 @@ from mlxspec.parsers.patterns import usable_pattern
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.server.answer_format import held, held_schema
 from mlxspec.server.errors import BadField
-from mlxspec.server.job import ChatRequest, CustomGrammar, Loosen, ToolChoice
+from mlxspec.server.job import ChatRequest, CustomGrammar, Loosen, ToolChoice, tool_name
 from mlxspec.server.messages import call_lead
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def allowed_tools(
     if choice.kind != "none" and talk.tool_choice is not None and not talk.tools:
         raise BadField("tool_choice", "tool_choice needs tools.")
     tools = [] if choice.kind == "none" else list(talk.tools)
-    names = {t["function"]["name"] for t in tools}
+    names = set(map(tool_name, tools))
     for name in choice.allowed or () if choice.named is None else (choice.named,):
         if name not in names:
             raise BadField("tool_choice", f"There is no tool {name[:60]!r}.")
@@ -137,7 +137,7 @@ class Loosening:
         where that is no help. trouble: says why a grammar cannot be compiled, None where it can."""
         found = dict(self.loose)
         for tool in self.tools:
-            name = str(tool["function"]["name"])
+            name = tool_name(tool)
             if name not in found and (why := trouble(self.write([tool], loose={}))) is not None:
                 found[name] = f"calls of {name} may have any arguments: {why}"
         new = found.keys() - self.loose.keys()
@@ -165,13 +165,14 @@ def _with_pattern(
     tool: Mapping[str, Any], customs: Sequence[CustomGrammar], form: ChatFormat
 ) -> Mapping[str, Any]:
     """A custom tool with the pattern of its text."""
-    found = next((c for c in customs if c.tool == tool["function"]["name"]), None)
+    found = next((c for c in customs if c.tool == tool_name(tool)), None)
     pattern = None if found is None or _is_written_as_lark(found, form) else _pattern(found)
     if pattern is None:
         return tool
     text = {"type": "string", "pattern": pattern}
-    schema = {**tool["function"]["parameters"], "properties": {"input": text}}
-    return {**tool, "function": {**tool["function"], "parameters": schema}}
+    function = tool["function"]
+    schema = {**function["parameters"], "properties": {"input": text}}
+    return {**tool, "function": {**function, "parameters": schema}}
 
 
 def _not_enforced(talk: ChatRequest, form: ChatFormat) -> list[str]:

@@ -7,14 +7,14 @@ from typing import Any
 
 from mlxspec.server.errors import BadField
 from mlxspec.server.images import lines
-from mlxspec.server.job import CustomGrammar
+from mlxspec.server.job import CustomGrammar, TemplateCall, TemplateMessage
 
 
 class TemplateMessages:
     """`messages`: so far, without the system's. Neighbouring texts of one role are one message; a tool's result is one of its own."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[TemplateMessage] = []
         self._names: dict[str, str] = {}  # call id -> tool
 
     def user(self, text: str) -> None:
@@ -28,7 +28,7 @@ class TemplateMessages:
         """A summary, as the user's text, in the place of all messages so far."""
         self.messages = [{"role": "user", "content": summary}]
 
-    def assistant(self) -> dict[str, Any]:
+    def assistant(self) -> TemplateMessage:
         """The message of the assistant's at the end, which is made where there is none."""
         if not self._is_last("assistant"):
             self.messages.append({"role": "assistant", "content": ""})
@@ -43,7 +43,11 @@ class TemplateMessages:
     def call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
         """The assistant calls a tool."""
         self._names[call_id] = name
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        call: TemplateCall = {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         self.assistant().setdefault("tool_calls", []).append(call)
 
     def knows(self, call_id: str) -> bool:
@@ -58,11 +62,12 @@ class TemplateMessages:
             raise BadField(path, f"{path} names no {called}.")
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
-    def behind(self, system: str) -> list[dict[str, Any]]:
+    def behind(self, system: str) -> list[TemplateMessage]:
         """All messages, the system's first; an empty one is left out, and an empty answer at the end, where another answer begins."""
         if self._is_last("assistant") and self.messages[-1] == {"role": "assistant", "content": ""}:
             self.messages.pop()
-        return [*([{"role": "system", "content": system}] if system else []), *self.messages]
+        first: list[TemplateMessage] = [{"role": "system", "content": system}] if system else []
+        return [*first, *self.messages]
 
     def _is_last(self, role: str) -> bool:
         return bool(self.messages) and self.messages[-1]["role"] == role
