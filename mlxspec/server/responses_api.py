@@ -15,8 +15,8 @@ import base64
 import binascii
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -335,7 +335,7 @@ def read(form: ResponsesRequest, at: Context) -> Read:
         raise BadField(
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
         )
-    write = partial(ResponsesWriter, told=RequestEcho.of(form))
+    write = writer(form)
     prompt = chat_prompt(conversation(form), at)
     own = Own(max_tokens=form.max_output_tokens, stop=form.stop, streams=bool(form.stream))
     return chat_job(form, at, prompt, own), write
@@ -479,36 +479,23 @@ def _wanted(text: TextConfig | None) -> AnswerFormat | None:
     return AnswerFormat(field="text.format", kind="json_schema", value=wanted.schema_, is_strict=is_strict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestEcho:
-    """The fields of a request that its response repeats. called: the tools that have names. is_sealed: whether reasoning comes sealed,
-    too."""
-
-    instructions: str | None = None
-    max_output_tokens: int | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    parallel_tool_calls: bool = True
-    effort: str | None = None
-    format: Mapping[str, Any] = field(default_factory=lambda: {"type": "text"})
-    tool_choice: str | Mapping[str, Any] = "auto"
-    tools: Sequence[Mapping[str, Any]] = ()
-    is_sealed: bool = False
-    called: tuple[Named, ...] = ()
-
-    @classmethod
-    def of(cls, form: ResponsesRequest) -> RequestEcho:
-        return cls(
-            instructions=form.instructions,
-            max_output_tokens=form.max_output_tokens,
-            metadata=form.metadata or {},
-            parallel_tool_calls=form.parallel_tool_calls is not False,
-            effort=None if form.reasoning is None else form.reasoning.effort,
-            format=t.plain(form.text and form.text.format) or {"type": "text"},
-            tool_choice=t.plain(form.tool_choice) or "auto",
-            tools=t.plain(form.tools or []),
-            is_sealed=_SEALED in (form.include or ()),
-            called=tuple(named for _, named in _flat(form.tools or ()) if named.tool.name),
-        )
+def writer(form: ResponsesRequest) -> Callable[[str, Job], ResponsesWriter]:
+    """Make what writes the answer to a request, of the model's name and the job. It repeats members of the request."""
+    return partial(
+        ResponsesWriter,
+        is_sealed=_SEALED in (form.include or ()),
+        tools=[named for _, named in _flat(form.tools or ()) if named.tool.name],
+        echo={
+            "instructions": form.instructions,
+            "max_output_tokens": form.max_output_tokens,
+            "metadata": form.metadata or {},
+            "parallel_tool_calls": form.parallel_tool_calls is not False,
+            "reasoning": {"effort": form.reasoning and form.reasoning.effort, "summary": None},
+            "text": {"format": t.plain(form.text and form.text.format) or {"type": "text"}},
+            "tool_choice": t.plain(form.tool_choice) or "auto",
+            "tools": t.plain(form.tools or []),
+        },
+    )
 
 
 class ResponsesWriter(SingleWriter):
@@ -520,15 +507,14 @@ class ResponsesWriter(SingleWriter):
 
     wire = NAMED_EVENTS
 
-    def __init__(self, model: str, job: Job, *, told: RequestEcho = RequestEcho()) -> None:
+    def __init__(
+        self, model: str, job: Job, *, is_sealed: bool, tools: Sequence[Named], echo: Mapping[str, Any]
+    ) -> None:
         super().__init__(model, job)
-        params = job.asks[0].params
-        self._is_sealed = told.is_sealed
-        self._custom = {named.flat for named in told.called if named.tool.type == "custom"}
+        self._is_sealed = is_sealed
+        self._custom = {named.flat for named in tools if named.tool.type == "custom"}
         self._called = {
-            named.flat: {"name": named.tool.name, "namespace": named.space}
-            for named in told.called
-            if named.space is not None
+            n.flat: {"name": n.tool.name, "namespace": n.space} for n in tools if n.space is not None
         }
         self._ids: dict[int, str] = {}  # of the items, by block
         self._num_events = 0
@@ -538,19 +524,12 @@ class ResponsesWriter(SingleWriter):
             "created_at": int(time.time()),
             "model": model,
             "background": False,
-            "instructions": told.instructions,
-            "max_output_tokens": told.max_output_tokens,
-            "metadata": told.metadata,
-            "parallel_tool_calls": told.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": told.effort, "summary": None},
             "store": False,
-            "temperature": params.temperature,
-            "text": {"format": told.format},
-            "tool_choice": told.tool_choice,
-            "tools": told.tools,
-            "top_p": params.top_p,
+            "temperature": job.asks[0].params.temperature,
+            "top_p": job.asks[0].params.top_p,
             "truncation": "disabled",
+            **echo,
         }
 
     def begin(self) -> Iterator[dict[str, Any]]:

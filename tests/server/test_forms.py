@@ -16,10 +16,11 @@ from mlxspec.parsers.formats import THINK, ChatFormat
 from mlxspec.server.answer_format import held_schema
 from mlxspec.server.chat_api import ChatCompletionRequest, ChatWriter
 from mlxspec.server.errors import BadField
+from mlxspec.server.forms.base import review
 from mlxspec.server.job_run import Delta, End, Progress, Update
 from mlxspec.server.messages_api import MessagesRequest, MessagesWriter
 from mlxspec.server.ollama_api import OllamaChatRequest, OllamaChatWriter, OllamaOptions
-from mlxspec.server.responses_api import ResponsesRequest, ResponsesWriter
+from mlxspec.server.responses_api import ResponsesRequest, writer
 from tests.server import readers
 from tests.server.api_forms import (
     FORMS,
@@ -91,7 +92,7 @@ def protocols() -> dict[str, Any]:
         "chat": lambda: ChatWriter("m", one_answer(usage=True)),
         "messages": lambda: MessagesWriter("m", one_answer()),
         "ollama": lambda: OllamaChatWriter("m", one_answer()),
-        "responses": lambda: ResponsesWriter("m", one_answer()),
+        "responses": lambda: writer(review(ResponsesRequest, {"input": "x"})[0])("m", one_answer()),
     }
 
 

@@ -14,7 +14,7 @@ from mlxspec.parsers.pieces import CallArguments, CallStart
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.forms.base import review
 from mlxspec.server.job_run import Delta, End
-from mlxspec.server.responses_api import RequestEcho, ResponsesRequest, ResponsesWriter, sealed, unsealed
+from mlxspec.server.responses_api import ResponsesRequest, sealed, unsealed, writer
 from tests.server import readers
 from tests.server.jobs import one_answer
 from tests.server.serving import LONG, QUESTION, Served
@@ -193,7 +193,7 @@ def test_tools_of_every_type() -> None:
 def test_a_custom_tool_is_called_with_its_text() -> None:
     form, _ = review(ResponsesRequest, {"input": "x", "tools": TOOLS_OF_CODEX})
     stats = RequestStats(num_prompt=3)
-    protocol, whole = (ResponsesWriter("m", one_answer(), told=RequestEcho.of(form)) for _ in range(2))
+    protocol, whole = (writer(form)("m", one_answer()) for _ in range(2))
     pieces = [CallStart(0, "apply_patch"), CallArguments(0, '{"input": "*** '), CallArguments(0, 'Begin"}')]
     updates = [
         Delta(choice=0, pieces=pieces, stats=stats),
@@ -288,7 +288,7 @@ def test_bad_input_is_one_sentence(thinker: Served) -> None:
 
 
 def test_an_error_ends_a_stream_as_the_api_says() -> None:
-    protocol = ResponsesWriter("m", one_answer())
+    protocol = writer(review(ResponsesRequest, {"input": "x"})[0])("m", one_answer())
     found = [*protocol.begin(), *protocol.failed(ApiError("Busy.", status=503, code="queue_full"))]
     grammar = ResponsesGrammar()
     grammar.read(b"".join(map(protocol.wire.frame, found)))
