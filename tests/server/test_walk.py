@@ -151,8 +151,9 @@ async def walk_of(case: str, make: Callable[[], Any]) -> Walk:
     return Walk(watch.calls[: files.index(LAST) + 1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine() -> mlxspec.Engine:
+    """One of its own for each server: a thread of the one before may still have the last."""
     return mlxspec.load("demo", draft="off")
 
 
