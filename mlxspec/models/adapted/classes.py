@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx_lm.models
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
-from mlx_lm.utils import _get_classes as classes_of_mlx_lm
 
 # A module of ours, written as mlx-lm's are: a line gives its Model and ModelArgs by model_type. It comes before mlx-lm's of that name.
 OWN: dict[str, Callable[[], tuple[Any, Any]]] = {}
@@ -53,6 +53,15 @@ def _texts(config: Mapping[str, Any]) -> list[str]:
 
 def classes_of(config: dict[str, Any]) -> tuple[Any, Any]:
     """Model and ModelArgs of a config.json that `has_code` for."""
-    own = OWN.get(config["model_type"])
-    found: tuple[Any, Any] = classes_of_mlx_lm(config) if own is None else own()
-    return found
+    kind = config["model_type"]
+    if kind in OWN:
+        return OWN[kind]()
+    named = config.get("architectures") or ()
+    named = (named,) if isinstance(named, str) else named
+    remapped = (MODEL_ARCHITECTURE_REMAPPING.get((kind, name)) for name in named)
+    name = next(filter(None, remapped), None) or MODEL_REMAPPING.get(kind, kind)
+    try:
+        module = import_module(f"mlx_lm.models.{name}")
+    except ImportError as error:
+        raise ValueError(f"Model type {name} not supported.") from error
+    return module.Model, module.ModelArgs
