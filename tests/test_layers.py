@@ -19,7 +19,7 @@ PACKAGE = ROOT / "mlxspec"
 # Lowest first. A module may import from its own layer and from those below; `cli.main` is loaded by name in `__main__`.
 LAYERS = (
     ("errors", "version"),
-    ("option",),
+    ("option", "drafter_kinds"),
     ("config",),
     ("events",),
     ("platform", "platform.folders", "platform.helper", "platform.helper_child"),
@@ -32,7 +32,7 @@ LAYERS = (
         "platform.nvidia",
     ),
     ("platform.device", "platform.host"),
-    ("platform.memory", "platform.watchdog"),
+    ("platform.memory", "platform.watchdog", "platform.macos"),
     ("parsers",),
     ("images",),
     ("loading",),

@@ -67,6 +67,7 @@ class Drafts:
         self._forced, self._texts = Forced(), texts or TextIndex(0)
         self._predicted, self._suffix = (Lookup(name, most=_LONGEST) for name in ("predicted", "suffix"))
         self._rows: dict[int, DraftRow] = {}
+        self._policies: dict[int, Policy] = {}  # by row
 
     # --- rows
 
@@ -95,14 +96,14 @@ class Drafts:
             history=history,
             spec=spec,
             sampler=sampler,
-            policy=policy,
             named=tuple(named if spec.drafters else ()),
             forced=self._forced,
         )
         self._each(row, lambda drafter: drafter.begin(number))
         if seen is not None:
             self._each(row, lambda drafter: drafter.see(number, seen))
-        for each in {r.policy for r in self._rows.values()}:
+        self._policies[number] = policy
+        for each in set(self._policies.values()):
             each.wake()
         policy.begin(row)
         return row
@@ -117,7 +118,7 @@ class Drafts:
         row.unheard.append((tokens, hidden))
         row.emitted += len(tokens)
         row.decoded += len(tokens)
-        if not row.policy.is_resting or row.waiting:
+        if not self._policies[number].is_resting or row.waiting:
             self.tell(row)
 
     def tell(self, row: DraftRow) -> None:
@@ -150,7 +151,7 @@ class Drafts:
             if lasts and matched == len(heard) < read.length:
                 row.waiting.append(WaitingDraft(read, heard, lasts))
                 continue
-            row.policy.judge(row, read, matched, len(heard))
+            self._policies[row.number].judge(row, read, matched, len(heard))
             asked = row.asked[read.drafter]
             asked.judged += 1
             asked.right += matched > 0
@@ -191,7 +192,7 @@ class Drafts:
         """Forget a row."""
         row = self._rows.pop(number, None)
         if row is not None:
-            row.policy.end(row)
+            self._policies.pop(number).end(row)
         for drafter in (self._predicted, self._suffix, *self.drafters.values()):
             try:
                 drafter.forget(number)
@@ -366,7 +367,9 @@ class Drafts:
         """Take up a round that is read next: its models' drafts are compared with the text. Never called of a round that is dropped."""
         for number, draft in plan.drafts.items():
             row = self._rows.get(number)
-            if row is not None and row.policy.looks_up and draft.length and draft.drafter not in row.offers:
+            if row is None or not self._policies[number].looks_up:
+                continue
+            if draft.length and draft.drafter not in row.offers:
                 row.waiting.append(WaitingDraft(draft, [], plan.choices[number].is_probe))
 
     def rests(self, rooms: Mapping[int, int]) -> bool:
@@ -392,7 +395,7 @@ class Drafts:
         """Tell the policies what a round over these rows took. Some may be gone or never have drafted. See `LearnedRound`."""
         for policy, rows in self._by_policy([n for n in numbers if n in self._rows]):
             choices = [plan.choices.get(row.number) for row in rows]
-            calls = [call for call in plan.calls if call.rows[0].policy is policy]
+            calls = [call for call in plan.calls if self._policies.get(call.rows[0].number) is policy]
             policy.learn(
                 LearnedRound(rows, choices, calls, len(numbers), num_tokens, seconds, ahead, is_warm)
             )
@@ -401,8 +404,7 @@ class Drafts:
         """Each policy with those of the rows that follow it, in their order."""
         found: dict[Policy, list[DraftRow]] = {}
         for number in numbers:
-            row = self._rows[number]
-            found.setdefault(row.policy, []).append(row)
+            found.setdefault(self._policies[number], []).append(self._rows[number])
         return list(found.items())
 
     # --- failures

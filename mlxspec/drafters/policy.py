@@ -9,13 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from mlxspec.drafters.base import NO_DRAFT, Draft
 from mlxspec.drafters.row import DraftRow
-
-if TYPE_CHECKING:
-    from mlxspec.drafters.drafts import Drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +68,16 @@ class LearnedRound(NamedTuple):
     is_warm: bool
 
 
+class RowTexts(Protocol):
+    """A way for a policy to look at the texts of its rows, see `Drafts`."""
+
+    def tell(self, row: DraftRow) -> None: ...
+
+    def may_look_up(self, row: DraftRow) -> bool: ...
+
+    def look_up(self, rows: Sequence[DraftRow]) -> list[dict[str, Draft]]: ...
+
+
 class Policy(ABC):
     """A subclass must give `choose` and `learn`.
 
@@ -104,7 +111,6 @@ class Policy(ABC):
     def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
         """Learn how a draft fared, verified or not: `known` of its tokens have come, and its first `matched` are among them."""
 
-    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
-        """Whether the next round of these rows is plain, so that it may be launched before this one is read. drafts: for a policy that has
-        to look at the texts."""
+    def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
+        """Whether the next round of these rows is plain, so that it may be launched before this one is read."""
         return False

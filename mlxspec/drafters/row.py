@@ -6,15 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import Draft, Drafter, Heard
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.sampling.row import RowSampler
-
-if TYPE_CHECKING:
-    from mlxspec.drafters.policy import Policy
 
 
 @dataclass
@@ -52,7 +49,6 @@ class DraftRow:
     spec: SpecConfig
     sampler: RowSampler
     history: Sequence[int]
-    policy: Policy
     named: tuple[Drafter, ...]
     forced: Drafter
     room: int = 0

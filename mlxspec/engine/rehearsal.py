@@ -17,8 +17,8 @@ import mlx.nn as nn
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask, Draft, Drafter
-from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.model_based import ModelDrafter
+from mlxspec.drafters.policy import RowTexts
 from mlxspec.drafters.row import DraftRow
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
@@ -70,7 +70,7 @@ class Script(Auto):
         """Whether all steps have been taken."""
         return not self._steps
 
-    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
+    def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
         if not self._steps or self._steps[-1][1]:
             return False
         self._steps.pop()

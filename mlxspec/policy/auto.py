@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxspec.drafters.base import Draft
-from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.policy import LearnedRound, ModelCall, Policy, RowChoice
+from mlxspec.drafters.policy import LearnedRound, ModelCall, Policy, RowChoice, RowTexts
 from mlxspec.drafters.row import DraftRow
 from mlxspec.platform import device
 from mlxspec.policy import controller
@@ -147,7 +146,7 @@ class Auto(Policy):
         stops = (lambda sure: self.control.stops(own, name, sure)) if may_stop else None
         return RowChoice(drafter=name, length=chosen.depth, stops=stops)
 
-    def rests(self, rows: Sequence[DraftRow], drafts: Drafts) -> bool:
+    def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
         """At rest models are not weighed, and lookups are asked for one row a round, in turns: a text that begins to repeat itself does so
         for longer than a turn."""
         own = [self._rows[row.number] for row in rows]
@@ -156,14 +155,14 @@ class Auto(Policy):
         if self._still:
             self._still -= 1
             turn = rows[self._still % len(rows)]
-            drafts.tell(turn)
-            rests = not drafts.may_look_up(turn)
+            texts.tell(turn)
+            rests = not texts.may_look_up(turn)
             if not rests:
-                (given,) = drafts.look_up([turn])
+                (given,) = texts.look_up([turn])
                 offers = [_offers(given) if row is turn else [] for row in rows]
                 rests = all(c is PLAIN for c in self.control.choose(own, offers, [{}] * len(own)))
         else:
-            rests = self._rest_or_wake(own, self._choose(rows, own, drafts.look_up(rows)))
+            rests = self._rest_or_wake(own, self._choose(rows, own, texts.look_up(rows)))
         if not rests:
             self.wake()
         return rests
