@@ -134,6 +134,7 @@ class RequestStats:
     def data(self) -> dict[str, Any]:
         """All of it as plain objects, figures that are computed included; the names are those of the attributes."""
         computed = (
+            "num_drafted_rounds",
             "num_drafted",
             "num_accepted",
             "num_decoded",
