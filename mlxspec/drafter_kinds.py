@@ -1,4 +1,5 @@
-"""The kinds of drafters that come with mlxspec, one row each: options, folders, `inspect` and `load` read this table."""
+"""The kinds of drafters that come with mlxspec, one row each: options, the lists of `inspect`, and the choice of drafters in `load` read
+this table. How a kind's weights are built is in engine/load_drafters.py, and for `inspect` and `convert` in models/assemble_drafter.py."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 mlxspec's own drafters draw ids from logits of the target's vocabulary, so of a draft that is on the device only shape and type are looked
 at, which evaluates nothing. Any other drafter's draft is evaluated, because an id out of range would end the process: it comes out as host
-tokens. It reads a row's history and cannot write to it. Whatever a drafter raises ends it for the rows concerned (chain.py). A drafter
+tokens. It reads a row's history and cannot write to it. Whatever a drafter raises ends it for the rows concerned (drafts.py). A drafter
 shares this process, so nothing keeps it from changing arrays and samplers that it is given.
 """
 

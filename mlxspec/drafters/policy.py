@@ -18,8 +18,8 @@ from mlxspec.drafters.row import DraftRow
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
     """The part of one row in a round. drafter: None for a plain round. length: tokens of its draft that are verified; of a drafter that has
-    not been asked, tokens that it is asked for. is_probe: its draft is compared with the text to its end, over several rounds. stops: as
-    `Ask` has it."""
+    not been asked, tokens that it is asked for. is_probe: the draft is made to be compared with the text that comes, to its end and over
+    several rounds, beyond the tokens of it that are verified. stops: as `Ask` has it."""
 
     drafter: str | None = None
     length: int = 0
@@ -81,9 +81,10 @@ class RowTexts(Protocol):
 class Policy(ABC):
     """A subclass must give `choose` and `learn`.
 
-    looks_up: drafters without a model are asked before the first `choose`, and every draft is compared with the text. runs_ahead: a drafted
-    round may be decided before the one in front of it is read, so drafts that nobody needs to see are read with the round that verifies
-    them. is_resting: its rows' drafters need not hear tokens at once.
+    looks_up: drafters without a model are asked before the first `choose`, and every draft is compared with the text by `judge`, which is
+    called for such a policy only. runs_ahead: a drafted round may be decided before the previous round is read; its drafts then stay on the
+    device and are read together with the result of their verify. is_resting: its rows decode plainly for now, so their drafters may receive
+    the new tokens later, several rounds' at once.
     """
 
     looks_up = False
@@ -92,8 +93,8 @@ class Policy(ABC):
 
     @abstractmethod
     def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> Sequence[RowChoice]:
-        """One choice a row. offers: by row, drafts at hand by drafter, empty ones included. A drafter that is chosen and not among them is
-        asked, and `choose` is called again with its draft among the offers."""
+        """Return one choice a row. offers: by row, drafts at hand by drafter; a lookup that found nothing is not among them. A drafter that
+        is chosen and not among them is asked, and `choose` is called again with its draft, which may be empty, among the offers."""
 
     @abstractmethod
     def learn(self, done: LearnedRound) -> None:
@@ -109,7 +110,8 @@ class Policy(ABC):
         """Find out anew whether rows rest: a row has begun, of this policy or another."""
 
     def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
-        """Learn how a draft fared, verified or not: `known` of its tokens have come, and its first `matched` are among them."""
+        """Learn how a draft fared, verified or not: of its first `known` tokens, to which the text has come, the first `matched` are right.
+        Called where `looks_up` is true."""
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
         """Whether the next round of these rows is plain, so that it may be launched before this one is read."""

@@ -86,7 +86,7 @@ class DraftRow:
 
     @property
     def is_blind(self) -> bool:
-        """Whether nobody needs to see a token of it between drafting and verifying."""
+        """Return whether its drafts may stay on the device until they are verified: no limit or grammar looks at their tokens first."""
         return not self.has_limits and not self.sampler.is_bound
 
     @cached_property

@@ -105,6 +105,8 @@ def _module(kind: Kind, config: Mapping[str, Any], given: Weights, target: Any) 
     if kind == "eagle3":
         weights = sanitize_drafter(given)
         return Eagle3Head(Eagle3Config.from_dict(config), target, weights), weights
+    if kind != "dflash":
+        raise ModelError(f"There is no module here for drafters of the kind {kind}.")
     weights = sanitize_dflash(given)
     return DFlash(DFlashConfig.from_dict(config, weights.keys()), target), weights
 
