@@ -1,9 +1,9 @@
 """Checks of what drafters say of themselves and what they draft: lengths, shapes and token ids, each row's draft by itself.
 
-mlxspec's own drafters draw ids from logits of the target's vocabulary, so of a draft that is on the device only shape and type are looked
-at, which evaluates nothing. Any other drafter's draft is evaluated, because an id out of range would end the process: it comes out as host
-tokens. It reads a row's history and cannot write to it. Whatever a drafter raises ends it for the rows concerned (drafts.py). A drafter
-shares this process, so nothing keeps it from changing arrays and samplers that it is given.
+Drafters that run a model by mlxspec's loop draw ids from logits of the target's vocabulary, so of a draft that is on the device only
+shape and type are looked at, which evaluates nothing. Any other drafter's draft is evaluated, because an id out of range would end the
+process: it comes out as host tokens. It reads a row's history and cannot write to it. Whatever a drafter raises ends it for the rows
+concerned (drafts.py). A drafter shares this process, so nothing keeps it from changing arrays and samplers that it is given.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Needs
+from mlxspec.drafters.forced import Forced
+from mlxspec.drafters.lookup import Lookup
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.errors import ConfigError
 from mlxspec.option import shown
@@ -45,8 +47,8 @@ class History(Sequence[int]):
 
 
 def is_ours(drafter: Drafter) -> bool:
-    """Whether a drafter is one of mlxspec's, or runs a model by mlxspec's own loop."""
-    return isinstance(drafter, ModelDrafter) or type(drafter).__module__.startswith("mlxspec.")
+    """Return whether a drafter takes its token ids from logits of the target's vocabulary, by mlxspec's loop, or from texts."""
+    return isinstance(drafter, ModelDrafter | Lookup | Forced)
 
 
 def check_description(drafter: Drafter) -> None:

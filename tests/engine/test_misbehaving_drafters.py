@@ -20,7 +20,7 @@ import mlxspec
 from mlxspec.cache.model_cache import Snapshot
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Needs, Unread
-from mlxspec.drafters.checked import checked
+from mlxspec.drafters.checked import checked, is_ours
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
@@ -528,6 +528,26 @@ def test_a_drafter_may_have_any_name_that_is_allowed() -> None:
     "mlxspec.drafters.checked:_checked",
     lambda right: lambda draft, *_: draft,
 )
+@catches(
+    "a drafter is trusted for the package that its class is in",
+    "mlxspec.drafters.checked:is_ours",
+    lambda right: lambda drafter: type(drafter).__module__.startswith("mlxspec."),
+)
+def test_ids_of_a_table_are_checked_wherever_its_class_is() -> None:
+    """An id out of range that is on the device would end the process."""
+
+    class Table(Drafter):
+        name = "table"
+
+        def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
+            return [Draft(1, mx.array([10**8])) for _ in asks]
+
+    Table.__module__ = "mlxspec.drafters.table"
+    asks = [Ask(0, [1], 3, RowSampler(SamplingParams(), [1], VOCAB))]
+    (found,) = checked(Table().draft(asks, None), asks, VOCAB, is_ours=is_ours(Table()))  # type: ignore[arg-type]
+    assert isinstance(found, DrafterFailed)
+
+
 def test_shape_and_type_of_a_models_device_drafts_are_checked_without_evaluating_them() -> None:
     asks = [Ask(0, [1], 3, RowSampler(SamplingParams(), [1], VOCAB))] * 4
     lazy = mx.array([1, 2, 3]) + 1
