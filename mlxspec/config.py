@@ -246,15 +246,16 @@ class SamplingParams:
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
-def _spans(given: Iterable[Iterable[str]]) -> tuple[tuple[str, str, str], ...]:
-    """Checks stop_outside. Raises ConfigError."""
-    spans = [tuple(span) if isinstance(span, (list, tuple)) else () for span in given]
+def _spans(given: Any) -> tuple[tuple[str, str, str], ...]:
+    """Check stop_outside. Raises ConfigError."""
+    spans = given if isinstance(given, (list, tuple)) else ((),)
     for span in spans:
-        if len(span) != 3 or not all(isinstance(text, str) for text in span) or not (span[0] and span[2]):
+        is_triple = isinstance(span, (list, tuple)) and len(span) == 3
+        if not is_triple or not all(isinstance(text, str) for text in span) or not (span[0] and span[2]):
             raise ConfigError(
                 "stop_outside must hold triples of texts: what opens, what follows it or an empty text, what closes."
             )
-    return tuple((str(a), str(b), str(c)) for a, b, c in spans)
+    return tuple((a, b, c) for a, b, c in spans)
 
 
 @fields_by_name(acceptance=ONE_ACCEPTANCE, draft_sampling=ONE_ACCEPTANCE)

@@ -65,6 +65,8 @@ FINE: dict[tuple[type, str], Callable[[Any], bool]] = {
     (SamplingParams, "logprobs"): lambda v: v is True,
     (SamplingParams, "prompt_logprobs"): lambda v: v is True,
     (SamplingParams, "keeps_stop"): lambda v: v is True,
+    (SamplingParams, "thinks_first"): lambda v: v is True,
+    (SamplingParams, "stop_outside"): lambda v: v == (),
     (SamplingParams, "repeat_last_n"): lambda v: type(v) is int and v in (-1, 0),
     (SamplingParams, "dry_penalty_last_n"): lambda v: type(v) is int and v in (-1, 0),
     (SamplingParams, "allowed_token_ids"): lambda v: v in ((), (1,), [1]),
