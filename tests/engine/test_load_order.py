@@ -170,7 +170,7 @@ def test_a_budget_counts_the_drafters_weights_before_they_are_read(tmp_path: Pat
 
 def test_options_that_nothing_can_serve_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     folder = copied(tmp_path / "model")
-    refused(ConfigError, "needs one", folder, draft="draft-model")
+    refused(ConfigError, "needs a smaller model", folder, draft="draft-model")
 
 
 def test_what_is_loaded_has_been_read_and_was_told_of(tmp_path: Path) -> None:
