@@ -120,8 +120,10 @@ class Draft(NamedTuple):
 
     @property
     def unread(self) -> tuple[mx.array, ...]:
-        """What of it has to be read with the round that verifies it: tokens and confidences that somebody learns from."""
-        return (mx.array(self.tokens), self.confidences) if isinstance(self.confidences, mx.array) else ()
+        """The arrays of it that are read with the round that verifies it: tokens and confidences that a policy learns from. They are the
+        arrays that were handed to the device with that round: a new one would be computed after the next round, and waited for."""
+        held = (x for x in (self.tokens, self.confidences) if isinstance(x, mx.array))
+        return tuple(held) if isinstance(self.confidences, mx.array) else ()
 
     def read(self) -> Draft:
         """The same on the host. It has been evaluated."""

@@ -196,7 +196,7 @@ def test_speeds_are_medians_and_turns_alternate() -> None:
     engine = SimpleNamespace(
         spec=spec,
         stats=totals,
-        chain=SimpleNamespace(drafters={}),
+        drafts=SimpleNamespace(drafters={}),
         generate=generate,
         tokenizer=SimpleNamespace(template=None, encode=lambda text: [1]),
     )

@@ -264,7 +264,9 @@ def test_which_rounds_are_plain_ones() -> None:
     """Those of one row and one token that were launched ahead and compiled nothing; rounds that compile are counted."""
     asked: list[Any] = [SimpleNamespace(number=n, stats=RequestStats(), history=[0] * 9) for n in (1, 2)]
     plain = PlainRounds()
-    given: dict[str, Any] = {"numbers": (1,), "num_tokens": 1, "seconds": 1.0, "ahead": True, "is_warm": True}
+    given: dict[str, Any] = {
+        "plan": None, "numbers": (1,), "num_tokens": 1, "seconds": 1.0, "ahead": True, "is_warm": True,
+    }  # fmt: skip
     for changed in (
         {"is_warm": False},
         {"ahead": False},

@@ -28,7 +28,7 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
 
     rounds, wanted = (
         SimpleNamespace(
-            is_open=False, requests=(), proposals=(), rows=SimpleNamespace(num_tokens=1), is_warm=True
+            is_open=False, requests=(), plan=None, rows=SimpleNamespace(num_tokens=1), is_warm=True
         ),
         iter(follows),
     )
@@ -41,8 +41,8 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         patch.setattr(pipeline, "launch", lambda *_, **__: spend(LAUNCH, rounds))
         patch.setattr(pipeline, "launch_behind", behind)
         patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, ([], False)))
-        drafting = SimpleNamespace(take_up=lambda *_: None)
-        own = Pipeline(drafting, None, widest=None, overlaps=False)  # type: ignore[arg-type]
+        drafts = SimpleNamespace(take_up=lambda *_: None)
+        own = Pipeline(drafts, None, widest=None, overlaps=False)  # type: ignore[arg-type]
         cache = SimpleNamespace(buffer_bytes=0)
         read = [own.advance([], None, cache, may_follow=True).times for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]

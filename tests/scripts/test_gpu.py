@@ -105,7 +105,7 @@ def test_a_float32_text_that_differs_fails(script, tmp_path):
     found.tell(here, "demo", "bfloat16")
     with pytest.raises(RuntimeError, match="differs from plain text in float32"):
         found.tell(here, "demo", "float32")
-    assert ["demo", "float32", "auto", "0 of 2", "1.00", "1.00"] in here.tables["texts"]
+    assert ["demo", "float32", "auto", "0 of 2", "1.00", "1.00 of 1"] in here.tables["texts"]
 
 
 def test_the_figures_on_record_have_what_the_page_shows():
