@@ -77,7 +77,8 @@ class SamplingParams:
     most one, the answer is of that language. lark_at: a text with which `lark` begins: the grammar holds from each place on where that text
     begins a line, or is a special token, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends
     behind the first such text. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins
-    behind thinking that the prompt has opened, and with thinks_first behind thinking that the answer begins with.
+    behind thinking that the prompt has opened, and with thinks_first behind thinking that the answer begins with, unless each of
+    its texts begins with the opening tag.
 
     loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
     answer that loops outside it, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or ignore_eos says

@@ -28,6 +28,10 @@ from mlxspec.sampling.round import NO_TOKEN_LEFT
 from mlxspec.sampling.row import RowSampler
 
 TOKEN_BYTES = 48  # of a token on the host: places in two lists, and the integer
+NOT_BEGUN = (
+    "the answer reached its limit in thinking, before its grammar (of a required call or a format) began:"
+    " thinking_budget limits thinking"
+)
 UNREAD = 512  # tokens of an answer that may wait for its client before its row rests
 _UNREAD_BYTES = 512  # of one of them: an event and its text
 _LOGPROB_BYTES = 256  # of one token's log-probability, its text included
@@ -278,6 +282,12 @@ class Request:
             text += piece
             if stopped:
                 self.finish_reason = "stop"
+        if (
+            self.finish_reason == "length"
+            and self.constraints is not None
+            and self.constraints.awaits_grammar
+        ):
+            self.stats.notices.append(NOT_BEGUN)
         if not taken and not text:
             return []
         num_accepted = min(num_accepted, len(taken))

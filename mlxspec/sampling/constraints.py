@@ -62,15 +62,15 @@ class Constraints:
     ) -> None:
         """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come.
         opening: of the calls that the grammar is of; None where it is the whole answer's. thinks_first: the answer may open thinking, and
-        a grammar of the whole answer begins behind it."""
+        a grammar of the whole answer begins behind it, unless each of its texts begins with the opening tag."""
         self._thinking, self._words, self._opening, self._call = thinking, words, opening, grammar
         self._ends, self._size, self._least = ends, vocabulary.size, least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
         lead = None
         if grammar and opening is None and start.phase == "waiting":
-            if thinks_first and thinking and thinking.opening and not thinking.is_closed(prompt):
+            if thinks_first and thinking and thinking.may_lead(grammar, prompt):
                 lead, grammar = 0, grammar.copy()
-            else:  # the grammar forbids that the model opens it
+            else:  # the grammar forbids that the model opens it, or says itself how it thinks
                 start = ThinkingState("done")
         self._state = _State(
             start, START, None if opening else grammar, opening.start() if opening else None, lead=lead
@@ -107,6 +107,11 @@ class Constraints:
         """The grammar allows nothing more: the answer is complete."""
         grammar = self._holds(self._state)
         return grammar is not None and grammar.is_finished
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether the answer is in thinking, and the grammar of the whole answer begins behind it."""
+        return self._is_whole and self._state.lead is None and self._holds(self._state) is None
 
     @property
     def overdue(self) -> str | None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from mlxspec.errors import ConfigError
 from mlxspec.loading.token_bytes import TokenBytes
+from mlxspec.sampling.grammar import Grammar
 
 
 class ThinkingState(NamedTuple):
@@ -45,6 +48,24 @@ class Thinking:
     def is_closed(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the closing tag."""
         return b"".join(map(self._spelled, prompt[-64:])).rstrip().endswith(self._close)
+
+    def may_lead(self, grammar: Grammar, prompt: Sequence[int]) -> bool:
+        """Whether an answer may think before its grammar begins: the tag can be written, the prompt has not just closed thinking, and the
+        grammar does not say itself how the answer thinks."""
+        return bool(self.opening) and not self.is_closed(prompt) and not self.must_open(grammar)
+
+    def must_open(self, grammar: Grammar) -> bool:
+        """Whether each text of a grammar begins with the opening tag. The grammar stays as it is."""
+        grammar, left = grammar.copy(), self._open
+        for token in self.opening:
+            allowed = np.flatnonzero(np.unpackbits(grammar.mask().view(np.uint8), bitorder="little"))
+            texts = (self._spelled(int(other)) for other in allowed)
+            if not all(left.startswith(text) or text.startswith(left) for text in texts):
+                return False
+            if not grammar.consume(token):
+                return False
+            left = left[len(self._spelled(token)) :]
+        return True
 
     def step(self, state: ThinkingState, token: int) -> ThinkingState:
         """The state after one more token."""

@@ -9,6 +9,10 @@ from mlxspec.server.http import log
 
 _KINDS = (
     (re.compile(r"a call was cut at the limit"), "A call was cut at the limit of an answer, and left out."),
+    (
+        re.compile(r"reached its limit in thinking"),
+        "An answer reached its limit in thinking, before its required call or format.",
+    ),
     (re.compile(r"What looks like a call of"), "What looks like a call of a tool was taken for text."),
     (re.compile(r"calls (?:of .{1,200} )?may have any arguments"), "Calls of a tool are held to no grammar."),
     (re.compile(r"not enforced"), "A part of a schema or grammar is not enforced."),

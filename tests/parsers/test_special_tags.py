@@ -141,13 +141,15 @@ def test_a_budget_closes_thinking_that_the_prompt_has_opened() -> None:
 
 def test_calls_and_thinking_from_a_server() -> None:
     with Served("--model", f"tags={folder()}", "--max-tokens", "100") as served:
-        called = served.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
-        (choice,) = called["choices"]
-        assert choice["finish_reason"] == "tool_calls", choice
-        assert not choice["message"].get("content")
-        (call,) = choice["message"]["tool_calls"]
-        assert call["function"]["name"] == "look"
-        assert set(json.loads(call["function"]["arguments"])) == {"text", "count"}
+        for more, thinks in (({"thinking_budget": 4}, True), ({"enable_thinking": False}, False)):
+            called = served.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **more)
+            (choice,) = called["choices"]
+            assert choice["finish_reason"] == "tool_calls", choice
+            assert not choice["message"].get("content")
+            assert bool(choice["message"].get("reasoning_content")) is thinks, choice
+            (call,) = choice["message"]["tool_calls"]
+            assert call["function"]["name"] == "look"
+            assert set(json.loads(call["function"]["arguments"])) == {"text", "count"}
 
         body = {
             "messages": [{"role": "user", "content": "x"}],

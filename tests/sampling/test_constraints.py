@@ -365,6 +365,11 @@ def test_a_grammar_begins_behind_thinking() -> None:
     "mlxspec.sampling.thinking:Thinking.is_closed",
     lambda right: lambda self, prompt: True,
 )
+@catches(
+    "a grammar that waits is not known",
+    "mlxspec.sampling.constraints:Constraints.awaits_grammar",
+    lambda right: False,
+)
 def test_a_grammar_may_begin_behind_thinking_that_the_answer_opens() -> None:
     for text, allowed in (
         ("", "<a"),
@@ -380,6 +385,7 @@ def test_a_grammar_may_begin_behind_thinking_that_the_answer_opens() -> None:
             assert found.push(token), text
         (mask,) = found.masks(())
         assert mask is None or allowed is None or letters(mask) == allowed, text
+        assert found.awaits_grammar == (allowed is None), text
         along = make(regex="ab", thinks_first=True).masks(ids(text))[-1]
         assert (along is None) == (mask is None)
         assert along is None or np.array_equal(along, mask), text
@@ -387,6 +393,28 @@ def test_a_grammar_may_begin_behind_thinking_that_the_answer_opens() -> None:
     assert letters(make(regex="<ta", thinks_first=True).masks(ids("<t"))[-1]) == "ah"
     assert letters(make(prompt="<think></think>", regex="ab", thinks_first=True).masks(())[0]) == "a"
     assert letters(make(regex="ab").masks(())[0]) == "a"
+
+
+@catches(
+    "thinking takes the place of what the grammar says of it",
+    "mlxspec.sampling.thinking:Thinking.must_open",
+    lambda right: lambda self, grammar: False,
+)
+def test_a_grammar_that_begins_with_the_opening_tag_holds_in_thinking() -> None:
+    found = make(regex="<think>ab</think>c", thinks_first=True)
+    for token in ids("<think>ab</think>"):
+        assert found.push(token)
+        assert not found.awaits_grammar
+    assert letters(found.masks(())[0]) == "c"
+    for regex in (
+        "(<think>ab</think>)?c",
+        "<t(hink>ab</think>|able>)c",
+        "<think",
+    ):  # some texts begin otherwise
+        found = make(regex=regex, thinks_first=True)
+        for token in ids("<think>"):
+            assert found.push(token)
+        assert found.awaits_grammar, regex
 
 
 def test_an_answer_does_not_end_before_its_grammar_has_begun() -> None:

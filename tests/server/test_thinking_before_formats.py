@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import mlxspec.demo
+from mlxspec.engine.request import NOT_BEGUN
 from tests.server.serving import Served
 
 SCHEMA = {
@@ -53,3 +54,17 @@ def test_the_model_may_think_before_a_format(hybrid: Served, name: str) -> None:
         assert bool(message.get("reasoning_content")) is thinks, message
         text = message["tool_calls"][0]["function"]["arguments"] if name == "call" else message["content"]
         assert set(json.loads(text)) == {"z"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_that_thinks_up_to_its_limit_says_what_did_not_begin(hybrid: Served, name: str) -> None:
+    first = hybrid.post("/tokenize", {"content": "<think>"})[1]["tokens"][0]
+    body = {"messages": [{"role": "user", "content": "x"}], **FORMATS[name], "logit_bias": {str(first): 100}}
+    for more, notices in (
+        ({"max_tokens": 12}, [NOT_BEGUN]),
+        ({"max_tokens": 2, "enable_thinking": False}, []),  # the format itself is cut
+    ):
+        status, answer = hybrid.post("/v1/chat/completions", {**body, **more})
+        assert status == 200, answer
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert [n for n in answer["mlxspec"]["notices"] if n == NOT_BEGUN] == notices
