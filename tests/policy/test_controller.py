@@ -207,7 +207,7 @@ def test_the_poorest_row_decides_what_a_round_may_lose() -> None:
             self, rows, reaches, curve, len(rows) * left, drafting
         )
     ),
-    case="[2.4",
+    case="[0.7",
 )
 @pytest.mark.parametrize("num_rows", [2, 4])
 @pytest.mark.parametrize("balance", [0.7, 2.4, 8.0])
