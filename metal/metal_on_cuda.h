@@ -67,6 +67,8 @@ __device__ __forceinline__ float log(float x) { return ::logf(x); }
 __device__ __forceinline__ float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
 }  // namespace precise
 
+__device__ __forceinline__ uint simd_shuffle(uint x, ushort lane) { return __shfl_sync(0xffffffffu, x, lane); }
+__device__ __forceinline__ float simd_broadcast(float x, ushort lane) { return __shfl_sync(0xffffffffu, x, lane); }
 __device__ __forceinline__ float simd_shuffle_xor(float x, ushort mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 
 __device__ __forceinline__ float simd_sum(float x) {

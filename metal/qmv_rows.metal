@@ -9,70 +9,52 @@
 // for others (mxfp4, mxfp8). There are no biases: the parameter stands for nothing and is not read.
 //
 // x (M, K) and y (M, N) in T; w (N, K * BITS / 32) uint, the first code in the lowest bits. M up to 8.
-// Threads: grid (32, ceil(N / 4), 1): a simdgroup takes 4 outputs for all rows. No threadgroup memory, no barriers.
+// Threads: grid (32, ceil(N / OUTPUTS), 1): a simdgroup takes OUTPUTS outputs for all rows. No threadgroup memory, no barriers.
+//
+// A thread holds two sums for each row and output, and 4 values of one row at a time: all values of 8 rows would need more registers than a
+// thread has.
 
 #include "quantized_formats.h"
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 
-// The lane's codes of one output as floats: integers of an affine format, else the numbers that e2m1 or e4m3 codes stand for.
-template <int BITS, int AFFINE, int VALUES>
-inline void unpack(const device uint* from, thread float* to) {
-  const uint2 packed = *(const device uint2*)from;
+// Codes i to i + 3 of the lane's codes of one output as floats: integers of an affine format, else the numbers of e2m1 or e4m3 codes.
+template <int BITS, int AFFINE>
+inline void unpack(uint2 packed, int i, thread float* to) {
   constexpr int PER_WORD = 32 / BITS;
   constexpr int HALF = PER_WORD / 2;
-  UNROLL
-  for (int i = 0; i < VALUES; ++i) {
-    const uint word = i < PER_WORD ? packed.x : packed.y;
-    if (AFFINE) {
-      to[i] = static_cast<float>((word >> (BITS * (i % PER_WORD))) & ((1u << BITS) - 1u));
-    } else if (i % PER_WORD < HALF) {
-      const uint codes = word >> (BITS * (i % PER_WORD));
-      const half2 both = BITS == 4 ? halves_of_e2m1(codes) : halves_of_e4m3(codes);
-      to[i] = static_cast<float>(both.x);
-      to[i + HALF] = static_cast<float>(both.y);
+  const uint word = i < PER_WORD ? packed.x : packed.y;
+  if (AFFINE) {
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      to[j] = static_cast<float>((word >> (BITS * (i % PER_WORD + j))) & ((1u << BITS) - 1u));
+    }
+  } else if (BITS == 4) {
+    UNROLL
+    for (int j = 0; j < 4; ++j) {
+      const half2 both = halves_of_e2m1(word >> (BITS * j));
+      to[j] = static_cast<float>(i % PER_WORD < HALF ? both.x : both.y);
+    }
+  } else {
+    UNROLL
+    for (int j = 0; j < HALF; ++j) {
+      const half2 both = halves_of_e4m3(word >> (BITS * j));
+      to[j] = static_cast<float>(both.x);
+      to[j + HALF] = static_cast<float>(both.y);
     }
   }
-}
-
-template <int BITS, int VALUES, typename T>
-inline float sum_of(const thread T* x) {
-  float sum = 0.0f;
-  UNROLL
-  for (int i = 0; i < VALUES; i += BITS == 4 ? 4 : 1) {
-    if (BITS == 4) {
-      sum += float(x[i]) + float(x[i + 1]) + float(x[i + 2]) + float(x[i + 3]);
-    } else {
-      sum += float(x[i]);
-    }
-  }
-  return sum;
-}
-
-template <int BITS, int VALUES, typename T>
-inline float product_of(const thread T* x, const thread float* code) {
-  float sum = 0.0f;
-  UNROLL
-  for (int i = 0; i < VALUES; i += BITS == 4 ? 4 : 1) {
-    if (BITS == 4) {
-      sum += float(x[i]) * code[i] + float(x[i + 1]) * code[i + 1] + float(x[i + 2]) * code[i + 2] + float(x[i + 3]) * code[i + 3];
-    } else {
-      sum += float(x[i]) * code[i];
-    }
-  }
-  return sum;
 }
 
 //// body
 constexpr int VALUES = 64 / BITS;
 const int N = scales_shape[0], K = x_shape[1];
 const int lane = thread_index_in_simdgroup;
-const int first = 4 * thread_position_in_grid.y;
-const int last = min(3, N - 1 - first);  // outputs past the end repeat the last one and are not stored
+const int first = OUTPUTS * thread_position_in_grid.y;
+const int last = min(OUTPUTS - 1, N - 1 - first);  // outputs past the end repeat the last one and are not stored
 
-float result[4][M];
+float result[OUTPUTS][M];
 UNROLL
-for (int r = 0; r < 4; ++r) {
+for (int r = 0; r < OUTPUTS; ++r) {
   UNROLL
   for (int m = 0; m < M; ++m) {
     result[r][m] = 0.0f;
@@ -80,30 +62,60 @@ for (int r = 0; r < 4; ++r) {
 }
 
 for (int at = lane * VALUES; at < K; at += 32 * VALUES) {
-  T mine[M][VALUES];
-  float sum[M], code[VALUES];
+  uint2 packed[OUTPUTS];
+  float sum[M], products[OUTPUTS][M];
   UNROLL
-  for (int m = 0; m < M; ++m) {
-    UNROLL
-    for (int i = 0; i < VALUES; i += 4) {
-      const vec<T, 4> four = *(const device vec<T, 4>*)(x + m * K + at + i);
-      mine[m][i] = four.x;
-      mine[m][i + 1] = four.y;
-      mine[m][i + 2] = four.z;
-      mine[m][i + 3] = four.w;
-    }
-    sum[m] = AFFINE ? sum_of<BITS, VALUES>(mine[m]) : 0.0f;
+  for (int r = 0; r < OUTPUTS; ++r) {
+    packed[r] = *(const device uint2*)(w + (first + min(r, last)) * (K * BITS / 32) + at * BITS / 32);
   }
   UNROLL
-  for (int r = 0; r < 4; ++r) {
-    const int row = first + min(r, last);
-    const int group = row * (K / GROUP) + at / GROUP;
-    unpack<BITS, AFFINE, VALUES>(w + row * (K * BITS / 32) + at * BITS / 32, code);
+  for (int m = 0; m < M; ++m) {
+    sum[m] = 0.0f;
+    UNROLL
+    for (int r = 0; r < OUTPUTS; ++r) {
+      products[r][m] = 0.0f;
+    }
+  }
+  UNROLL
+  for (int i = 0; i < VALUES; i += 4) {
+    float code[OUTPUTS][4];
+    UNROLL
+    for (int r = 0; r < OUTPUTS; ++r) {
+      unpack<BITS, AFFINE>(packed[r], i, code[r]);
+    }
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      const vec<T, 4> four = *(const device vec<T, 4>*)(x + m * K + at + i);
+      const float a = four.x, b = four.y, c = four.z, d = four.w;
+      if (BITS == 4) {
+        sum[m] += a + b + c + d;
+      } else {
+        sum[m] += a;
+        sum[m] += b;
+        sum[m] += c;
+        sum[m] += d;
+      }
+      UNROLL
+      for (int r = 0; r < OUTPUTS; ++r) {
+        if (BITS == 4) {
+          products[r][m] += a * code[r][0] + b * code[r][1] + c * code[r][2] + d * code[r][3];
+        } else {
+          products[r][m] += a * code[r][0];
+          products[r][m] += b * code[r][1];
+          products[r][m] += c * code[r][2];
+          products[r][m] += d * code[r][3];
+        }
+      }
+    }
+  }
+  UNROLL
+  for (int r = 0; r < OUTPUTS; ++r) {
+    const int group = (first + min(r, last)) * (K / GROUP) + at / GROUP;
     const float scale = scale_of<GROUP, AFFINE>(scales[group]);
     const float bias = AFFINE ? static_cast<float>(biases[group]) : 0.0f;
     UNROLL
     for (int m = 0; m < M; ++m) {
-      const float product = product_of<BITS, VALUES>(mine[m], code);
+      const float product = products[r][m];
       // a statement of its own, as in MLX's kernel: a compiler may fuse products and sums within one, not beyond
       const float part = AFFINE ? scale * product + sum[m] * bias : scale * product;
       result[r][m] += part;
@@ -112,7 +124,7 @@ for (int at = lane * VALUES; at < K; at += 32 * VALUES) {
 }
 
 UNROLL
-for (int r = 0; r < 4; ++r) {
+for (int r = 0; r < OUTPUTS; ++r) {
   UNROLL
   for (int m = 0; m < M; ++m) {
     const float total = simd_sum(result[r][m]);

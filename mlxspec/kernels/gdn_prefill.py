@@ -16,7 +16,8 @@ from mlxspec.kernels import launch
 from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_ops import chunks
-from mlxspec.kernels.gdn_round import drawn, supports
+from mlxspec.kernels.gdn_round import drawn
+from mlxspec.kernels.gdn_round import supports as steps_support
 from mlxspec.platform import device
 
 _NAME = "gdn_prefill"
@@ -24,6 +25,7 @@ _kernel = launch.MetalKernel(
     _NAME, inputs=[*GdnInputs._fields, "state", "starts"], outputs=["y", "state_out"]
 )
 _EXAMPLE = GdnShape(2, 4, 128, 64)
+_MOST_KEY_DIM = 160  # a thread of wider heads needs more than 96 registers
 _SIMDGROUPS = 4  # as in the kernel's threadgroup memory
 
 
@@ -37,6 +39,11 @@ def gdn_prefill(
     if is_ours and launch.wins(_NAME, _race_key(inputs)):
         return gdn_prefill_metal(inputs, state, rows, starts)
     return _otherwise(inputs)(inputs, state, rows)
+
+
+def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
+    """Return whether the Metal kernel takes these."""
+    return steps_support(dtype, key_dim, value_dim) and key_dim <= _MOST_KEY_DIM
 
 
 def _otherwise(inputs: GdnInputs) -> Callable[..., tuple[mx.array, mx.array]]:

@@ -91,6 +91,7 @@ def kv_attend_metal(
     q = (queries if scale == 1.0 else queries * scale).reshape(num_kv, num_rows, dim)
     tile = next((n for n in _ROWS if n >= num_rows), _ROWS[-1])
     parts, tiles = num_parts(num_rows, num_kv, length, keys), -(-num_rows // tile)
+    simdgroups = dim // 32 * (2 if tile > 32 else 1)
     packed = [x for of in (keys, values) for x in (of.codes, of.scales, of.biases)]
     found = _attend(
         [q, *packed, ends],
@@ -100,8 +101,8 @@ def kv_attend_metal(
             ((num_kv, parts, num_rows, dim), mx.float32),
         ],
         template={"T": queries.dtype, "D": dim, "BITS": keys.bits, "ROWS": tile},
-        grid=(32 * num_kv, dim // 32, parts * tiles),
-        threadgroup=(32, dim // 32, 1),
+        grid=(32 * num_kv, simdgroups, parts * tiles),
+        threadgroup=(32, simdgroups, 1),
     )
     (out,) = _join(
         found,

@@ -35,6 +35,7 @@ KERNEL = ProductKernel(
     fp_name="qmm_few_fp",
     run=qmm_few_metal,
     rows=range(5, 33),
+    most_float32=24,
     aligned=64,
     keeps_bits=False,
 )

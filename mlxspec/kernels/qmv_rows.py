@@ -11,18 +11,20 @@ from mlxspec.kernels import launch
 from mlxspec.kernels.quantized_weight import ProductKernel, QuantizedWeight
 
 MAX_ROWS = 8
+_ROWS_OF_4 = 6  # a simdgroup takes 4 outputs for up to so many rows, else 3: sums of more do not fit into its registers
 _metal = launch.MetalKernel("qmv_rows", inputs=["w", "scales", "biases", "x"], outputs=["y"])
 
 
 def qmv_rows_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
     """x (M, K) -> (M, N) in x's dtype: one launch."""
     num_rows, out_features = x.shape[0], weight.shape[0]
+    outputs = 4 if num_rows <= _ROWS_OF_4 else 3
     simdgroups = 2 if num_rows == 1 else 4
     (y,) = _metal(
         weight.inputs(x),
         outputs=[((num_rows, out_features), x.dtype)],
-        template={"M": num_rows, **weight.template(x.dtype)},
-        grid=(32, -(-out_features // 4), 1),
+        template={"M": num_rows, "OUTPUTS": outputs, **weight.template(x.dtype)},
+        grid=(32, -(-out_features // outputs), 1),
         threadgroup=(32, simdgroups, 1),
     )
     return y
@@ -33,6 +35,7 @@ KERNEL = ProductKernel(
     fp_name="qmv_rows_fp",
     run=qmv_rows_metal,
     rows=range(1, MAX_ROWS + 1),
+    most_float32=MAX_ROWS,
     aligned=512,  # MLX's one-row kernel adds in another order where in_features is no multiple of this
     keeps_bits=True,
 )

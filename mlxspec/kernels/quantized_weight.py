@@ -121,14 +121,16 @@ class ProductKernel:
     """A Metal kernel that multiplies few rows with a quantized weight.
 
     run: x (M, K) and a weight -> (M, N) in x's dtype. Affine and microscaling formats are checked and raced under two names: on a GPU that
-    decodes one kind wrongly, the other stays in use. rows: numbers of rows that it takes; aligned: K is a multiple of so many. keeps_bits:
-    a row has the bits of MLX's own operation on that row alone.
+    decodes one kind wrongly, the other stays in use. rows: numbers of rows that it takes. most_float32: the largest of them in float32,
+    of which a thread holds fewer in its registers. aligned: K is a multiple of this number. keeps_bits: a row has the bits of MLX's own
+    operation on that row alone.
     """
 
     name: str
     fp_name: str
     run: Callable[[mx.array, QuantizedWeight], mx.array]
     rows: range
+    most_float32: int
     aligned: int
     keeps_bits: bool
 
@@ -137,8 +139,9 @@ class ProductKernel:
         return self.name if weight.mode == AFFINE else self.fp_name
 
     def supports(self, num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
-        """Whether the kernel takes so many rows of `dtype`."""
-        fits = num_rows in self.rows and weight.shape[1] % self.aligned == 0
+        """Return whether the kernel takes num_rows rows of `dtype`."""
+        is_few = num_rows <= self.most_float32 or dtype.size < mx.float32.size
+        fits = num_rows in self.rows and is_few and weight.shape[1] % self.aligned == 0
         return fits and weight.is_known_to_kernels(dtype)
 
     def may_run(self, weight: QuantizedWeight) -> bool:

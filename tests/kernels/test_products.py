@@ -124,12 +124,12 @@ def test_tune_races_what_each_kernel_takes(
     found = products.tune(weight)
     said = "512 to 8, float32, 4 bit, group 64"
     assert list(found[ROWS]) == [f"{said}, {n} rows" for n in range(1, 9)]
-    assert list(found[FEW]) == [f"{said}, {n} rows" for n in (5, 6, 7, 8, 12, 16, 24, 32)]
+    assert list(found[FEW]) == [f"{said}, {n} rows" for n in (5, 6, 7, 8, 12, 16, 24)]  # 32 in 16 bits only
     assert launch.speedups() == found
     monkeypatch.setattr(launch, "may_mix", lambda name: True)
     assert products.unraced(weight, mx.float32) == []
     launch.forget()
-    assert products.unraced(weight, mx.float32) == list(products.RACED_ROWS)
+    assert products.unraced(weight, mx.float32) == list(products.RACED_ROWS)[:-1]
 
 
 @pytest.mark.parametrize(("mixes", "lost"), [(True, True), (False, False)])

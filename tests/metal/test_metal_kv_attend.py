@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checks_gdn import numpy_of
 from checks_kv import check_attention, check_far, draw, exact
+from planting import catches
 
 from mlxspec.kernels import attention, launch, quantized_kv
 from mlxspec.kernels import kv_attend as kernel
@@ -125,6 +126,39 @@ def test_keys_and_values_are_read_once_for_all_queries(emulated, dim, bits):
             read = {part: attend.bytes_read[f"{name}_{part}"] for part in ("codes", "scales", "biases")}
             held = {part: x.nbytes for part, x in zip(("codes", "scales", "biases"), of.parts, strict=True)}
             assert read == held
+
+
+def each_lane_loads(right):
+    shared, own = (
+        "simd_shuffle(words, SHARED * (v - u) + lane / PER_WORD)",
+        "value_codes[(tokens + at + t + v) * WORDS + own / PER_WORD]",
+    )
+    assert shared in right("kv_attend")
+    return lambda name: right(name).replace(shared, own)
+
+
+@catches(
+    "each lane loads the words that it shares with others",
+    "mlxspec.kernels.launch:metal_source",
+    each_lane_loads,
+)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_what_lanes_share_is_loaded_once(emulated, monkeypatch, dim, bits):
+    """A word of a value is loaded by one lane, its scale by two, and queries once for each block of tokens. A load takes time even where a
+    cache holds the number."""
+    monkeypatch.setattr(kernel._attend, "_built", {})
+    heads, length = 6, 512
+    q, keys, values = draw(1, length, heads=heads, kv=1, dim=dim, bits=bits, dtype=mx.bfloat16, room=0)
+    emulator.runs.clear()
+    with emulated():
+        kernel.kv_attend_metal(q, keys, values, 1.0)
+    loaded = emulator.runs[0].bytes_loaded
+    assert loaded["value_codes"] == values.codes.nbytes
+    assert loaded["value_scales"] == loaded["value_biases"] == 2 * values.scales.nbytes
+    assert loaded["key_codes"] == keys.codes.nbytes
+    num_blocks = length // dim  # with up to 8 queries all simdgroups are along tokens, 32 each
+    assert loaded["q"] == num_blocks * q.nbytes
 
 
 @pytest.mark.parametrize(

@@ -54,13 +54,14 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one launch did, and with which template arguments. Bytes are by buffer name, each byte counted once per threadgroup that touched
-    it."""
+    """One launch: its template arguments, and bytes by buffer name. bytes_read and bytes_written count each byte once per threadgroup that
+    touched it, as if a threadgroup had a perfect cache; bytes_loaded adds up all loads of all threads, as if there were no cache."""
 
     kernel: str
     template: dict[str, Any]
     bytes_read: dict[str, int]
     bytes_written: dict[str, int]
+    bytes_loaded: dict[str, int]
     num_meetings: int
 
     @property
@@ -92,6 +93,7 @@ class _Buffer(ctypes.Structure):
         ("initialised", ctypes.c_int),
         ("bytes_read", ctypes.c_uint64),
         ("bytes_written", ctypes.c_uint64),
+        ("bytes_loaded", ctypes.c_uint64),
     )
 
 
@@ -222,7 +224,8 @@ def _run(
     names = [p.name for p in parameters]
     reads = {n: b.bytes_read for n, b in zip(names, buffers, strict=True)}
     writes = {n: b.bytes_written for n, b in zip(names, buffers, strict=True) if b.writable}
-    runs.append(Run(kernel, template, reads, writes, meetings.value))
+    loads = {n: b.bytes_loaded for n, b in zip(names, buffers, strict=True)}
+    runs.append(Run(kernel, template, reads, writes, loads, meetings.value))
     return [
         space[start : start + c.size]
         for (space, start), c in zip(memory[num_inputs:], contents[num_inputs:], strict=True)

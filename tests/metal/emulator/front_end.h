@@ -73,24 +73,34 @@ void simdgroup_barrier(mem_flags) OF_A_SIMDGROUP;
 
 template <class T, int Columns, int Rows> struct simdgroup_matrix {
   simdgroup_matrix() = default;
-  explicit simdgroup_matrix(T);
-  vec<T, 2>& thread_elements();
+  explicit simdgroup_matrix(T x) : elements{x, x} {}
+  vec<T, 2>& thread_elements() { return elements; }
 
  private:
   vec<T, 2> elements;
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
-template <class T, int C, int R = C> simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T);
+template <class T, int C, int R = C> simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T x) { return simdgroup_matrix<T, C, R>(x); }
+// By value, so that a matrix is two numbers of a lane and no memory.
+template <class T> vec<T, 2> loaded_matrix(const void*, ulong, bool) OF_A_SIMDGROUP;
+template <class T> void stored_matrix(vec<T, 2>, void*, ulong, bool) OF_A_SIMDGROUP;
+template <class T, class U, class V, class W> vec<T, 2> multiplied_matrices(vec<U, 2>, vec<V, 2>, vec<W, 2>) OF_A_SIMDGROUP;
 #define MATRIX_AT(SPACE)                                                                                             \
   template <class T, int C, int R>                                                                                   \
-  void simdgroup_load(simdgroup_matrix<T, C, R>&, const SPACE T*, ulong = C, ulong2 = 0, bool = false) OF_A_SIMDGROUP; \
+  void simdgroup_load(simdgroup_matrix<T, C, R>& to, const SPACE T* from, ulong row = C, ulong2 = 0, bool turned = false) { \
+    to.thread_elements() = loaded_matrix<T>((const void*)from, row, turned);                                         \
+  }                                                                                                                  \
   template <class T, int C, int R>                                                                                   \
-  void simdgroup_store(simdgroup_matrix<T, C, R>, SPACE T*, ulong = C, ulong2 = 0, bool = false) OF_A_SIMDGROUP;
+  void simdgroup_store(simdgroup_matrix<T, C, R> from, SPACE T* to, ulong row = C, ulong2 = 0, bool turned = false) { \
+    stored_matrix<T>(from.thread_elements(), (void*)to, row, turned);                                                \
+  }
 MATRIX_AT(device) MATRIX_AT(threadgroup)
 template <class T, class U, class V, class W, int A, int B, int C>
 void simdgroup_multiply_accumulate(
-    simdgroup_matrix<T, A, C>&, simdgroup_matrix<U, B, C>, simdgroup_matrix<V, A, B>, simdgroup_matrix<W, A, C>) OF_A_SIMDGROUP;
+    simdgroup_matrix<T, A, C>& to, simdgroup_matrix<U, B, C> a, simdgroup_matrix<V, A, B> b, simdgroup_matrix<W, A, C> c) {
+  to.thread_elements() = multiplied_matrices<T>(a.thread_elements(), b.thread_elements(), c.thread_elements());
+}
 }  // namespace metal
 using namespace metal;
 typedef half float16_t;

@@ -21,7 +21,7 @@ from .translate import without_comments
 HEADER = Path(__file__).with_name("front_end.h")
 _FILE = "kernel.metal"
 STANDARDS = ("c++14", "c++17")  # what Metal 3.x and Metal 4.x are made of
-_FLAGS = (
+FLAGS = (
     "-x", "c++", "--target=x86_64-unknown-linux-gnu", "-nostdinc", "-nostdinc++", "-Wall", "-Wno-unused", "-Wno-unknown-attributes",
     "-Wno-undefined-inline", "-Wno-undefined-internal", "-Wno-address-of-packed-member", "-ferror-limit=5", "-include", str(HEADER),
 )  # fmt: skip
@@ -54,15 +54,15 @@ def refusals(text: str, *, standard: str = STANDARDS[0], tree: bool = True) -> t
     for what clang takes, which takes longer than clang does."""
     from clang.cindex import Index
 
-    text = _spelled(text)
-    unit = Index.create().parse(_FILE, args=[*_FLAGS, f"-std={standard}"], unsaved_files=[(_FILE, text)])
+    text = spelled(text)
+    unit = Index.create().parse(_FILE, args=[*FLAGS, f"-std={standard}"], unsaved_files=[(_FILE, text)])
     said = [f"line {d.location.line}: {d.spelling}" for d in unit.diagnostics if d.severity >= d.Warning]
     if said or not tree:
         return tuple(said)
     return tuple(dict.fromkeys(_Reading(unit, text).complaints()))
 
 
-def _spelled(text: str) -> str:
+def spelled(text: str) -> str:
     """Metal made into C++, each line in its place: no comments, no attributes, vectors made by functions, static shared variables."""
     text = re.sub(r"#include\s*<metal_\w+>|\[\[.*?\]\]", "", without_comments(text))
     return _SHARED.sub(r"\1static threadgroup", _VECTOR.sub(r"make_\1", text))

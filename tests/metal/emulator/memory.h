@@ -1,5 +1,6 @@
 // The memory an emulated kernel may touch: buffers and threadgroup variables, each granule of 2 bytes with a record of who last read and
-// wrote it. Checks every access (bounds, initialisation, races) and counts bytes, each once per threadgroup that touched them.
+// wrote it. Checks every access (bounds, initialisation, races) and counts bytes: each once per threadgroup that touched it, and those of
+// all loads of all threads.
 // Knows nothing of fibers and schedules: an Actor says who touches and which barriers have been passed.
 #pragma once
 #include <stdint.h>
@@ -40,7 +41,7 @@ class Memory {
     bool writable, initialised;
     unsigned* read_group;  // inputs need only this
     Cell* cells;           // outputs and threadgroup variables
-    uint64_t bytes_read, bytes_written;
+    uint64_t bytes_read, bytes_written, bytes_loaded;
     unsigned long size() const { return end - start; }
   };
 
@@ -68,7 +69,7 @@ inline bool Memory::add(const char* name, void* memory, unsigned long size, Memo
   if (num_regions == kMaxRegions) return false;
   const uintptr_t start = reinterpret_cast<uintptr_t>(memory);
   Region& region = regions[num_regions++];
-  region = {name, start, start + size, kind, writable, initialised, nullptr, nullptr, 0, 0};
+  region = {name, start, start + size, kind, writable, initialised, nullptr, nullptr, 0, 0, 0};
   if (writable) region.cells = static_cast<Cell*>(calloc(size / kGranule + 1, sizeof(Cell)));
   else region.read_group = static_cast<unsigned*>(calloc(size / kGranule + 1, sizeof(unsigned)));
   return true;
@@ -96,6 +97,7 @@ inline const Fault* Memory::touch(const Actor& actor, const void* pointer, unsig
   }
   if (address + size > region->end) return report(*region, address + size - 1, outside);
   if (writes && !region->writable) return report(*region, address, "write to an input");
+  if (!writes) region->bytes_loaded += size;
   const uintptr_t last = (address + size - 1 - region->start) / kGranule;
   for (uintptr_t granule = (address - region->start) / kGranule; granule <= last; ++granule) {
     if (region->cells) {

@@ -284,7 +284,7 @@ struct EmuBuffer {
   void* start;
   unsigned long size;
   int writable, initialised;
-  uint64_t bytes_read, bytes_written;
+  uint64_t bytes_read, bytes_written, bytes_loaded;
 };
 
 // Runs the grid. 0, or 1 with `text` saying what went wrong and `*where` the instruction that did it (0 if the text has the line).
@@ -319,6 +319,7 @@ __attribute__((visibility("default"))) int emu_run(EmuBuffer* list, unsigned n, 
   for (unsigned i = 0; i < n && i < memory.num_regions; ++i) {
     list[i].bytes_read = memory.regions[i].bytes_read;
     list[i].bytes_written = memory.regions[i].bytes_written;
+    list[i].bytes_loaded = memory.regions[i].bytes_loaded;
   }
   *num_meetings = meetings;
   *where = status ? fault : nullptr;

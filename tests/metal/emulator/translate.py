@@ -84,7 +84,8 @@ def without_comments(text: str) -> str:
 def _shared_variables(text: str) -> str:
     """`threadgroup T a[N];` becomes static storage that the runtime knows; `threadgroup T*` becomes a plain pointer."""
     text = _SHARED.sub(
-        r'static \1 \2\3 __attribute__((aligned(16))); emu_threadgroup_variable((void*)&\2, sizeof(\2), "\2");',
+        r"alignas(16) static unsigned char \2_bytes[sizeof(\1\3)]; auto& \2 = *reinterpret_cast<\1(*)\3>(\2_bytes); "
+        r'emu_threadgroup_variable(\2_bytes, sizeof(\2), "\2");',
         without_comments(text),
     )
     text = re.sub(r"\bthreadgroup\b(?=[\s\w:<>]*[*&])", "", text)
