@@ -22,6 +22,7 @@ from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.hub import DEMO_AGENT
 from mlxspec.server import (
     chat_api,
+    compaction_api,
     completions_api,
     embeddings,
     llama_api,
@@ -452,6 +453,7 @@ _ANSWERED: dict[str, Reader] = {
     "chat": chat_api.read,
     "message": messages_api.read,
     "respond": responses_api.read,
+    "compact": compaction_api.read,
     "complete": completions_api.read,
     "native": completions_api.read_native,
     "infill": completions_api.read_infill,

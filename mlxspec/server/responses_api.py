@@ -96,7 +96,9 @@ class CustomToolCall(CallItem):
 
 class CallOutput(Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: t.Name
+    call_id: t.Name | None = t.optional("without it, the result is that of the first call that has none")
+    name: t.Name | None = None
+    namespace: t.Id | None = None
     output: Content
 
 
@@ -112,6 +114,14 @@ class ReasoningItem(Item):
     encrypted_content: t.Text | None = None
 
 
+class CompactionItem(Item):
+    """A summary of the conversation before it, as `/v1/responses/compact` gives one."""
+
+    type: Literal["compaction"]
+    encrypted_content: t.Text
+    harmless = t.harmless("created_by", _ELSES)
+
+
 class ItemReference(t.Fields):
     """Names an item of a stored response. Nothing is stored here: it is left out, with a notice."""
 
@@ -125,7 +135,9 @@ class OtherItem(t.LeftOut):
     type: t.Text
 
 
-_ITEMS = types_of(MessageItem | FunctionCall | CallOutput | ReasoningItem | CustomToolCall | ItemReference)
+_ITEMS = types_of(
+    MessageItem | FunctionCall | CallOutput | ReasoningItem | CustomToolCall | CompactionItem | ItemReference
+)
 
 
 def _kind_of_item(value: Any) -> Any:
@@ -143,6 +155,7 @@ AnyItem = Annotated[
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[CustomToolCall, Tag("custom_tool_call")]
     | Annotated[CallOutput, Tag("custom_tool_call_output")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_kind_of_item),
@@ -287,6 +300,7 @@ ResponsesAnswer = t.answer(
 # Clients send `encrypted_content` back where they leave the text of reasoning out. Ours is that text, and no secret: it went out in clear.
 _SEAL = "mlxspec:"
 _PREFIXES = {"thinking": "rs_", "text": "msg_", "call": "fc_"}
+SUMMARY = "Summary of the conversation so far:"
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
 
@@ -372,15 +386,33 @@ def _messages(
             out.call(item.call_id, _flat_name(item.name, item.namespace), arguments_of(item.arguments))
         elif isinstance(item, CustomToolCall):
             out.call(item.call_id, _flat_name(item.name, item.namespace), {"input": item.input})
+        elif isinstance(item, CompactionItem):
+            if summary := unsealed(item.encrypted_content):
+                out.user(f"{SUMMARY}\n\n{summary}")
+            else:
+                notices.append(
+                    f"{path} was left out: another server wrote this compaction, and it is encrypted"
+                )
         elif not isinstance(item, CallOutput):
             other.append(item.type or "item_reference")
-        elif "item_reference" in other and not out.knows(item.call_id):
-            other.append(item.type)  # the call may be what was referred to
         else:
-            called = "call of an earlier item"
-            out.result(item.call_id, _text(item.output), f"{path}.call_id", called)
+            tool = item.name and _flat_name(item.name, item.namespace)
+            call_id = item.call_id or out.open_call(tool)
+            if "item_reference" in other and (call_id is None or not out.knows(call_id)):
+                other.append(item.type)  # the call may be what was referred to
+            elif call_id is None:
+                raise BadField(
+                    f"{path}.call_id", f"{path} has no call_id, and no earlier call is without a result."
+                )
+            else:
+                out.result(call_id, _text(item.output), f"{path}.call_id", "call of an earlier item")
     notices += left_out(other, "item")
     return out.behind("\n\n".join(system))
+
+
+def message_text(item: MessageItem) -> str:
+    """Return the text of a message."""
+    return _text(item.content)
 
 
 def _text(content: str | Sequence[AnyPart]) -> str:

@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxspec.server import chat_api, completions_api, embeddings, messages_api, ollama_api, responses_api
+from mlxspec.server import (
+    chat_api,
+    compaction_api,
+    completions_api,
+    embeddings,
+    messages_api,
+    ollama_api,
+    responses_api,
+)
 from mlxspec.server.answer_writer import EVENTS, JSON_LINES
 from mlxspec.server.forms import models, shared
 from mlxspec.server.forms.base import Fields
@@ -72,6 +80,8 @@ ROUTES: tuple[RouteForm, ...] = (
           messages_api.CountAnswer),
     _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses_api.ResponsesRequest,
           responses_api.ResponsesAnswer, EVENTS),
+    _post("/responses/compact", "compact", "Summarise a conversation of Responses.", compaction_api.CompactRequest,
+          compaction_api.CompactedAnswer),
     _post("/responses/input_tokens", "count_response", "How many tokens its prompt has.", responses_api.ResponsesRequest, shared.Counted),
     _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama_api.OllamaChatRequest, ollama_api.OllamaChatAnswer,
           JSON_LINES),

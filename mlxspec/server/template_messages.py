@@ -16,6 +16,7 @@ class TemplateMessages:
     def __init__(self) -> None:
         self.messages: list[TemplateMessage] = []
         self._names: dict[str, str] = {}  # call id -> tool
+        self._open: list[str] = []  # ids of calls that have no result
 
     def user(self, text: str) -> None:
         """The user says a text, on a line of its own."""
@@ -43,6 +44,7 @@ class TemplateMessages:
     def call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
         """The assistant calls a tool."""
         self._names[call_id] = name
+        self._open.append(call_id)
         call: TemplateCall = {
             "id": call_id,
             "type": "function",
@@ -54,12 +56,18 @@ class TemplateMessages:
         """Whether there is such a call."""
         return call_id in self._names
 
+    def open_call(self, name: str | None) -> str | None:
+        """Return the id of the first call that has no result, of the tool `name` where one is given; None where there is none."""
+        return next((i for i in self._open if name in (None, self._names[i])), None)
+
     def result(self, call_id: str, text: str, path: str, called: str) -> None:
-        """A tool answers a call. path: the field with the call's id; called: what the API calls a call. Raises BadField for an unknown
-        one."""
+        """Append the result of a call. path: the field with the call's id; called: what the API calls a call. Raises BadField for an
+        unknown one."""
         name = self._names.get(call_id)
         if name is None:
             raise BadField(path, f"{path} names no {called}.")
+        if call_id in self._open:
+            self._open.remove(call_id)
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
     def behind(self, system: str) -> list[TemplateMessage]:

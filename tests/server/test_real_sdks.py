@@ -39,7 +39,8 @@ OURS = {
     "chat": {"timings", "mlxspec", *_REASONING},
     "completions": {"timings", "mlxspec"},
     "responses": {"timings", "mlxspec", "store"},
-    "responses.event": {"response.timings", "response.mlxspec", "response.store"},
+    # a call's name stands in the class of openai 2
+    "responses.event": {"response.timings", "response.mlxspec", "response.store", "name"},
     "messages": {"timings", "mlxspec"},
     "ollama": set(),  # its classes drop what they do not know
 }
