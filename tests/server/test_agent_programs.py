@@ -72,8 +72,37 @@ OWN_FILES = {
 }
 
 
+# How each is asked for one thing, and prints its events as JSON.
+CLAUDE = ("--output-format", "stream-json", "--verbose", "--allowedTools", "Bash", "-p")
+CODEX = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+OPENCODE = ("run", "--format", "json")
+
+
+def claude_code_in(folder: Path) -> Path:
+    (program,) = folder.glob("node_modules/@anthropic-ai/claude-code-*/claude")
+    return program
+
+
+def codex_in(folder: Path) -> Path:
+    return (folder / "node_modules/.bin/codex").resolve()
+
+
+def opencode_in(folder: Path) -> Path:
+    """The package's own command needs a script that runs behind an installation."""
+    return min(folder.glob("node_modules/opencode-linux-*/bin/opencode"), key=lambda p: len(str(p)))
+
+
 def launch(agent: str, program: Path, served: Served, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The events that an agent prints, run by `mlxspec launch` beside files of the user's own that say otherwise and stay so."""
+    """The events that an agent prints."""
+    done = run(agent, program, served, folder, *arguments)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run(
+    agent: str, program: Path, served: Served, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an agent by `mlxspec launch` beside files of the user's own that say otherwise and stay so. It works in FOLDER/work."""
     home, work, programs = folder / "home", folder / "work", folder / "programs"
     for made in (work, programs):
         made.mkdir()
@@ -91,16 +120,14 @@ def launch(agent: str, program: Path, served: Served, folder: Path, *arguments: 
     done = subprocess.run(
         command, cwd=work, env=given, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert {name: (home / name).read_text() for name in OWN_FILES} == OWN_FILES
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done
 
 
 def test_claude_code(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "@anthropic-ai/claude-code")
-    (program,) = tmp_path.glob("node_modules/@anthropic-ai/claude-code-*/claude")
-    asked = ("-p", "Say it.", "--output-format", "stream-json", "--verbose", "--allowedTools", "Bash")
-    check_claude_code(launch("claude", program, agent_server, tmp_path, *asked))
+    program = claude_code_in(tmp_path)
+    check_claude_code(launch("claude", program, agent_server, tmp_path, *CLAUDE, "Say it."))
 
 
 def check_claude_code(events: list[dict[str, Any]]) -> None:
@@ -125,15 +152,8 @@ def check_claude_code(events: list[dict[str, Any]]) -> None:
 
 def test_codex(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "@openai/codex")
-    asked = (
-        "exec",
-        "--json",
-        "--skip-git-repo-check",
-        "--dangerously-bypass-approvals-and-sandbox",
-        "Say it.",
-    )
-    program = (tmp_path / "node_modules/.bin/codex").resolve()
-    events = launch("codex", program, agent_server, tmp_path, *asked)
+    program = codex_in(tmp_path)
+    events = launch("codex", program, agent_server, tmp_path, *CODEX, "Say it.")
     items = [e["item"] for e in events if e["type"] == "item.completed" and e["item"]["type"] != "error"]
     (call, answer), end = items, events[-1]
     assert (call["type"], call["exit_code"]) == ("command_execution", 0)
@@ -146,9 +166,8 @@ def test_codex(agent_server: Served, tmp_path: Path) -> None:
 
 def test_opencode(agent_server: Served, tmp_path: Path) -> None:
     install(tmp_path, "opencode-ai")
-    # the package's own command needs a script that runs behind an installation
-    program = min(tmp_path.glob("node_modules/opencode-linux-*/bin/opencode"), key=lambda p: len(str(p)))
-    events = launch("opencode", program, agent_server, tmp_path, "run", "--format", "json", "Say it.")
+    program = opencode_in(tmp_path)
+    events = launch("opencode", program, agent_server, tmp_path, *OPENCODE, "Say it.")
     (call,) = (e["part"] for e in events if e["type"] == "tool_use")
     assert (call["tool"], call["state"]["status"]) == ("bash", "completed")
     assert call["state"]["output"] == f"{SAID}\n"
