@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 
 def match(drafted: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many of the k drafted tokens are accepted. sampled has k + 1 entries; the one after the last accepted draft
-    is the round's own token.
+    """Return how many of the k drafted tokens are accepted. sampled: the k + 1 tokens that the target chose; the one after the last
+    accepted draft is the round's own token.
 
-    Raises ValueError when the lengths do not fit.
+    Raises ValueError where `sampled` has not one token more than `drafted`.
     """
     if len(sampled) != len(drafted) + 1:
         raise ValueError(f"{len(drafted)} drafted tokens need {len(drafted) + 1} samples, not {len(sampled)}")
@@ -32,11 +32,11 @@ def num_verified(
     n_min: int = 0,
     valid: Callable[[int], int] | None = None,
 ) -> int:
-    """How many of `length` drafted tokens are worth verifying, in llama.cpp's meaning.
+    """Return how many of `length` drafted tokens to verify, by llama.cpp's rules for p_min and n_min.
 
-    The draft ends before the first token whose confidence is below p_min, and before the first that cannot be accepted: `valid(n)` says how
-    many of the first n tokens could be. If it is then shorter than n_min, nothing is verified. confidences: of each token; None where the
-    drafter has no distribution: neither p_min nor n_min applies then.
+    The draft is cut before the first token whose confidence is below p_min, and before the first token that cannot be accepted: `valid(n)`
+    returns how many of the first n tokens can be. If fewer than n_min tokens are left, none is verified. confidences: one for each token;
+    None where the drafter has no distribution: neither p_min nor n_min applies then.
     """
     if confidences is not None:
         length = next((i for i, p in enumerate(confidences) if p < p_min), length)

@@ -30,7 +30,8 @@ class BadWords:
     """
 
     def __init__(self, words: Sequence[str], vocabulary: TokenBytes) -> None:
-        """Takes time in proportion to the words' bytes and to the bytes of the vocabulary. Steps are short: other threads go on."""
+        """Build the automaton. Takes time in proportion to the words' bytes and to the bytes of the vocabulary. Steps are short, so
+        other threads go on meanwhile."""
         self._tokens, self._special = vocabulary.tokens, vocabulary.special
         self._order = vocabulary.sorted_array
         self._edges: dict[int, int] = {}  # state << 8 | byte -> state
@@ -49,14 +50,14 @@ class BadWords:
         )
 
     def step(self, state: int, token: int) -> int:
-        """The state behind one more token. Special tokens are no text."""
+        """Return the state after one more token. A special token has no text and changes no state."""
         if token not in self._special:
             for byte in self._tokens[token]:
                 state = self._next(state, byte)
         return state
 
     def mask(self, state: int) -> Bits:
-        """The tokens that may follow a text that has led to `state`."""
+        """Return the tokens that may follow a text whose state is `state`."""
         known = self._masks.get(state)
         if known is not None:
             self._masks.move_to_end(state)
@@ -76,7 +77,7 @@ class BadWords:
     # --- compiling
 
     def _insert(self, words: Sequence[bytes]) -> dict[int, bytes]:
-        """States and links. Returns the words by the states that end them, without those that hold a shorter one."""
+        """Add the states and links of the words. Returns the words by their last states, without words that contain a shorter one."""
         edges, links, ends = self._edges, self._links, dict[int, bytes]()
         for word in words:
             state = START
@@ -112,7 +113,7 @@ class BadWords:
         return found
 
     def _complete(self, ends: dict[int, bytes], vocabulary: TokenBytes) -> None:
-        """For each state in a word, the tokens that begin with the word's rest. No token is longer than the longest one."""
+        """Find, for each state inside a word, the tokens that begin with the rest of that word."""
         keys = vocabulary.sorted_bytes
         longest = max(map(len, keys), default=0)
         for word in ends.values():
@@ -128,7 +129,7 @@ class BadWords:
                     self._ranges.setdefault(state, []).append((first, last))
 
     def _holding(self, ends: dict[int, bytes], vocabulary: TokenBytes) -> np.ndarray:
-        """A flag a token, padded to whole words of 32: 0 for text that holds a whole word."""
+        """Return a flag for each token, padded to a multiple of 32: 0 for a token whose text contains a whole word."""
         size = len(self._tokens)
         allowed = np.ones((size + 31) // 32 * 32, np.uint8)
         allowed[size:] = 0
@@ -146,6 +147,6 @@ class BadWords:
 
 
 def _behind(prefix: bytes) -> bytes:
-    """The first string behind all that begin with `prefix`; b"" where there is none."""
+    """Return the smallest string that sorts after all strings with this prefix; b"" where there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

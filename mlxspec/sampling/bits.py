@@ -20,14 +20,14 @@ def num_words(vocab_size: int) -> int:
 
 
 def only(tokens: Iterable[int], vocab_size: int) -> Bits:
-    """The set of these tokens."""
+    """Return the set of these tokens."""
     flags = np.zeros(num_words(vocab_size) * 32, np.uint8)
     flags[list(tokens)] = 1
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
 def all_but(tokens: Iterable[int], vocab_size: int) -> Bits:
-    """The set of all tokens but these."""
+    """Return the set of all tokens except these."""
     flags = np.zeros(num_words(vocab_size) * 32, np.uint8)
     flags[:vocab_size] = 1
     flags[list(tokens)] = 0
@@ -39,6 +39,6 @@ def holds(bits: Bits, token: int) -> bool:
 
 
 def unpack(bits: mx.array, vocab_size: int) -> mx.array:
-    """(N, ceil(V / 32)) uint32 -> (N, V) bool."""
+    """Unpack sets (N, ceil(V / 32)) uint32 into a mask (N, V) bool."""
     flags = (bits[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     return flags.reshape(bits.shape[0], -1)[:, :vocab_size].astype(mx.bool_)

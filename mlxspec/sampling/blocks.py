@@ -17,13 +17,14 @@ MOST_COPIES, FEW_COPIES = 15, 4
 
 
 def block_size(num: int, vocab_size: int, copies: int) -> int:
-    """Positions that are sampled together of `num`. copies: arrays (n, V) float32 that sampling n positions holds at once, at most."""
+    """Return how many of `num` positions to sample at a time. copies: the most arrays (n, V) of float32 that sampling n positions holds
+    at once."""
     if num <= AT_ONCE or not copies:
         return num
     return max(1, device.sampling_bytes() // (4 * copies * numbers_held(vocab_size)))
 
 
 def most_bytes(num: int, vocab_size: int) -> int:
-    """Bytes that sampling so many positions takes beside their logits, at most."""
+    """Return an upper bound of the bytes that sampling `num` positions takes in addition to their logits."""
     block = min(num, block_size(num, vocab_size, MOST_COPIES))
     return 4 * MOST_COPIES * numbers_held(vocab_size) * max(block, min(num, AT_ONCE))

@@ -60,9 +60,10 @@ class Constraints:
         opening: Opening | None = None,
         thinks_first: bool = False,
     ) -> None:
-        """ends: tokens that end the answer, none where the request ignores them. least: tokens that it has before one of these may come.
-        opening: of the calls that the grammar is of; None where it is the whole answer's. thinks_first: the answer may open thinking, and
-        a grammar of the whole answer begins behind it, unless each of its texts begins with the opening tag."""
+        """Start at the end of the prompt. ends: tokens that end the answer; none where the request ignores them. least: the number of
+        tokens that the answer has before one of `ends` is allowed. opening: the tag from which the grammar holds; None where the grammar
+        is that of the whole answer. thinks_first: the answer may begin with thinking, and the grammar of the whole answer begins after
+        it, unless each of the grammar's texts begins with the opening tag itself."""
         self._thinking, self._words, self._opening, self._call = thinking, words, opening, grammar
         self._ends, self._size, self._least = ends, vocabulary.size, least
         start = thinking.start(prompt) if thinking else ThinkingState("done")
@@ -87,12 +88,12 @@ class Constraints:
 
     @property
     def num_thinking(self) -> int:
-        """Tokens of thinking so far."""
+        """The number of tokens of thinking so far."""
         return self._state.thinking.num_tokens
 
     def close_thinking(self, num: int, thinking: Thinking, state: ThinkingState) -> bool:
-        """Force the closing tag `num` tokens from here. False where thinking is not open, or its budget closes it before. thinking and
-        state: of the text so far, for rows whose thinking nobody watched."""
+        """Force the closing tag `num` tokens from here. Returns False where thinking is not open, or where its budget closes it earlier.
+        thinking, state: those of the text so far, for a row whose thinking was not followed until now."""
         if self._thinking is None:
             self._thinking, self._state = thinking, self._state._replace(thinking=state)
         now, budget = self._state.thinking, self._thinking.budget
@@ -104,32 +105,33 @@ class Constraints:
 
     @property
     def is_finished(self) -> bool:
-        """The grammar allows nothing more: the answer is complete."""
+        """Whether the grammar allows no further token: the answer is complete."""
         grammar = self._holds(self._state)
         return grammar is not None and grammar.is_finished
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether the answer is in thinking, and the grammar of the whole answer begins behind it."""
+        """Whether the answer is in thinking, and the grammar of the whole answer begins after it."""
         return self._is_whole and self._state.lead is None and self._holds(self._state) is None
 
     @property
     def overdue(self) -> str | None:
-        """Why the row must end, where its grammar has taken too long and could not end it by itself."""
+        """Why the row must end, where its grammar took too long and could not end it itself; else None."""
         return None if self._state.grammar is None else self._state.grammar.overdue
 
     @property
     def watches(self) -> bool:
-        """Whether a tag in the text opens a grammar: what may come behind it depends on the tokens before."""
+        """Whether a tag in the text starts a grammar, so that the allowed tokens depend on the text."""
         return self._opening is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is forbidden but by a tag that has not begun, or by a thinking budget."""
+        """Whether no token is forbidden until a tag begins or a thinking budget is used up."""
         return self.watches and not self.reaches(0)
 
     def reaches(self, width: int) -> bool:
-        """Whether anything may be forbidden at one of the next `width` places, whatever comes before it; a tag in that text aside."""
+        """Return whether a token may be forbidden at one of the next `width` positions, whatever tokens come before it. A tag in those
+        tokens is not considered."""
         state = self._state
         if (
             self._words is not None
@@ -141,17 +143,16 @@ class Constraints:
         return self._thinking is not None and self._thinking.reaches(state.thinking, width)
 
     def masks(self, draft: Sequence[int]) -> list[Bits | None]:
-        """The tokens that may come at each place along a draft, and behind it: len(draft) + 1 sets, None for anything.
-
-        Behind a token that may not come, or one that ends the answer, anything may: no token there is accepted.
-        """
+        """Return the allowed tokens at each position of a draft and after it: len(draft) + 1 sets, None where all are allowed. After a
+        drafted token that is forbidden or ends the answer all are allowed, since no token there is accepted."""
         draft = list(draft)
         if self._looked is None or self._looked[0][: len(draft)] != draft:
             self._looked = draft, self._look(draft)[0]
         return self._looked[1][: len(draft) + 1]
 
     def _look(self, draft: list[int], *, may_cut: bool = False) -> tuple[list[Bits | None], int]:
-        """The sets of `masks`, and how many tokens of the draft have been looked at: with may_cut fewer, if the grammar costs too much."""
+        """Return the sets of `masks`, and how many tokens of the draft were examined: fewer than all where may_cut is True and the
+        grammar takes too long."""
         found: list[Bits | None] = []
         state, grammar = self._state, self._state.grammar
         before = 0 if grammar is None else grammar.num_tokens
@@ -174,7 +175,7 @@ class Constraints:
         return found + [None] * (len(draft) + 1 - len(found)), len(draft)
 
     def validate(self, draft: Sequence[int]) -> int:
-        """How many of these tokens are worth a verify: those before the first forbidden one, and no more than the grammar has time for."""
+        """Return how many of these tokens to verify: those before the first forbidden one, as far as the grammar has time to check them."""
         draft = list(draft)
         masks, length = self._look(draft, may_cut=True)
         draft = draft[:length]
@@ -185,13 +186,13 @@ class Constraints:
         return len(draft)
 
     def forced(self) -> list[int]:
-        """Tokens there is no choice about, as far as anybody can tell now."""
+        """Return the next tokens where only one is allowed at each position."""
         closing = self._thinking.forced(self._state.thinking) if self._thinking else []
         grammar = self._holds(self._state)
         return closing if closing or grammar is None else grammar.forced()
 
     def push(self, token: int) -> bool:
-        """A token of the answer. False if nothing allowed was left to choose, and this was not allowed either."""
+        """Advance by one token of the answer. Returns False where the token is not allowed because no token was."""
         own = self._own_mask(self._state)
         if own is not None and not bitsets.holds(own, token):
             return False
@@ -203,7 +204,7 @@ class Constraints:
         return True
 
     def _holds(self, state: _State) -> Grammar | None:
-        """The grammar that the next token must follow."""
+        """Return the grammar that the next token must follow; None where there is none."""
         if state.lead is not None:
             return None
         if state.seen is not None:
@@ -211,7 +212,8 @@ class Constraints:
         return state.grammar if state.thinking.phase == "done" else None
 
     def _own_mask(self, state: _State) -> Bits | None:
-        """Tokens that forced ones and forbidden words leave; while a grammar waits for the end of thinking, no end token."""
+        """Return the tokens that forced tokens and bad words allow. While a grammar waits for the end of thinking, no token that ends
+        the answer is allowed."""
         forced = self._thinking.forced(state.thinking) if self._thinking else []
         mask = self._words.mask(state.words) if self._words else None
         if forced:  # a word may end in the tag that begins before it
@@ -233,7 +235,7 @@ class Constraints:
         return _both(mask, np.bitwise_or(state.grammar.mask(), self._no_text))
 
     def _step(self, state: _State, token: int) -> _State | None:
-        """The state behind one more token; None where the grammar does not allow it."""
+        """Return the state after one more token; None where the grammar forbids it."""
         if state.lead is not None and self._thinking is not None:
             return self._led(self._thinking, state, state.lead, token)
         held = self._holds(state)
@@ -249,7 +251,8 @@ class Constraints:
         return _State(thinking, words, grammar, seen, state.num + 1)
 
     def _led(self, rules: Thinking, state: _State, lead: int, token: int) -> _State | None:
-        """The state behind a token of the opening tag of thinking, or of the grammar where that is what the answer begins with."""
+        """Return the state after one more token of an answer that begins with the opening tag of thinking or with the grammar's text;
+        None where the token is of neither."""
         is_tag = token == rules.opening[lead]
         grammar = state.grammar if state.grammar is not None and state.grammar.consume(token) else None
         if grammar is None and not is_tag:
@@ -265,7 +268,7 @@ class Constraints:
     def _followed(
         self, opening: Opening, state: _State, seen: BeforeCall, thinking: ThinkingState, token: int
     ) -> tuple[Grammar | None, BeforeCall]:
-        """The grammar of calls, and the text before them, behind one more token."""
+        """Return the grammar of calls, and the state of the text before a call, after one more token."""
         grammar = state.grammar
         if seen.is_open and grammar is not None:
             is_over = grammar.is_finished and not opening.once
@@ -283,19 +286,19 @@ class Constraints:
 
 
 def ends_of(params: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
-    """Tokens that end an answer."""
+    """Return the tokens that end an answer."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
 
 
 def _forbids(thinking: Thinking, params: SamplingParams) -> str | None:
-    """The parameters that forbid the closing tag; None where none do."""
+    """Return the name of the parameter that forbids the closing tag of thinking; None where none does."""
     if params.allowed_token_ids and not set(thinking.closing) <= set(params.allowed_token_ids):
         return "allowed_token_ids"
     return "bad_words" if any(word in params.thinking_tags[1] for word in params.bad_words) else None
 
 
 def _both(one: Bits | None, other: Bits | None) -> Bits | None:
-    """The tokens that both allow; None allows anything."""
+    """Return the tokens that both sets allow; None allows all."""
     if one is None or other is None:
         return other if one is None else one
     return np.bitwise_and(one, other)
@@ -322,8 +325,9 @@ class ConstraintMaker:
         self.clock = RoundClock()
 
     def compile(self, params: SamplingParams, num_rows: int = 1, owner: str = "") -> Compiled:
-        """For num_rows rows of this owner that have these parameters. May be called in any thread, and take seconds. Raises
-        GrammarError, and ConfigError without a tokenizer."""
+        """Compile the grammar, bad words and DRY breakers of these parameters once, to be shared by num_rows rows. owner: whose request
+        it is; grammars are kept by owner. May be called in any thread, and may take seconds. Raises GrammarError, and ConfigError
+        without a tokenizer."""
         if params.wants_logprobs and self._tokenizer is not None:
             self._prepare_vocabulary()
         has_grammar = params.has_grammar
@@ -353,7 +357,8 @@ class ConstraintMaker:
     def constraints_for(
         self, params: SamplingParams, prompt: Sequence[int], compiled: Compiled | None = None
     ) -> Constraints | None:
-        """None where nothing is constrained. compiled: of these parameters; None: do it here. Raises as `compile` does."""
+        """Return the constraints of one row; None where no token can be forbidden. compiled: what `compile` returned for these
+        parameters; None: compile here. Raises as `compile` does."""
         watches = params.has_grammar or params.thinking_budget is not None
         if not (watches or params.bad_words or params.min_tokens):
             return None
@@ -381,7 +386,8 @@ class ConstraintMaker:
         )
 
     def loops_for(self, params: SamplingParams, prompt: Sequence[int]) -> Loops | None:
-        """None where nothing is looked for: it is off, or thinking is all that it looks at and there will be none."""
+        """Return what finds loops in one answer; None where the loop breaker is off, or where only thinking is examined and there will
+        be none."""
         if params.loop_breaker == "off" or self._tokenizer is None:
             return None
         opens = self._thinking_tags == params.thinking_tags
@@ -394,19 +400,19 @@ class ConstraintMaker:
         return loops if loops.is_on else None
 
     def unconstrained(self) -> Constraints:
-        """Constraints of a row that is to have some later."""
+        """Return constraints that allow all tokens, for a row whose thinking may be closed later."""
         return Constraints(
             thinking=None, words=None, grammar=None, prompt=(), vocabulary=self.vocabulary, ends=frozenset()
         )
 
     @cached_property
     def _thinking_tags(self) -> tuple[str, str] | None:
-        """Tags in the chat template; None for a model that does not think."""
+        """The tags of thinking in the chat template; None for a model that does not think."""
         template = None if self._tokenizer is None else self._tokenizer.template
         return None if template is None else detect(template.source).thinking
 
     def _prepare_vocabulary(self) -> None:
-        """One thread at a time: for a large vocabulary it takes a good part of a second."""
+        """Build the tables of the vocabulary, in one thread at a time. A large vocabulary takes a good part of a second."""
         with self._lock:
             _ = self._compiler, self.vocabulary.sorted_bytes
 
@@ -420,7 +426,7 @@ class ConstraintMaker:
 
     @property
     def token_bytes(self) -> Sequence[bytes]:
-        """Bytes by token id; all empty without a tokenizer."""
+        """The bytes of each token by its id; all empty without a tokenizer."""
         return (b"",) * self._size if self._tokenizer is None else self.vocabulary.tokens
 
     @cached_property

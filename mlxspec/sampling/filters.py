@@ -20,14 +20,15 @@ def penalized(
     presence: mx.array | float,
     frequency: mx.array | float,
 ) -> mx.array:
-    """Logits (N, V) with penalties: repetition of tokens `seen` (bool), presence and frequency of those in `counts`. (N or 1, V) and (N or
-    1, 1)."""
+    """Return logits (N, V) with penalties: `repetition` for tokens in `seen` (bool), `presence` and `frequency` for tokens in `counts`.
+    seen and counts: (N or 1, V). Rates: (N or 1, 1), or one number."""
     logits = mx.where(seen, mx.where(logits > 0, logits / repetition, logits * repetition), logits)
     return logits - presence * (counts > 0) - frequency * counts
 
 
 def top_n_sigma(logits: mx.array, sigmas: mx.array) -> mx.array:
-    """Logits at least as high as the highest less `sigmas` (N, 1) standard deviations of the position's finite logits; infinite: all."""
+    """Return logits (N, V) with -inf for those more than `sigmas` (N, 1) standard deviations below the highest. The deviation is that of
+    the position's finite logits. An infinite sigma keeps all."""
     finite = mx.isfinite(logits)
     num = mx.sum(finite, axis=-1, keepdims=True)
     mean = mx.sum(mx.where(finite, logits, 0.0), axis=-1, keepdims=True) / num
@@ -38,7 +39,8 @@ def top_n_sigma(logits: mx.array, sigmas: mx.array) -> mx.array:
 
 
 def typical(scores: mx.array, shares: mx.array) -> mx.array:
-    """Tokens whose surprise is nearest to the entropy, up to the share (N, 1) of the probability that they hold together; 1: all."""
+    """Return scores (N, V) with -inf for all but the tokens whose surprise is nearest to the entropy, up to a share (N, 1) of the
+    probability. A share of 1 keeps all."""
     logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
     probabilities = mx.exp(logs)
     is_possible = probabilities > 0
@@ -54,8 +56,8 @@ def typical(scores: mx.array, shares: mx.array) -> mx.array:
 
 
 def xtc(scores: mx.array, thresholds: mx.array, happens: mx.array) -> mx.array:
-    """Without all possible tokens of at least the threshold's probability (N, 1) but the least likely of them, where it happens (N, 1)
-    bool."""
+    """Return scores (N, V) with -inf for tokens of at least the threshold's probability (N, 1), except the least likely of them, where
+    `happens` (N, 1) bool is True."""
     probabilities = mx.softmax(scores, axis=-1)
     is_top = (probabilities >= thresholds) & (probabilities > 0)
     least = mx.min(mx.where(is_top, probabilities, mx.inf), axis=-1, keepdims=True)

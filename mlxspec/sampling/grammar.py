@@ -34,12 +34,13 @@ _TEXT_FACTOR = 64  # bytes that a byte of a grammar comes to, compiled
 
 
 def source_bytes(params: SamplingParams) -> int:
-    """Bytes of the grammar as it was given, which there is. Raises GrammarError for a schema that is no JSON."""
+    """Return the bytes of a request's grammar as it was given. The request must have one. Raises GrammarError for a schema that is no
+    JSON."""
     return len(_source(params)[1].encode())
 
 
 def grammar_bytes(params: SamplingParams) -> int:
-    """No compiled grammar takes more, whatever text it has seen. params: those that have one."""
+    """Return an upper bound of the bytes that the compiled grammar takes, whatever text it follows. The request must have one."""
     return source_bytes(params) * _TEXT_FACTOR + _MAX_STATES * _STATE_BYTES
 
 
@@ -53,8 +54,8 @@ class GrammarCompiler:
         self._kept: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
 
     def compile(self, params: SamplingParams, owner: str = "") -> Grammar:
-        """Ready for its first token; `copy` it for each row. Raises GrammarError with the compiler's own words, also where no text is of
-        the language.
+        """Return a matcher that waits for its first token; `copy` it for each row. Raises GrammarError with the compiler's own words, also
+        where the language has no text.
 
         May take seconds for a grammar of tens of kilobytes, most of them without Python's lock. May be called in any thread.
         """
@@ -127,7 +128,7 @@ class RoundClock:
         self._used: dict[int, float] = {}
 
     def begin(self, num_rows: int) -> None:
-        """A round of so many rows."""
+        """Begin a round of num_rows rows."""
         self._left, self._share = self._seconds, self._seconds / max(1, num_rows)
         self._used.clear()
 
@@ -136,11 +137,11 @@ class RoundClock:
         self._used[id(grammar)] = self._used.get(id(grammar), 0.0) + seconds
 
     def is_costly(self, grammar: Grammar) -> bool:
-        """Whether this grammar has used so much of its share that the round should end for it with what it has."""
+        """Return whether this grammar has used so much of its share of the round that its draft should be cut here."""
         return self._used.get(id(grammar), 0.0) > self._share / _CUTS_DRAFTS
 
     def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError where this grammar must end."""
+        """Raise GrammarError where this grammar must end."""
         if self._left <= 0 and self._used.get(id(grammar), 0.0) > self._share:
             raise GrammarError(
                 "The grammar takes too long to apply at this place of the text: it is too ambiguous or too large."
@@ -169,37 +170,37 @@ class Grammar:
     """One request's matcher. Every method but the properties raises GrammarError where the matcher gives up."""
 
     def __init__(self, matcher: Any, vocabulary: TokenBytes, clock: RoundClock | None = None) -> None:
-        """clock: what its time is charged to."""
+        """Wrap llguidance's matcher. clock: measures the grammar's time in a round; None: its time is not limited."""
         self._matcher, self._vocabulary, self._clock = matcher, vocabulary, clock
         self.overdue: str | None = None  # why it must end, where its clock only marks it
         self.num_tokens = 0  # consumed
         self._num_words = num_words(len(vocabulary.tokens))
 
     def copy(self, clock: RoundClock | None = None) -> Grammar:
-        """A copy of this matcher in the same state, with the same clock if none is given. The compiled grammar is shared."""
+        """Return a copy of this matcher in the same state. clock: that of the copy; None: the same. The compiled grammar is shared."""
         return Grammar(self._matcher.deep_copy(), self._vocabulary, clock or self._clock)
 
     @property
     def is_finished(self) -> bool:
-        """Nothing but the end may follow."""
+        """Whether only the end of the answer may follow."""
         return bool(self._matcher.is_stopped())
 
     @property
     def is_costly(self) -> bool:
-        """Whether it has used a good part of its time in this round: drafts should end here. Plain decoding goes on."""
+        """Whether it has used a good part of its time in this round, so that a draft should be cut here. Plain decoding goes on."""
         return self._clock is not None and self._clock.is_costly(self)
 
     def mask(self) -> Bits:
-        """The tokens that may follow now."""
+        """Return the tokens that may follow."""
         bits = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.uint32)
         return bits[: self._num_words]
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens the grammar allows."""
+        """Return how many of these tokens, from the first on, the grammar allows."""
         return int(self._timed(self._matcher.validate_tokens, list(tokens)))
 
     def forced(self) -> list[int]:
-        """Tokens of the text that must follow; empty where there is a choice."""
+        """Return the tokens of the text that must follow; none where there is a choice."""
         return list(self._timed(self._matcher.compute_ff_tokens))
 
     def consume(self, token: int) -> bool:
@@ -229,13 +230,13 @@ class Grammar:
 
     @property
     def trouble(self) -> str:
-        """The matcher's message, without the text that it shows with it."""
+        """The matcher's error message, without the state that it prints with it."""
         said = self._matcher.get_error().partition("<state>")[0]
         return _first_line(said) or "no text is of this language"
 
 
 def _source(params: SamplingParams) -> tuple[str, str]:
-    """The kind of a request's grammar in words, and llguidance's own form of it."""
+    """Return the kind of a request's grammar in words, and the grammar in llguidance's own form."""
     from llguidance import LLMatcher
 
     if params.regex is not None:

@@ -25,7 +25,8 @@ _MOST = 1e4  # of a penalty: no logit is larger, and float32 has room for it
 def processors_of(
     params: SamplingParams, num_prompt: int, breaks: NDArray[np.bool_] | None
 ) -> tuple[LogitsProcessor, ...]:
-    """The processors of one request. num_prompt: tokens of its prompt. breaks (V,): tokens that no repeated sequence goes beyond."""
+    """Return the logits processors for DRY and for penalties with a window. num_prompt: tokens of the prompt. breaks (V,): tokens that
+    end a repeated sequence, for DRY."""
     found: list[LogitsProcessor] = []
     if params.dry_multiplier > 0:
         found.append(lambda tokens, logits: _less(logits, dry_penalties(numbers(tokens), params, breaks)))
@@ -37,7 +38,7 @@ def processors_of(
 def dry_penalties(
     text: NDArray[np.int32], params: SamplingParams, breaks: NDArray[np.bool_] | None
 ) -> Mapping[int, float]:
-    """Penalties by token behind `text` (n,). Takes about n operations for each token of the longest match."""
+    """Return DRY's penalties by token after `text` (n,). Takes about n operations for each token of the longest match."""
     window = params.dry_penalty_last_n
     text = text[max(0, len(text) - window) :] if window >= 0 else text
     if len(text) < 2 or (breaks is not None and breaks[text[-1]]):
@@ -71,7 +72,8 @@ def _less(logits: mx.array, penalties: Mapping[int, float]) -> mx.array:
 def _penalized(
     logits: mx.array, text: NDArray[np.int32], params: SamplingParams, num_prompt: int
 ) -> mx.array:
-    """Repetition looks at the last `repeat_last_n` tokens, presence and frequency at those of the answer among them."""
+    """Apply the repetition penalty to the last `repeat_last_n` tokens, and presence and frequency penalties to those of them that are of
+    the answer."""
     start = max(0, len(text) - params.repeat_last_n)
     vocab = logits.shape[1]
     seen = mx.array(np.bincount(text[start:], minlength=vocab)[:vocab] > 0)[None]

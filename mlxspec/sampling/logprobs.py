@@ -29,7 +29,7 @@ class Logprobs(NamedTuple):
     def read(
         self, tokens: Sequence[int], num_top: int, start: int, data: Sequence[bytes]
     ) -> list[TokenLogprob]:
-        """Log-probabilities of positions start, start + 1, ...: one for each of `tokens`. data: bytes by token id."""
+        """Return the log-probabilities of `tokens`, which are those at positions start, start + 1 and so on. data: bytes by token id."""
         end = start + len(tokens)
         own = numbers(self.chosen)[start:end].tolist()
         tops: list[tuple[TopToken, ...]] = [()] * len(tokens)
@@ -47,7 +47,8 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: mx.array, chosen: mx.array, num_top: int) -> Logprobs:
-    """Log-probabilities of tokens chosen (N,) under logits (N, V), and of the num_top likeliest; of equal ones the lower ids come first."""
+    """Return the log-probabilities of tokens chosen (N,) under logits (N, V), and of the num_top likeliest tokens; of equally likely
+    ones the lower ids come first."""
     given, logits = logits, logits.astype(mx.float32)
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     own = mx.take_along_axis(logits, chosen[:, None], axis=-1) - total

@@ -26,7 +26,7 @@ _NEAR = 3  # last tokens that must be those one period before: the rest is not l
 
 
 def period_of(tokens: Sequence[int]) -> int | None:
-    """The shortest period with which the end of `tokens` loops; None where it does not."""
+    """Return the shortest period in tokens with which the end of `tokens` repeats itself; None where it does not."""
     text = np.asarray(tokens[-WINDOW:], np.int64)
     if len(text) < LEAST:
         return None
@@ -55,7 +55,8 @@ class Loops:
     """
 
     def __init__(self, thinking: Thinking | None, prompt: Sequence[int], *, opens: bool, ends: bool) -> None:
-        """opens: whether the answer itself may open thinking, which it does at its beginning. ends: looks outside thinking too."""
+        """Start at the end of the prompt. opens: whether the answer may begin with the opening tag of thinking. ends: examine text
+        outside thinking too."""
         self.thinking, self._ends = thinking, ends
         self.state = ThinkingState("done") if thinking is None else thinking.start(prompt)
         if self.state.phase == "waiting" and not opens:
@@ -68,7 +69,8 @@ class Loops:
         return self._ends or self.state.phase != "done"
 
     def look(self, text: Sequence[int], num_prompt: int) -> Loop | None:
-        """At a text of num_prompt tokens and an answer. Only the answer's tokens count."""
+        """Return the loop at the end of a text of num_prompt tokens and an answer; None where there is none. Only the answer's tokens
+        are examined."""
         if period_of(text[max(num_prompt, len(text) - WINDOW) :]) is None:
             return None
         if self.thinking is not None:
@@ -79,7 +81,7 @@ class Loops:
         return None if period is None or not (is_thought or self._ends) else Loop(is_thought, period)
 
     def _follow(self, thinking: Thinking, token: int) -> None:
-        """The answer's next token."""
+        """Advance the state of thinking by the answer's next token."""
         before, self._num_seen = self.state.phase, self._num_seen + 1
         self.state = thinking.step(self.state, token)
         if self.state.phase == "waiting" and not thinking.begins(self.state):

@@ -29,19 +29,19 @@ Positions = Sequence[int] | Shifted
 
 
 def positions_at(positions: Positions, places: Sequence[int]) -> Positions:
-    """The positions at these places."""
+    """Return the positions at these places of the list."""
     if not isinstance(positions, Shifted):
         return [positions[i] for i in places]
     return Shifted([positions.first[i] for i in places], positions.by[mx.array(list(places))], positions.most)
 
 
 def gumbel(seeds: Sequence[int], positions: Positions, vocab_size: int) -> mx.array:
-    """(N, V) float32: the noise of the choices at these positions."""
+    """Return the Gumbel noise (N, V) float32 of the choices at these positions."""
     return gumbel_of(keys_of(seeds, positions), vocab_size)
 
 
 def gumbel_of(keys: mx.array, vocab_size: int) -> mx.array:
-    """(N, V) float32, of these keys (N, 2)."""
+    """Return the Gumbel noise (N, V) float32 of keys (N, 2)."""
     return _compiled_gumbel(keys, vocab_size)
 
 
@@ -52,7 +52,7 @@ def _gumbel(keys: mx.array, vocab_size: int) -> mx.array:
 
 
 def noisiest(scores: mx.array, keys: mx.array) -> mx.array:
-    """(N,) uint32: places of the highest sums of scores (N, V) and the noise of these keys (N, 2)."""
+    """Return, (N,) uint32, the token with the highest sum of its score (N, V) and the noise of keys (N, 2)."""
     return _compiled_noisiest(scores, keys)
 
 
@@ -64,15 +64,15 @@ _compiled_gumbel, _compiled_noisiest = mx.compile(_gumbel), mx.compile(_noisiest
 
 
 def keys_of(seeds: Sequence[int], positions: Positions) -> mx.array:
-    """(N, 2) uint32: of the noise of each position (the index, in prompt and answer together, of the token to be drawn). Where only the
-    device knows the positions, it picks from the keys of all that are possible."""
+    """Return the keys (N, 2) uint32 of the noise at each position. A position is the index, in prompt and answer together, of the token
+    to be drawn. Where only the device knows the positions, it picks from the keys of all possible ones."""
     words, places = _words_at(seeds, positions)
     keys = mx.array(words, mx.uint32)
     return keys if places is None else keys[places]
 
 
 def xtc_coins(seeds: Sequence[int], positions: Positions) -> mx.array:
-    """(N,) float32 in [0, 1), in steps of 2^-24: below XTC's probability it happens at that position."""
+    """Return numbers (N,) float32 in [0, 1), in steps of 2^-24. XTC is applied at a position whose number is below its probability."""
     words, places = _words_at(seeds, positions, _XTC)
     drawn = mx.array([(high >> 8) * 2.0**-24 for high, _ in words], mx.float32)
     return drawn if places is None else drawn[places]
@@ -81,7 +81,8 @@ def xtc_coins(seeds: Sequence[int], positions: Positions) -> mx.array:
 def _words_at(
     seeds: Sequence[int], positions: Positions, source: int = 0
 ) -> tuple[list[tuple[int, int]], mx.array | None]:
-    """Random words of all positions that are possible, and which of them are meant, (N,); None: those, in order."""
+    """Return random words of all possible positions, and the indices (N,) of the actual ones among them; None where these are all, in
+    order."""
     first, by, most = positions if isinstance(positions, Shifted) else (positions, None, 0)
     if len(seeds) != len(first):
         raise ValueError(f"{len(seeds)} seeds for {len(first)} positions")
@@ -95,13 +96,13 @@ def _words_at(
 
 @lru_cache(1 << 14)  # a position is asked for by each draft that reaches it, and by the target
 def _words(seed: int, position: int, source: int) -> tuple[int, int]:
-    """Two random words of 32 bits."""
+    """Return two random words of 32 bits."""
     mixed = _mix(_mix((seed & _WORD) ^ source) ^ position)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
 def _mix(x: int) -> int:
-    """SplitMix64's finalizer (Steele, Lea, Flood 2014): neighbouring inputs give unrelated outputs."""
+    """Mix the bits of x by SplitMix64's finalizer (Steele, Lea, Flood 2014), so that neighbouring inputs give unrelated outputs."""
     x = (x + 0x9E3779B97F4A7C15) & _WORD
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD

@@ -35,11 +35,11 @@ class Opening:
         self._ids = frozenset(t for t in vocabulary.special if self._tokens[t] == tag.encode())
 
     def start(self) -> BeforeCall:
-        """The state where no text has come."""
+        """Return the state before any text."""
         return BeforeCall(Place())
 
     def step(self, seen: BeforeCall, token: int) -> BeforeCall:
-        """The state after one more token of text."""
+        """Return the state after one more token of text."""
         text, place = seen.tail + self._tokens[token].decode("latin-1"), copy(seen.place)
         while (at := text.find(self._tag)) >= 0:
             place.push(text[:at])

@@ -39,8 +39,8 @@ def process(
     *,
     num_ours: int = 0,
 ) -> tuple[mx.array, Failure | None]:
-    """logits (w, V) behind the history and behind each of its drafts (w - 1,), each position by itself; untouched from a failure on.
-    num_ours: the last so many processors are our own, which nobody waits for."""
+    """Apply logits processors to logits (w, V) after the history and after each of its drafts (w - 1,), position by position. From a
+    failure on the logits are unchanged. num_ours: how many of the last processors are our own; their results are not waited for."""
     known = mx.array(np.asarray(history, np.int32))
     logits = logits.astype(mx.float32)
     out: list[mx.array] = []
@@ -57,7 +57,7 @@ def process(
 
 
 def draw(sampler: Sampler, scores: mx.array) -> tuple[mx.array, Failure | None]:
-    """Tokens (w,) int32 for scores (w, V), each position by itself; zeros from a failure on."""
+    """Draw tokens (w,) int32 from scores (w, V) by the caller's sampler, position by position; zeros from a failure on."""
     chosen: list[mx.array] = []
     for place in range(scores.shape[0]):
         row = scores[place : place + 1]

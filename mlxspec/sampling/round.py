@@ -78,7 +78,7 @@ class Sampled:
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
     def take(self, row: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
-        """The part of a round's tokens that a row takes, and why no more: something of its own failed there."""
+        """Return the tokens of a round that a row takes, and why it takes no more, where something of its own failed."""
         failed = self.failed.get(row)
         if failed is not None and failed.place < len(tokens):
             return tokens[: failed.place], failed.why
@@ -100,10 +100,11 @@ class Sampled:
 def sample(
     rows: Sequence[RoundRow], tokens: mx.array, logits: mx.array, *, ahead: int | Ahead = 0
 ) -> Sampled:
-    """Choices for logits (N, V) behind tokens (N,): each row's last token and its draft.
+    """Choose a token for each of logits (N, V) after tokens (N,): each row's last token and its draft.
 
-    ahead: how many tokens of each row are on their way but not known yet. A draft on the device is waited for where a constraint must know
-    it. Raises nothing for what is a row's own, see `Sampled.failed`, and ValueError where something must know tokens that are on their way.
+    ahead: how many tokens of each row are being computed and not known yet. A draft on the device is waited for where a constraint must
+    know it. What fails for one row is in `Sampled.failed`. Raises ValueError where a constraint or a callable must know tokens that are not
+    known yet.
     """
     layout, vocab = _layout(rows), logits.shape[1]
     sampler = BatchSampler([r.sampler for r in rows], vocab)
@@ -136,7 +137,8 @@ def sample(
 
 @mx.compile
 def _marked(logits: mx.array, chosen: mx.array) -> mx.array:
-    """chosen (N,), with NO_NUMBER where logits (N, V) hold a NaN or no finite maximum. Read with the tokens, so it costs no wait."""
+    """Return chosen (N,) with NO_NUMBER where logits (N, V) hold a NaN or no finite maximum. The mark is read with the tokens, so it
+    costs no wait."""
     return mx.where(mx.isfinite(logits.max(axis=-1)), chosen, NO_NUMBER)
 
 
@@ -153,7 +155,7 @@ def _layout(rows: Sequence[RoundRow]) -> _Layout:
 
 
 def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) -> Positions:
-    """The position of each choice in its row."""
+    """Return the position in its row of each choice."""
     known = 0 if isinstance(ahead, Ahead) else ahead
     found = [r.length + known + i for r, width in zip(rows, layout.widths, strict=True) for i in range(width)]
     if not isinstance(ahead, Ahead):
@@ -165,7 +167,7 @@ def _positions(rows: Sequence[RoundRow], layout: _Layout, ahead: int | Ahead) ->
 def _masks(
     rows: Sequence[RoundRow], ahead: int | Ahead, failed: dict[int, Failure]
 ) -> list[Bits | None] | None:
-    """The tokens that may come at each position, None if anything may everywhere. Notes the rows whose constraints fail."""
+    """Return the allowed tokens at each position; None where all are allowed everywhere. Adds rows whose constraints fail to `failed`."""
     found: list[Bits | None] = []
     most = ahead.most if isinstance(ahead, Ahead) else ahead
     for i, row in enumerate(rows):
@@ -188,7 +190,7 @@ def _masks(
 
 
 def _drafts_before(layout: _Layout, tokens: mx.array) -> DraftedBefore:
-    """The drafts read up to each position of its row."""
+    """Return the drafted tokens before each position of its row."""
     pairs = [
         (place, token)
         for start, end in zip(layout.starts, layout.starts[1:], strict=False)
@@ -206,7 +208,7 @@ def _processed(
     logits: mx.array,
     failed: dict[int, Failure],
 ) -> mx.array:
-    """Logits (N, V) behind each row's own logits processors."""
+    """Return logits (N, V) after each row's own logits processors."""
     parts = []
     for i, (row, start, end) in enumerate(zip(rows, layout.starts, layout.starts[1:], strict=False)):
         piece = logits[start:end]
@@ -227,7 +229,7 @@ def _by_own_samplers(
     chosen: mx.array,
     failed: dict[int, Failure],
 ) -> mx.array:
-    """`chosen` (N,) with what rows' own samplers draw from scores (N, V) in its place."""
+    """Return chosen (N,) where the tokens of rows with a sampler of their own are drawn by it from scores (N, V)."""
     for i, row in enumerate(rows):
         if row.params.sampler is None:
             continue
@@ -241,6 +243,6 @@ def _by_own_samplers(
 
 
 def _logprobs(rows: Sequence[RoundRow], logits: mx.array, chosen: mx.array) -> Logprobs | None:
-    """Log-probabilities of the chosen tokens under the model's unchanged logits; None if no row asks."""
+    """Return the log-probabilities of the chosen tokens under the model's unchanged logits; None where no row asks for them."""
     tops = [r.params.top_logprobs for r in rows if r.params.wants_logprobs]
     return logprobs(logits, chosen, max(tops)) if tops else None

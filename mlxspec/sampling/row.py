@@ -32,8 +32,8 @@ class RowSampler:
         constraints: Constraints | None = None,
         breaks: NDArray[np.bool_] | None = None,
     ) -> None:
-        """breaks (V,): tokens that no repeated sequence goes beyond, for DRY. Raises ConfigError for a token the
-        model does not have, and where no token may begin the answer."""
+        """Read the parameters. breaks (V,): tokens that end a repeated sequence, for DRY. Raises ConfigError for a token that the model
+        does not have, and where no token may begin the answer."""
         self.params = params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.is_greedy = params.temperature == 0.0
@@ -76,21 +76,21 @@ class RowSampler:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is forbidden until a tag comes, which opens a grammar."""
+        """Whether no token is forbidden until a tag starts a grammar."""
         return self.constraints is not None and self.constraints.is_waiting
 
     @property
     def is_bound(self) -> bool:
-        """Whether what may come has to be found out for every token."""
+        """Whether the allowed tokens must be found at every position."""
         return self.constraints is not None and not self.constraints.is_waiting
 
     def observe(self, tokens: Sequence[int]) -> None:
-        """These tokens of the answer are final."""
+        """Count these tokens, which are final, as tokens of the answer."""
         if self.counts is not None and tokens:
             self.counts = self.counts + mx.array(
                 np.bincount(list(tokens), minlength=self._vocab_size).astype(np.float32)
             )
 
     def needs_tokens(self, width: int) -> bool:
-        """Whether the host must know the tokens before any of the next `width` positions to sample there."""
+        """Return whether the host must know the tokens before each of the next `width` positions to sample there."""
         return self.constraints is not None and self.constraints.reaches(width)

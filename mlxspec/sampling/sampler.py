@@ -47,11 +47,9 @@ class BatchSampler:
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
-        """Tokens (N,) for logits (N, V), lazily; NO_TOKEN where no token is possible.
-
-        owners: index into rows of each position. positions: where in its row each sampled token will stand. drafts: which tokens
-        stand between the row's final tokens and each position; None for none. masks: what may come at each position.
-        """
+        """Return tokens (N,) for logits (N, V), lazily; NO_TOKEN where no token is possible. owners: for each position the index of its
+        row. positions: the index in its row of each token to be sampled. drafts: the drafted tokens between a row's final tokens and
+        each position; None for none. masks: the allowed tokens at each position."""
         num, size = len(owners), self.block_size(owners, masks)
         if size >= num:
             return self.sample_at_once(logits, owners, positions, drafts, masks)
@@ -71,7 +69,7 @@ class BatchSampler:
         return mx.concatenate(parts)
 
     def block_size(self, owners: Sequence[int], masks: Sequence[Bits | None] | None) -> int:
-        """Positions of these owners that are sampled at once."""
+        """Return how many positions of these owners are sampled at a time."""
         rows = [self.rows[o] for o in set(owners)]
         is_drawn = any(not r.is_greedy for r in rows)
         is_processed = masks is not None or any(
@@ -89,7 +87,7 @@ class BatchSampler:
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
-        """`sample` in one block: its plain twin."""
+        """Sample all positions in one block: the plain twin of `sample`."""
         given = processed(self.rows, logits, owners, drafts, masks)
         chosen = self._drawn(given, owners, positions)
         is_plain = given is logits  # nothing is forbidden, so something is left
@@ -98,7 +96,7 @@ class BatchSampler:
     def _drawn(
         self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
     ) -> mx.array:
-        """Tokens (N,) drawn from `processed` logits: each position by top-k's survivors, or from all tokens, as it would be drawn alone."""
+        """Draw tokens (N,) from `processed` logits: each position from top-k's survivors or from all tokens, as it would be drawn alone."""
         if all(self.rows[o].is_greedy for o in set(owners)):
             return _likeliest(logits, ids)
         params, parts, order = [self.rows[o].params for o in owners], list[mx.array](), list[int]()
@@ -128,8 +126,8 @@ class BatchSampler:
         drafts: DraftedBefore | None = None,
         masks: Sequence[Bits | None] | None = None,
     ) -> mx.array:
-        """(N, V) float32: logits of the distributions that `choose` draws from (a greedy row's are tempered by 1). positions: see `sample`;
-        XTC needs them."""
+        """Return, (N, V) float32, the logits of the distributions that `choose` draws from. Those of a greedy row have temperature 1.
+        positions: see `sample`; XTC needs them."""
         return truncated(self.rows, processed(self.rows, logits, owners, drafts, masks), owners, positions)
 
     def choose(
@@ -139,8 +137,7 @@ class BatchSampler:
         positions: Positions,
         ids: mx.array | None = None,
     ) -> mx.array:
-        """Tokens (N,) drawn from `scores`. ids (R,): scores are (N, R), of these tokens, each of which has the noise that it has among
-        all."""
+        """Draw tokens (N,) from `scores`. ids (R,): scores are (N, R), of these tokens; each has the noise that it has among all tokens."""
         keys, noisy = self._noise(owners, positions)
         if ids is None and noisy is None:
             return noisiest(scores, keys).view(mx.int32)
@@ -152,16 +149,14 @@ class BatchSampler:
     def draft(
         self, logits: mx.array, owners: Sequence[int], positions: Positions, ids: mx.array | None = None
     ) -> Drawn:
-        """Tokens that drafters propose, drawn with the noise that the target will have at these positions.
-
-        ids (R,) int32, different ones: of which tokens logits (N, R) tell; all others are impossible. None: of all V. Each token keeps the
-        noise, the penalties and the bias that it has among all V: so this is what `spread` logits give.
-        """
+        """Draw the tokens that a drafter proposes, with the noise that the target will use at these positions. ids (R,) int32, all
+        different: the tokens that logits (N, R) belong to; all other tokens are impossible. None: logits are (N, V). A token keeps the
+        noise, penalties and bias that it has among all V tokens, so the result is that of `spread` logits."""
         given = processed(self.rows, logits, owners, ids=ids)
         return Drawn(self._drawn(given, owners, positions, ids), confidence(given))
 
     def _noise(self, owners: Sequence[int], positions: Positions) -> tuple[mx.array, mx.array | None]:
-        """Keys (N, 2) of the positions' noise, and which positions have any, (N, 1) bool; None: all."""
+        """Return the keys (N, 2) of the positions' noise, and which positions have noise, (N, 1) bool; None: all."""
         used = [self.rows[o] for o in owners]
         keys = keys_of([r.seed for r in used], positions)
         return keys, mx.array([[not r.is_greedy] for r in used]) if any(r.is_greedy for r in used) else None
@@ -174,13 +169,13 @@ class BatchSampler:
 
 @mx.compile
 def possible(logits: mx.array, chosen: mx.array) -> mx.array:
-    """chosen (N,) int32, with NO_TOKEN where logits (N, V) make it impossible: all filters leave one of the possible tokens, so then
-    there was none. Read with the tokens, so it costs no wait."""
+    """Return chosen (N,) int32 with NO_TOKEN where logits (N, V) make the token impossible. All filters keep one possible token, so
+    there was none. The mark is read with the tokens, so it costs no wait."""
     found = mx.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
     return mx.where(found > -mx.inf, chosen, NO_TOKEN)
 
 
 def _likeliest(scores: mx.array, ids: mx.array | None) -> mx.array:
-    """(N,) int32 tokens; scores (N, R) of the tokens ids (R,), or (N, V)."""
+    """Return the likeliest tokens (N,) int32 of scores (N, R), which belong to tokens ids (R,), or of scores (N, V)."""
     places = mx.argmax(scores, axis=-1)
     return places.view(mx.int32) if ids is None else ids[places]  # uint32 places are the same bits

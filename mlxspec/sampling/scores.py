@@ -27,8 +27,8 @@ from mlxspec.sampling.truncate import top_p_floor
 def truncated(
     rows: Sequence[RowSampler], logits: mx.array, owners: Sequence[int], positions: Positions | None = None
 ) -> mx.array:
-    """(N, V) float32: what tokens are drawn from, as logits, of `processed` logits; a greedy row's are tempered by 1. positions: where in
-    its row each token will stand, which XTC needs."""
+    """Return, (N, V) float32, the logits that tokens are drawn from, made of `processed` logits. Those of a greedy row have temperature
+    1. positions: the index in its row of each token to be sampled, which XTC needs."""
     used, vocab = Positioned(rows, owners), logits.shape[1]
     scores = _truncate(logits, _temper(logits.astype(mx.float32), used), used)
     ranked = [i for i, p in enumerate(used.params) if p.temperature > 0.0 and 0 < p.top_k < vocab]
@@ -49,12 +49,9 @@ def processed(
     masks: Sequence[Bits | None] | None = None,
     ids: mx.array | None = None,
 ) -> mx.array:
-    """Logits (N, V) with penalties, bias and what is forbidden; the very ones given where a request has none of it.
-
-    owners: index into rows of each position. drafts: which tokens stand between the row's final tokens and each position; None for none.
-    masks: what may come at each position. ids (R,): logits are (N, R), of these tokens; drafts and masks are of all tokens, so they do not
-    go with it.
-    """
+    """Return logits (N, V) with penalties, bias and forbidden tokens; the same array where no request has any. owners: for each position
+    the index of its row. drafts: the drafted tokens between a row's final tokens and each position; None for none. masks: the allowed
+    tokens at each position. ids (R,): logits are (N, R), of these tokens; not with drafts or masks, which are of all tokens."""
     if not all(rows[o].is_plain for o in owners):
         logits = _penalize(logits.astype(mx.float32), Positioned(rows, owners), drafts, ids)
     if masks is not None and any(m is not None for m in masks):
@@ -73,7 +70,7 @@ def _filtered(
     rows: Sequence[RowSampler],
     positions: Positions | None,
 ) -> mx.array:
-    """Scores after typical-p and XTC. Greedy rows have neither."""
+    """Apply typical-p and XTC to scores. Greedy rows have neither."""
 
     def column(read: Callable[[SamplingParams], float], off: float) -> mx.array:
         return used.column(lambda r: off if r.is_greedy else float(read(r.params)))
@@ -97,14 +94,14 @@ class DraftedBefore:
         self._places, self._tokens = np.asarray(places, np.int32), tokens
 
     def __getitem__(self, some: slice) -> DraftedBefore:
-        """The drafted tokens before some positions."""
+        """Return the drafted tokens before some of the positions."""
         (inside,) = np.nonzero((self._places >= some.start) & (self._places < some.stop))
         return DraftedBefore(
             self._places[inside] - some.start, self._tokens[mx.array(inside.astype(np.int32))]
         )
 
     def added_to(self, counts: mx.array, num: int) -> mx.array:
-        """counts (1, V) or (num, V) float32, with these tokens counted: (num, V)."""
+        """Return counts (num, V) float32 in which these tokens are counted in addition to counts (1 or num, V)."""
         counts = mx.broadcast_to(counts, (num, counts.shape[1]))
         return counts.at[mx.array(self._places), self._tokens].add(1.0) if len(self._places) else counts
 
@@ -120,13 +117,13 @@ class Positioned:
         self.params = [rows[o].params for o in owners]  # of each position
 
     def column(self, read: Callable[[RowSampler], float]) -> mx.array:
-        """(N, 1), or (1, 1) where all have the same row."""
+        """Return a number for each position, (N, 1), or (1, 1) where all positions are of one row."""
         values = np.asarray([[read(r)] for r in self.rows])
         values = values.astype(np.float32 if values.dtype.kind == "f" else values.dtype)
         return mx.array(values if self._index is None or len(self.rows) == 1 else values[self._index])
 
     def table(self, read: Callable[[RowSampler], mx.array]) -> mx.array:
-        """(N, V), or (1, V) where all have the same row."""
+        """Return an array (V,) for each position, (N, V), or (1, V) where all positions are of one row."""
         if len(self.rows) == 1:
             return read(self.rows[0])[None]
         found = mx.stack([read(r) for r in self.rows])
@@ -134,7 +131,7 @@ class Positioned:
 
 
 def allowed(masks: Sequence[Bits | None], vocab_size: int) -> mx.array:
-    """(N, V) bool."""
+    """Return a mask (N, V) bool of the allowed tokens at each position."""
     everything = np.full(num_words(vocab_size), 0xFFFFFFFF, np.uint32)
     return unpack(mx.array(np.stack([everything if m is None else m for m in masks])), vocab_size)
 
@@ -173,10 +170,9 @@ def _temper(logits: mx.array, used: Positioned) -> mx.array:
 
 
 def _truncate(logits: mx.array, tempered: mx.array, used: Positioned) -> mx.array:
-    """`tempered` with every score below top-p's and min-p's thresholds of its position made impossible. Ties at a threshold all stay.
-
-    logits (N, V): what was tempered, in any float type. Only positions that draw by top-p without top-k are searched for its threshold.
-    """
+    """Return `tempered` with -inf for every score below the thresholds of top-p and min-p at its position. All tokens tied at a
+    threshold stay. logits (N, V): what was tempered, in any float type. Top-p's threshold is computed only for positions that have top-p
+    and no top-k."""
     params, vocab = used.params, tempered.shape[1]
     places = [
         i for i, p in enumerate(params) if p.top_p < 1.0 and p.temperature > 0.0 and not 0 < p.top_k < vocab
@@ -197,6 +193,6 @@ def _truncate(logits: mx.array, tempered: mx.array, used: Positioned) -> mx.arra
 
 
 def spread(scores: mx.array, ids: mx.array, vocab_size: int) -> mx.array:
-    """Logits or scores (N, R) of the tokens ids (R,) or (N, R) as those of all, (N, V): -inf for all others."""
+    """Return logits or scores (N, R) of the tokens ids, (R,) or (N, R), as (N, V), with -inf for all other tokens."""
     everything = mx.full((scores.shape[0], vocab_size), -mx.inf, scores.dtype)
     return mx.put_along_axis(everything, mx.broadcast_to(ids, scores.shape), scores, axis=-1)

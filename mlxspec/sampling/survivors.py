@@ -43,12 +43,12 @@ class Cuts(NamedTuple):
 
 
 def has_survivors(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether a position with these parameters is sampled here: by top-k, or greedily."""
+    """Return whether a position with these parameters is sampled from survivors: by top-k, or greedily."""
     return params.temperature == 0.0 or (0 < params.top_k < vocab_size and not params.has_filters)
 
 
 def cuts(params: Sequence[SamplingParams], vocab_size: int) -> Cuts:
-    """Parameters of positions that all have survivors."""
+    """Return the parameters of positions that all have survivors."""
     if all(p is params[0] for p in params):
         params = params[:1]
     return _cuts(tuple((p.top_k, p.temperature, p.top_p, p.min_p) for p in params), vocab_size)
@@ -69,7 +69,7 @@ def _cuts(params: tuple[tuple[int, float, float, float], ...], vocab_size: int) 
 
 
 def _of_position(asked: tuple[int, float, float, float]) -> tuple[int, float, int, float]:
-    """From top_k, temperature, top_p and min_p to a position's numbers in `Cuts`."""
+    """Return a position's numbers in `Cuts`. asked: its top_k, temperature, top_p and min_p."""
     top_k, temperature, top_p, min_p = asked
     least = math.log(min_p) if min_p > 0.0 else -math.inf
     if temperature == 0.0:
@@ -82,13 +82,13 @@ def _column(values: Sequence[float], dtype: mx.Dtype) -> mx.array:
 
 
 def _rounded(width: int) -> int:
-    """Up to one of eight widths between two powers of two: MLX keeps a compiled function for each width, and clients choose k."""
+    """Round a width up to one of eight between two powers of two. MLX keeps a compiled function for each width, and clients choose k."""
     step = max(16, 1 << max(0, (width - 1).bit_length() - 4))
     return -(-width // step) * step
 
 
 def survivors(logits: mx.array, asked: Cuts) -> Survivors:
-    """The survivors among logits (N, V) of any float dtype."""
+    """Return the survivors among logits (N, V) of any float dtype."""
     return Survivors(*_compiled_find(logits, *asked))
 
 
@@ -123,11 +123,9 @@ def draw(
     vocab_size: int,
     ids: mx.array | None = None,
 ) -> mx.array:
-    """Tokens (N,) int32 for logits (N, V), as the argmax of the survivors' scores and noise.
-
-    keys (N, 2) uint32: of each position's noise. is_noisy (N or 1, 1) bool: where it is drawn; elsewhere the likeliest token is taken; None
-    for drawn everywhere. ids (R,) int32: logits are (N, R), of these tokens; noise is that of the whole vocabulary in any case.
-    """
+    """Return tokens (N,) int32 for logits (N, V): the argmax of the survivors' scores and noise. keys (N, 2) uint32: of each position's
+    noise. is_noisy (N or 1, 1) bool: where noise is added; elsewhere the likeliest token is taken; None: everywhere. ids (R,) int32:
+    logits are (N, R), of these tokens; the noise is that of the whole vocabulary in any case."""
     return _compiled_draw(logits, keys, is_noisy, ids, vocab_size, *asked)
 
 

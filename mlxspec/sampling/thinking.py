@@ -29,7 +29,7 @@ class Thinking:
     """The rules of one request. budget: None only watches."""
 
     def __init__(self, tags: tuple[str, str], budget: int | None, vocabulary: TokenBytes) -> None:
-        """Raises ConfigError where the closing tag cannot be written with this vocabulary."""
+        """Encode the tags. Raises ConfigError where the closing tag cannot be written with this vocabulary."""
         self._spelled = vocabulary.spelled
         self._open, self._close = (tag.encode() for tag in tags)
         self.budget = budget
@@ -40,22 +40,22 @@ class Thinking:
             raise ConfigError(f"This model's vocabulary cannot write the closing tag {tags[1]!r}.")
 
     def start(self, prompt: Sequence[int]) -> ThinkingState:
-        """The state after a prompt. It has opened thinking if nothing but white space stands behind its last opening tag."""
+        """Return the state after a prompt. The prompt has opened thinking if only white space follows its last opening tag."""
         data = b"".join(map(self._spelled, prompt[-64:]))
         _, tag, after = data.rpartition(self._open)
         return self._opened(b"") if tag and not after.strip() else ThinkingState("waiting")
 
     def is_closed(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with the closing tag."""
+        """Return whether a prompt ends with the closing tag."""
         return b"".join(map(self._spelled, prompt[-64:])).rstrip().endswith(self._close)
 
     def may_lead(self, grammar: Grammar, prompt: Sequence[int]) -> bool:
-        """Whether an answer may think before its grammar begins: the tag can be written, the prompt has not just closed thinking, and the
-        grammar does not say itself how the answer thinks."""
+        """Return whether an answer may think before its grammar begins: the tag can be written, the prompt has not just closed thinking,
+        and the grammar's own texts do not begin with the tag."""
         return bool(self.opening) and not self.is_closed(prompt) and not self.must_open(grammar)
 
     def must_open(self, grammar: Grammar) -> bool:
-        """Whether each text of a grammar begins with the opening tag. The grammar stays as it is."""
+        """Return whether each text of a grammar begins with the opening tag. The grammar is unchanged."""
         grammar, left = grammar.copy(), self._open
         for token in self.opening:
             allowed = np.flatnonzero(np.unpackbits(grammar.mask().view(np.uint8), bitorder="little"))
@@ -68,7 +68,7 @@ class Thinking:
         return True
 
     def step(self, state: ThinkingState, token: int) -> ThinkingState:
-        """The state after one more token."""
+        """Return the state after one more token."""
         if state.phase == "done":
             return state
         if state.phase == "closing":
@@ -86,18 +86,18 @@ class Thinking:
         return ThinkingState("closing" if num == self.budget else "open", num, tail)
 
     def forced(self, state: ThinkingState) -> list[int]:
-        """Tokens that must come now."""
+        """Return the tokens that must come next."""
         return self.closing[state.num_closed :] if state.phase == "closing" else []
 
     def reaches(self, state: ThinkingState, width: int) -> bool:
-        """Whether a token may be forced at one of the next `width` places."""
+        """Return whether a token may be forced at one of the next `width` positions."""
         if state.phase in ("closing", "done"):
             return state.phase == "closing"
         # a waiting row may open with its next token
         return self.budget is not None and self.budget - state.num_tokens < width
 
     def begins(self, state: ThinkingState) -> bool:
-        """Whether an answer that waits, and of which this was asked behind each token, may begin with the opening tag."""
+        """Return whether the answer so far may be the beginning of the opening tag. Ask after each token of an answer that waits."""
         return self._open.startswith(state.tail.lstrip())
 
     def _opened(self, tail: bytes) -> ThinkingState:

@@ -30,26 +30,27 @@ _DIGITS = 1 << _DIGIT
 
 
 def room(k: Any) -> Any:
-    """How many tokens may stay by top-k, ties included: k and 8 to 23 more. k and result: a number, or an array of integers.
+    """Return how many tokens may stay by top-k, ties included: k and 8 to 23 more. k, result: a number, or an array of integers.
 
-    They are a multiple of 16, because CPUs compute what is left over of so many numbers in another way, and nothing may depend on that.
+    The result is a multiple of 16: CPUs compute the rest of a division by their vector width in another way, and no result may depend on
+    that.
     """
     return (k + 23) // 16 * 16
 
 
 def numbers_held(vocab_size: int) -> int:
-    """Numbers of one position in an array of its scores, or of the masses of their digits if those are more."""
+    """Return how many numbers one position takes in the largest of its arrays: its scores, or the masses of their digits."""
     return vocab_size if vocab_size <= _SORTED_AT_MOST else max(vocab_size, _DIGITS)
 
 
 def largest(x: mx.array, num: int) -> mx.array:
-    """(N, V) floats -> (N, num) int32: ids of the `num` highest scores, as `highest` orders them."""
+    """Return the ids (N, num) int32 of the `num` highest scores of x (N, V), in the order of `highest`."""
     return highest(x, num)[0]
 
 
 def highest(x: mx.array, num: int) -> tuple[mx.array, mx.array]:
-    """(N, V) floats -> (N, num) int32 and (N, num) of x's dtype: ids and values of the `num` highest scores, highest first, of ties the
-    lower id first; 1 <= num <= V.
+    """Return the ids (N, num) int32 and values (N, num), in x's dtype, of the `num` highest scores of x (N, V), highest first, of equal
+    ones the lower id first. 1 <= num <= V.
 
     The `num` highest scores lie in the `num` blocks of ids whose highest scores are highest. So only the maxima of all blocks and the
     contents of these blocks are sorted, about 2 sqrt(V num) numbers a position.
@@ -87,62 +88,63 @@ class _Sorted:
         self._keys = mx.sort(keys, axis=-1)[:, :num]
 
     def _turned(self, numbers: mx.array) -> mx.array:
-        """A float's bits as a number that rises with it, and back."""
+        """Map a float's bits to a whole number with the same order, and back."""
         return numbers ^ ((numbers >> (self._bits - 1)) & ((1 << (self._bits - 1)) - 1))
 
     @property
     def ids(self) -> mx.array:
-        """(N, num) int32."""
+        """The ids, (N, num) int32."""
         return self._ids_in(self._keys)
 
     @property
     def spread_ids(self) -> mx.array:
-        """(N, num, 1) int32. A change of shape between two steps would keep them from being one kernel, so it comes first."""
+        """The ids, (N, num, 1) int32. The shape is changed first, since a change of shape between two steps would keep them from being
+        one kernel."""
         return self._ids_in(self._keys[:, :, None])
 
     def _ids_in(self, keys: mx.array) -> mx.array:
         return (keys & ((1 << self._width) - 1)).astype(mx.int32)
 
     def read(self, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
-        """ids, and their scores (N, num) of this dtype."""
+        """Return the ids and their scores, (N, num) of this dtype."""
         scores = self._turned(~(self._keys >> self._width))
         return self.ids, scores.astype(mx.int16 if self._bits == 16 else mx.int32).view(dtype)
 
 
 def _count(num: int) -> mx.array:
-    """0 to num - 1, int32: data, where `mx.arange` would be a kernel of its own."""
+    """Return 0 to num - 1, int32, as data. `mx.arange` would be a kernel of its own."""
     return mx.array(np.arange(num, dtype=np.int32))
 
 
 def weights(scores: mx.array) -> mx.array:
-    """(N, M) int64 of scores (N, M) float32, falling: what each token weighs beside the likeliest one."""
+    """Return, (N, M) int64, the weight of each token relative to the likeliest one. scores (N, M) float32 fall along a row."""
     return _whole(mx.exp(scores - scores[:, :1]), _WEIGHT).astype(mx.int64)
 
 
 def share_of(p: float) -> int:
-    """A share p in units of 1 / ONE; more than ONE for a p of 1, with which every token stays."""
+    """Return a share p in units of 1 / ONE; more than ONE for p = 1, which keeps every token."""
     return max(1, round(p * ONE)) if p < 1.0 else ONE + 1
 
 
 def shares_of(p: Sequence[float]) -> mx.array:
-    """(N, 1) int64: `share_of` each."""
+    """Return `share_of` for each p, (N, 1) int64."""
     return mx.array(np.asarray([[share_of(one)] for one in p], np.int64))
 
 
 @mx.compile
 def confidence(logits: mx.array) -> mx.array:
-    """(N, V) of any float dtype -> (N,) float32: the probability of the most likely token.
+    """Return the probability of the most likely token, (N,) float32, of logits (N, V) of any float dtype.
 
-    The difference is taken in float32: logits of 16 bits are spaced up to 6 % apart near 10.
+    The difference is taken in float32: 16-bit logits are spaced up to 6 % apart near 10.
     """
     logits = logits.astype(mx.float32)
     return mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
 
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
-    """The lowest scores that stay, (N, 1) float32, of `tempered` (N, V) float32.
+    """Return the lowest score that stays at each position, (N, 1) float32, of `tempered` (N, V) float32.
 
-    x (N, V): scores that `tempered` never orders otherwise, in any float type. p: of each position, above 0, 1 for all.
+    x (N, V): scores in the same order as `tempered`, in any float type. p: of each position, above 0; 1 keeps all.
     """
     return _compiled_top_p(x, tempered, shares_of(p))
 
@@ -154,16 +156,16 @@ def _top_p(x: mx.array, tempered: mx.array, share: mx.array) -> mx.array:
 
 
 def sorted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
-    """`top_p_floor` for masses (N, V) uint32, by sorting. share: as `shares_of` gives it."""
+    """Compute `top_p_floor` for masses (N, V) uint32 by sorting. share: the result of `shares_of`."""
     ids = largest(x, x.shape[1])
     scores, masses = (mx.take_along_axis(a, ids, axis=1) for a in (tempered, masses))
     return ranked_floor(scores, masses.astype(mx.int64), mx.array(True), share)
 
 
 def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.array) -> mx.array:
-    """`sorted_floor`, by adding up the masses of equal digits of the scores.
+    """Compute `sorted_floor` by adding up the masses of equal digits of the scores.
 
-    For 16-bit types a score is one digit, for float32 two, and the second is looked at if the first is that of the floor.
+    A 16-bit score is one digit, a float32 score is two. The second is examined where the first is that of the floor.
     """
     need = _limit(mx.sum(masses, axis=-1, keepdims=True).astype(mx.int64), share).astype(mx.uint32)
     rising = _rising(x)
@@ -178,7 +180,7 @@ def counted_floor(x: mx.array, tempered: mx.array, masses: mx.array, share: mx.a
 
 
 def _rising(x: mx.array) -> mx.array:
-    """uint32 numbers in the order of the floats x. The two zeros are neighbours, and as floors they are one score."""
+    """Return uint32 numbers in the order of the floats x. The two zeros are neighbours, and count as one score for a floor."""
     bits = 8 * x.dtype.size
     form, whole = (mx.int16, mx.uint16) if bits == 16 else (mx.int32, mx.uint32)
     given = x.view(form)
@@ -188,8 +190,8 @@ def _rising(x: mx.array) -> mx.array:
 
 
 def _digit_of_floor(digits: mx.array, masses: mx.array, need: mx.array) -> tuple[mx.array, mx.array]:
-    """The highest digit (N, 1) uint32 that, with all higher ones, holds a mass of `need` (N, 1) uint32, 0 if none does; and what is needed
-    beside the higher ones. digits (N, V) uint32, below _DIGITS."""
+    """Return the highest digit (N, 1) uint32 that holds, with all higher ones, a mass of at least `need` (N, 1) uint32, 0 where none
+    does; and the part of `need` that the higher digits do not hold. digits (N, V) uint32, below _DIGITS."""
     vocab = digits.shape[1]
     # what has no mass is added somewhere: a GPU adds to one place one number after the other
     spread = mx.arange(vocab, dtype=mx.uint32) & (_DIGITS - 1)
@@ -201,10 +203,10 @@ def _digit_of_floor(digits: mx.array, masses: mx.array, need: mx.array) -> tuple
 
 
 def _sums(numbers: mx.array, places: mx.array, num_places: int) -> mx.array:
-    """(N, num_places): of each row, the sums of its numbers (N, V) at the same places (N, V) uint32.
+    """Return sums (N, num_places): for each row, of its numbers (N, V) that have the same place in `places` (N, V) uint32.
 
-    This is the transpose of a gather along the axis, and MLX has it as such: one operation, where `at[...].add` goes through index arrays
-    of any number, which takes a CPU more than ten times as long.
+    This is the transpose of a gather along the axis, which MLX has as one operation. `at[...].add` goes through index arrays of any number,
+    which takes a CPU more than ten times as long.
     """
     nothing = mx.zeros((numbers.shape[0], num_places), numbers.dtype)
     _, (sums,) = mx.vjp(lambda x: mx.take_along_axis(x, places, axis=1), [nothing], [numbers])
@@ -212,20 +214,22 @@ def _sums(numbers: mx.array, places: mx.array, num_places: int) -> mx.array:
 
 
 def ranked_floor(scores: mx.array, masses: mx.array, inside: mx.array, share: mx.array) -> mx.array:
-    """(N, 1): the lowest of scores (N, M), falling, that stay, where those at the places `inside` hold masses (N, M) int64. share (N, 1)
-    int64: as `share_of` gives it."""
+    """Return, (N, 1), the lowest of scores (N, M) that stays. The scores fall along a row; those at the places `inside` hold masses (N,
+    M) int64. share (N, 1) int64: the result of `shares_of`."""
     sums = mx.cumsum(masses, axis=-1)
     kept = inside & (sums - masses < _limit(sums[:, -1:], share))
     return mx.min(mx.where(kept, scores, mx.inf), axis=-1, keepdims=True)
 
 
 def _whole(shares: mx.array, bits: int) -> mx.array:
-    """float32 in 0..1 -> float32, in units of 2^-bits, to be cut off: the tail of a vocabulary must not lose half a unit a token."""
+    """Return shares, float32 in 0..1, in units of 2^-bits plus one half, to be cut to whole numbers: rounding down would lose half a
+    unit for each token of a vocabulary's tail."""
     return shares * 2.0**bits + 0.5
 
 
 def _limit(total: mx.array, share: mx.array) -> mx.array:
-    """The least whole numbers (N, 1) that are the shares (N, 1) of `total` (N, 1) int64, or more; one more than all for every token."""
+    """Return the least whole numbers (N, 1) that are at least the shares (N, 1) of `total` (N, 1) int64; one more than the total where
+    every token stays."""
     high, low = total >> _SHARE, total & (ONE - 1)
     return mx.where(share > ONE, total + 1, high * share + ((low * share + ONE - 1) >> _SHARE))
 

@@ -39,6 +39,7 @@ OPTIONS = (
     "--prefill-chunk",
     "256",
 )
+SPARE = 128  # MiB: what MLX's cache and the C library's heap keep of what was freed
 PATH = "/v1/chat/completions"
 TOOL = {
     "type": "function",
@@ -134,11 +135,15 @@ class Soak:
             for k in ("rows_running", "rows_waiting", "open_requests")
             if left[f"mlxspec_{k}"]
         }
+        peak = max(s["bytes"] for s in samples)
         return {
             "statuses": dict(sorted(self.statuses.items())),
             "wrong": self.wrong,
             "still busy": busy,
-            "peak MiB": max(s["bytes"] for s in samples) >> 20,
+            "MiB before, at most, after": [
+                n >> 20 for n in (before["bytes"], peak, usage(self.served)["bytes"])
+            ],
+            "MiB in stores": int(left["mlxspec_prefix_bytes"]) >> 20,
             "threads": [before["threads"], usage(self.served)["threads"]],
             "descriptors": [before["descriptors"], usage(self.served)["descriptors"]],
             "first token, longest wait": {k: round(max(v, default=0.0), 2) for k, v in self.waits.items()},
@@ -396,8 +401,11 @@ def faults(found: dict[str, Any]) -> Iterator[str]:
     yield from found["wrong"]
     yield from (f"it is still busy: {found['still busy']}" for _ in [0] if found["still busy"])
     yield from (f"it said {line}" for line in found["said"])
-    if found["peak MiB"] << 20 > BUDGET * 1.1:
-        yield f"{found['peak MiB']} MiB were taken"
+    before, peak, after = found["MiB before, at most, after"]
+    if peak << 20 > BUDGET * 1.1:
+        yield f"{peak} MiB were taken"
+    if after > before + found["MiB in stores"] + SPARE:
+        yield f"{after} MiB are left, of which stores have {found['MiB in stores']}; {before} were there before"
     for what, spare in (("threads", 4), ("descriptors", 4)):
         before, after = found[what]
         if after > before + spare:
