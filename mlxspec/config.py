@@ -44,7 +44,7 @@ OTHER_NAMES = dict.fromkeys(("ngram-mod", "ngram-cache"), ("suffix", "ngram-simp
 
 
 def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Drafters by the names that they bear, each once. Raises ConfigError for what is no name, and for one that is given twice."""
+    """Return drafters by their full names, each once. Raises ConfigError for an unknown name, and for one that is given twice."""
     names = texts("drafters", given)
     for name in names:
         if not DRAFTER_NAME.fullmatch(name):
@@ -219,7 +219,7 @@ class SamplingParams:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether callables of the user's take part."""
+        """Whether the user's callables are involved."""
         return bool(self.logits_processors) or self.sampler is not None
 
     @property
@@ -228,22 +228,22 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on which tokens came before."""
+        """Whether logits depend on the tokens before them."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def has_window(self) -> bool:
-        """Whether penalties look at some of the last tokens only."""
+        """Whether penalties look at the last tokens only."""
         return self.has_penalties and self.repeat_last_n >= 0
 
     @property
     def needs_text(self) -> bool:
-        """Whether logits depend on where tokens stand in the text, so that the host must know it."""
+        """Whether logits depend on the positions of tokens in the text, so that the host must know it."""
         return self.has_hooks or self.has_window or self.dry_multiplier > 0
 
     @property
     def has_filters(self) -> bool:
-        """Whether all of a position's scores are needed behind top-k, top-p and min-p."""
+        """Whether all of a position's scores are needed after top-k, top-p and min-p."""
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
@@ -349,7 +349,7 @@ class SpecConfig:
 
     @property
     def model_depth(self) -> int:
-        """n_max, or what suits the policy."""
+        """The most tokens that a model drafts: n_max, or the policy's own number."""
         return self.n_max if self.n_max is not None else FIXED_DEPTH if self.policy == "fixed" else AUTO_DEPTH
 
 

@@ -56,7 +56,7 @@ class ContextOverflowError(MlxspecError):
     """
 
     def __init__(self, num_prompt: int, limit: int, *, at_least: bool = False) -> None:
-        """at_least: nobody has counted further than num_prompt."""
+        """Write the sentence. at_least: the prompt has more than num_prompt tokens, which were not all counted."""
         number = f"at least {num_prompt}" if at_least else str(num_prompt)
         super().__init__(
             f"This model's maximum context length is {limit} tokens, and the prompt has {number}; one more is needed to answer."

@@ -57,7 +57,7 @@ class Option:
 
     @property
     def usual(self) -> str:
-        """The default, for people; empty where the meaning says it."""
+        """The default, for people; empty where the meaning states it."""
         if self.default is None or self.kind in (bool, list, "ids"):
             return self.unset
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -79,7 +79,7 @@ class Option:
         return names.get(self.kind, "a text")
 
     def check(self, value: Any) -> Any:
-        """The value as a config class keeps it: lists become tuples. Raises ConfigError."""
+        """Return the value as a config class keeps it: lists become tuples. Raises ConfigError."""
         if value is None and self.default is None:
             return None
         if isinstance(self.kind, tuple):
@@ -123,14 +123,14 @@ def option(
     aliases: str = "",
     **more: Any,
 ) -> Any:
-    """A dataclass field: see `Option`. aliases: with blanks between them. Unless they are given, the flag is --name-with-dashes and the
-    field of a body has the same name."""
+    """Return a dataclass field that is an option: see `Option`. aliases: separated by blanks. Unless others are given, the flag is
+    --name-with-dashes, and the field of a request's body has the same name."""
     known = {"kind": kind, "about": about, "low": low, "high": high, "metavar": metavar}
     return field(default=default, metadata={"option": {**known, **more, "aliases": tuple(aliases.split())}})
 
 
 def options(config: type[Any]) -> dict[str, Option]:
-    """The options of a config class by name, in order. Fields that were not made by `option` are left out."""
+    """Return the options of a config class by name, in order. Fields that were not made by `option` are left out."""
     if config not in _KNOWN:
         made = [f for f in fields(config) if "option" in f.metadata]
         _KNOWN[config] = {f.name: _made(f.name, f.default, f.metadata["option"]) for f in made}
@@ -165,13 +165,13 @@ def check_number(
 
 
 def span(low: float, high: float, *, above: bool = False) -> str:
-    """The numbers from low to high, for people."""
+    """Return the numbers from low to high in words."""
     least, most = (int(end) if float(end).is_integer() else end for end in (low, high))
     return f"above {least} and at most {most}" if above else f"between {least} and {most}"
 
 
 def shown(value: object) -> str:
-    """A value as an error message may show it: at most 80 characters, cut in the middle, because the end tells paths apart."""
+    """Return a value for an error message: at most 80 characters, cut in the middle, since the end tells paths apart."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to spell integers of thousands of digits
@@ -180,7 +180,7 @@ def shown(value: object) -> str:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """A string, or several of them, as a tuple. Raises ConfigError for anything else, and for empty ones."""
+    """Return a string, or several of them, as a tuple. Raises ConfigError for anything else, and for empty ones."""
     found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if "" in found:
         raise ConfigError(f"{name} must not be empty.")
@@ -190,8 +190,8 @@ def texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """A question on what `word` was probably meant to be, like `did you mean chat?`; empty where nothing is near. Case counts for nothing,
-    and neither do `-` and `_`."""
+    """Return a question on what `word` probably means, like `did you mean chat?`; empty where no known word is similar. Case, `-` and
+    `_` are ignored."""
     by_plain = {k.lower().replace("_", "-"): k for k in known}
     plain = word.lower().replace("_", "-")
     found = [k for k in by_plain if plain == k or (len(plain.strip("-")) > 1 and k.startswith(plain))]
@@ -201,7 +201,7 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def by_name(function: Called) -> Called:
-    """A function for users: arguments that it does not have, and those that it lacks, raise ConfigError in place of TypeError."""
+    """Return a function for users: arguments that it does not have, and those that are missing, raise ConfigError instead of TypeError."""
     form = signature(function)
 
     @wraps(function)
@@ -220,7 +220,8 @@ def by_name(function: Called) -> Called:
 
 
 def fields_by_name(**gone: str) -> Callable[[Class], Class]:
-    """A config class whose wrong fields raise ConfigError in place of TypeError. gone: why there is no such field any more."""
+    """Return a decorator for config classes: wrong fields raise ConfigError instead of TypeError. gone: by the name of a removed field,
+    why it was removed."""
 
     def decorated(config: Class) -> Class:
         made, form = config.__init__, signature(config)
@@ -245,7 +246,7 @@ def fields_by_name(**gone: str) -> Callable[[Class], Class]:
 
 
 def misnamed(name: str, form: Signature, values: Iterable[Any], named: Mapping[str, Any]) -> str | None:
-    """A sentence on wrong names or a wrong number of arguments of a call; None where they are right."""
+    """Return a sentence on wrong names or a wrong number of arguments of a call; None where they are right."""
     known, given = form.parameters, tuple(values)
     is_open = any(p.kind is Parameter.VAR_KEYWORD for p in known.values())
     for word in () if is_open else named:

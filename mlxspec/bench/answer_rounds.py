@@ -21,7 +21,7 @@ class AnswerRound:
 def time_rounds(
     engine: Engine, prompt: Sequence[int], spec: SpecConfig, max_tokens: int
 ) -> list[AnswerRound]:
-    """The rounds of one greedy answer."""
+    """Time the rounds of one greedy answer."""
     request = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), spec=spec)
     found, stats = list[AnswerRound](), request.stats
     rounds, drafted, accepted, seconds = 0, 0, 0, 0.0

@@ -74,7 +74,7 @@ class Reader:
 
 
 def edit(request: str, code: str) -> str:
-    """A prompt that asks for a change of code."""
+    """Return a prompt that requests a change of code."""
     return f"{request}:\n{_fenced(code)}"
 
 
@@ -127,7 +127,7 @@ PROMPTS = (
 
 
 def picture_prompts() -> tuple[DemoPrompt, ...]:
-    """Questions about the pictures that come with the demo family."""
+    """Return questions about the pictures of the demo family."""
     listed = json.loads((demo.PICTURES / "pictures.json").read_text(encoding="utf-8"))
     return tuple(
         DemoPrompt(

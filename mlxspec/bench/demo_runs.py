@@ -54,7 +54,7 @@ def run_prompt(
 
 
 def asked(engine: Engine, prompt: DemoPrompt) -> list[int] | PromptWithImages:
-    """The prompt as the engine takes it. Raises ConfigError, and ImageError where the model reads no images."""
+    """Return the prompt in the engine's form. Raises ConfigError, and ImageError where the model reads no images."""
     if prompt.image is None:
         return encode(engine, prompt.text, is_chat=prompt.is_chat)
     parts = [{"type": "image", "image": prompt.image}, {"type": "text", "text": prompt.text}]

@@ -31,7 +31,8 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Score]) -> None:
-    """The measurements of `tune`. curve: tokens verified -> seconds. Raises ConfigError where the file cannot be written."""
+    """Draw the measurements of `tune`. curve: seconds by the number of verified tokens. Raises ConfigError where the file cannot be
+    written."""
     alone = {s.drafters[0]: s for s in scores if len(s.drafters) == 1 and not s.name.startswith("policy")}
     with _figure(path, title) as (costs, depths, positions):
         _draw_costs(costs, curve)
@@ -42,8 +43,8 @@ def draw(path: Path, title: str, curve: Mapping[int, float], scores: Sequence[Sc
 
 
 def draw_bench(path: Path, title: str, scores: Sequence[Score], rounds: Sequence[AnswerRound]) -> None:
-    """The measurements of `bench`: speeds by kind of prompt, acceptance by position, and the rounds of one answer. Raises ConfigError
-    where the file cannot be written."""
+    """Draw the measurements of `bench`: speeds by kind of prompt, acceptance rates by position, and the rounds of one answer. Raises
+    ConfigError where the file cannot be written."""
     positions: dict[str, list[tuple[int, int]]] = {}
     for score in scores:
         for name, work in score.works.items():
@@ -56,7 +57,7 @@ def draw_bench(path: Path, title: str, scores: Sequence[Score], rounds: Sequence
 
 @contextmanager
 def _figure(path: Path, title: str) -> Iterator[Sequence[Any]]:
-    """Three axes beside each other, written to `path` at the end."""
+    """Yield three axes next to each other, and write them to `path` at the end."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -75,7 +76,7 @@ def _figure(path: Path, title: str) -> Iterator[Sequence[Any]]:
 
 
 def _draw_kinds(axes: Any, scores: Sequence[Score]) -> None:
-    """Drafting off beside on: medians, with whiskers from the slowest run to the fastest."""
+    """Draw medians without and with drafting, with whiskers from the slowest run to the fastest."""
     names = [s.name for s in scores]
     for offset, label, color in ((-0.12, "off", "0.45"), (0.12, "on", "#2f5d8a")):
         speeds = [s.plain_speeds if label == "off" else s.speeds for s in scores]
@@ -92,7 +93,7 @@ def _draw_kinds(axes: Any, scores: Sequence[Score]) -> None:
 
 
 def _draw_rounds(axes: Any, rounds: Sequence[AnswerRound]) -> None:
-    """One bar a round: draft tokens that were verified, and of these the accepted ones; its time as a line."""
+    """Draw one bar a round: the verified draft tokens, and of these the accepted ones; its time as a line."""
     places = range(1, len(rounds) + 1)
     axes.bar(places, [r.num_drafted for r in rounds], color="0.85", label="drafted")
     axes.bar(places, [r.num_accepted for r in rounds], color="#2f5d8a", label="accepted")
@@ -111,7 +112,7 @@ def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
 
 
 def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
-    """Models along their depths, then one place for each who has none; whiskers from the slowest pair to the fastest."""
+    """Draw models along their depths, then one place for each drafter without depths; whiskers from the slowest pair to the fastest."""
     shown = [s for s in scores if s.speedup is not None and not s.whole]
     depths = sorted({s.depth for s in shown if s.depth is not None})
     others = [s for s in shown if s.depth is None]
@@ -150,7 +151,7 @@ def _whiskers(
 
 
 def _draw_positions(axes: Any, positions: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-    """positions: by drafter, verified and accepted tokens at each."""
+    """Draw acceptance rates by position. positions: by drafter, the verified and accepted tokens at each."""
     for order, (name, counts) in enumerate(positions.items()):
         shares = [
             (i + 1, accepted / verified)

@@ -19,7 +19,8 @@ _MOST_BYTES = 1 << 24  # of a file of prompts
 
 
 def read_prompts(path: Path) -> list[Any]:
-    """Texts to be asked: one a line; or, in a file that ends with .jsonl, JSON objects with "prompt" or "messages". Raises ConfigError."""
+    """Read prompts from a file: one a line; or, in a file that ends with .jsonl, JSON objects with "prompt" or "messages". Raises
+    ConfigError."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"--prompts: {path} is larger than {amount(_MOST_BYTES)}; take fewer prompts.")
@@ -52,13 +53,13 @@ def _from_json(path: Path, number: int, line: str) -> Any:
 
 
 def encoded(engine: Engine, texts: list[Any] | None) -> list[list[int]]:
-    """Token ids of prompts in the model's chat format; of the built-in ones if there are none."""
+    """Return the token ids of prompts in the model's chat format; of the built-in ones if there are none."""
     texts = built_in(engine.name) if texts is None else texts
     return [encode(engine, t) if isinstance(t, str) else engine.chat_prompt(t) for t in texts]
 
 
 def encode(engine: Engine, text: str, *, is_chat: bool = True) -> list[int]:
-    """Token ids of one prompt: in the model's chat format where it has one and `is_chat`, else as it stands. Raises ConfigError."""
+    """Return the token ids of one prompt: in the model's chat format where it has one and `is_chat`, else unchanged. Raises ConfigError."""
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
     if is_chat and engine.tokenizer.template is not None:
@@ -67,7 +68,7 @@ def encode(engine: Engine, text: str, *, is_chat: bool = True) -> list[int]:
 
 
 def built_in(model: str) -> list[str]:
-    """What the demo models know something about, for them; the ten tasks of `bench --workloads mtp` for all others."""
+    """Return prompts about the demo models' training text for them, and the ten tasks of `bench --workloads mtp` for all others."""
     if model in DEMO_TARGETS:
         return [p.text for p in PROMPTS if p.is_chat and p.temperature == 0]
     return [t.prompt for t in TASKS]

@@ -30,7 +30,7 @@ def texts_in(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def _text(file: Path, *, is_named: bool = False) -> str | None:
-    """None for what is no text. Raises OSError for a file that was named itself."""
+    """Return the text of a file; None where it is no text. Raises OSError for a file that was named itself."""
     try:
         if file.stat().st_size > _LARGEST:
             return None

@@ -21,8 +21,8 @@ _LOOKUPS = tuple(n for n in DRAFTER_NAMES if n.startswith("ngram-"))
 
 
 def contestants(engine: Engine) -> list[Contestant]:
-    """Every drafter of the engine alone, models at several depths, at some of them over the whole vocabulary too where they propose over a
-    part; then all that `engine.spec` names, always and by the controller."""
+    """Return each drafter of the engine alone, models at several depths, at some of them over the whole vocabulary too where they
+    propose over a part; then all drafters of `engine.spec` together, fixed and by the controller."""
     found = []
     for name, drafter in engine.drafts.drafters.items():
         alone = replace(engine.spec, drafters=(name,), policy="fixed", n_min=0)
@@ -58,7 +58,7 @@ class Reduced:
 
 
 def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
-    """Of every drafter that proposes over a part, at the depths at which it was tried over the whole too."""
+    """Compare each drafter that proposed over the whole vocabulary with itself over a part of it, at the same depth."""
     found = []
     for whole in (s for s in scores if s.whole):
         part = next(s for s in scores if (s.name, s.depth, s.whole) == (whole.name, whole.depth, False))
@@ -83,19 +83,19 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
 
 
 def best(scores: Sequence[Score]) -> Score | None:
-    """The fastest contestant that beats plain decoding with the same texts; None where nothing does."""
+    """Return the fastest contestant that beats plain decoding with the same texts; None where there is none."""
     faster = [s for s in scores if (s.speedup or 0.0) >= MARGIN]
     return max(faster, key=lambda s: s.speedup or 0.0, default=None)
 
 
 def is_clear(faster: Score, slower: Score) -> bool:
-    """Whether one contestant beats another by more than the pairs of their answers spread: in three of four."""
+    """Return whether one contestant beats another by more than the spread of their answers: in three of four pairs."""
     ratios = sorted(a / b for a, b in zip(faster.pairs, slower.pairs, strict=True) if b > 0)
     return bool(ratios) and ratios[len(ratios) // 4] > 1.0
 
 
 def with_lookups(engine: Engine, wanted: bool) -> Engine:
-    """The engine with every n-gram drafter besides those it has, where `wanted`; its own default stays."""
+    """Return the engine with every n-gram drafter in addition to its own, where `wanted`. Its default stays."""
     if not wanted:
         return engine
     has = engine.drafts.drafters

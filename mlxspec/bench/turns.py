@@ -57,7 +57,7 @@ class Score:
 
     @property
     def speedup(self) -> float | None:
-        """Median over groups and turns; None where a text differed or nothing was decoded."""
+        """The median over groups and turns; None where a text differed or nothing was decoded."""
         return median(self.pairs) if self.pairs and not self.num_different else None
 
     @property
@@ -67,7 +67,7 @@ class Score:
 
     @property
     def plain_speed(self) -> float:
-        """Plain decoding's tokens a second beside it, the median."""
+        """Tokens a second of plain decoding in the same turns, the median."""
         return median(self.plain_speeds) if self.plain_speeds else 0.0
 
     @property
@@ -87,7 +87,7 @@ class Score:
         return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
 
     def data(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the score as plain JSON."""
         names = (
             *(
                 "name",
@@ -108,13 +108,13 @@ class Score:
         }
 
     def compare(self, answers: Sequence[Result], plain: Sequence[Result]) -> None:
-        """Looks for answers that differ."""
+        """Note answers that differ from those of plain decoding."""
         differing = [(a, b) for a, b in zip(answers, plain, strict=True) if a.tokens != b.tokens]
         self.num_different += len(differing)
         self.different = self.different or next(iter(differing), None)
 
     def add(self, answers: Sequence[Result], speed: float, plain_speed: float) -> None:
-        """One measured turn."""
+        """Add one measured turn."""
         self.newest = answers
         self.num_answers += len(answers)
         if plain_speed > 0:
@@ -132,7 +132,7 @@ class Score:
 
 
 def added(*counts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The sums, position by position, of verified and accepted tokens."""
+    """Return the sums, position by position, of verified and accepted tokens."""
     columns = zip_longest(*counts, fillvalue=(0, 0))
     return [(sum(v for v, _ in column), sum(a for _, a in column)) for column in columns]
 
@@ -147,9 +147,11 @@ def compare(
     told: Callable[[int, int], None] = lambda done, total: None,
     turns: Callable[[Sequence[Result]], int] | None = None,
 ) -> tuple[Score, list[Score]]:
-    """Plain decoding's score and the contestants'. Each group is answered together, `repeat` times behind one unmeasured turn, in which
-    shapes compile; row i of it with the seed of `params` and i. told: answers so far, and in all. turns: in place of `repeat`, how often,
-    by the first plain answers."""
+    """Return plain decoding's score and the contestants'. Each group is answered together, `repeat` times after one unmeasured turn, in
+    which shapes compile; row i of it has the seed of `params` plus i.
+
+    told: called with the number of answers so far and of all. turns: instead of `repeat`, the number of turns by the first plain answers.
+    """
     plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
     everybody = [plain, *several]
     scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
@@ -181,7 +183,7 @@ def compare(
 
 @contextmanager
 def proposing(engine: Engine, whole: bool) -> Iterator[None]:
-    """Within it, models propose over the whole vocabulary, or over the part that they were loaded for."""
+    """Let models propose over the whole vocabulary in the `with` block, or over the part that they were loaded for."""
     models = [d for d in engine.drafts.drafters.values() if isinstance(d, ModelDrafter)]
     before = [d.uses_whole_head for d in models]
     for drafter in models:

@@ -32,7 +32,7 @@ class Workload:
 def read_workloads(
     engine: Engine, names: Sequence[str] = WORKLOADS, folder: Path | None = None
 ) -> list[Workload]:
-    """Workloads of the demo family, or those of `folder`. Raises ConfigError for a name or a file that cannot be used."""
+    """Read workloads of the demo family, or those of `folder`. Raises ConfigError for a name or a file that cannot be used."""
     found = []
     for name in names:
         if name == MTP:

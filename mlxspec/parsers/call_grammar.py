@@ -42,12 +42,14 @@ def calls_grammar(
     schemas: ToolSchemas | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> str:
-    """Lark for one call of these tools, in OpenAI's form, or for up to MAX_CALLS. lead: text in front of the first call. is_opened:
-    any text may stand in front of the opening tag, which is the first in it. loose: by name a sentence on each tool that may have
-    any arguments; gets one for each whose schema cannot be written. None to raise there. otherwise: a JSON schema, as kept by its
-    reading, that the answer may follow instead. schemas: of the tools, where they have been read. texts: Lark of tools that take
-    one text, `input`, by name, in a notation that writes texts as they stand. Raises GrammarError for a schema that cannot be
-    written in the format."""
+    """Return a Lark grammar for one call of these tools, in OpenAI's form, or for up to MAX_CALLS calls.
+
+    lead: text in front of the first call. is_opened: any text may precede the opening tag, which is the first in it. loose: a sentence by
+    the name of each tool that may have any arguments; one is added for each whose schema cannot be written; None to raise there. otherwise:
+    a JSON schema, as its reader keeps it, that the answer may follow instead. schemas: those of the tools, where they have been read.
+    texts: Lark of tools that take one text, `input`, by name, in a notation that writes texts unchanged. Raises GrammarError for a schema
+    that cannot be written in the format.
+    """
     schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
     if tags is None:
@@ -97,11 +99,11 @@ class _Writer:
         raise NotImplementedError
 
     def custom(self, name: str, lark: str) -> str:
-        """A call with one text, `input`, which follows a grammar of its own."""
+        """Return the body of a call whose one text, `input`, follows a grammar of its own."""
         raise NotImplementedError
 
     def nested(self, lark: str) -> str:
-        """The rule of a grammar with rules of its own."""
+        """Add a grammar that has rules of its own, and return the name of its first rule."""
         if any(line.strip() == "}" for line in lark.splitlines()):
             raise GrammarError("A grammar of a custom tool has a line that is a closing brace alone.")
         return self.rule(f"%lark {{\n{lark}\n}}")
@@ -115,7 +117,8 @@ class _Writer:
         return f"r{self._num_rules - 1}"
 
     def rule(self, body: str, suffix: str = "") -> str:
-        """The name of the rule of this text; tools share theirs. suffix: what ends a lexeme, and can stand only at its end."""
+        """Return the name of the rule with this text; tools share equal rules. suffix: text that ends a lexeme, which may be only at the
+        rule's end."""
         text = f"[suffix={json.dumps(suffix)}]: {body}" if suffix else f": {body}"
         if text not in self._known:
             self._known[text] = self.new_name()
@@ -123,7 +126,7 @@ class _Writer:
         return self._known[text]
 
     def terminal(self, terms: Sequence[str]) -> str:
-        """The name of a lexeme that all of these terms match."""
+        """Return the name of a lexeme that all of these terms match."""
         text = " & ".join(terms)
         if text not in self._known:
             self._known[text] = self.new_name().upper()
@@ -131,7 +134,7 @@ class _Writer:
         return self._known[text]
 
     def text(self, text: str) -> str:
-        """A literal, special tokens in it by id."""
+        """Return a literal, with special tokens in it by id."""
         for tag, number in self._tokens.items():
             if tag in text:
                 before, _, after = text.partition(tag)
@@ -143,7 +146,7 @@ class _Writer:
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}")
 
     def value(self, schema: Schema, part: Json, where: str) -> str:
-        """The rule of a value; recursion ends at a rule's name."""
+        """Return the rule of a value. Recursion ends at a rule's name."""
         key = json.dumps(part, sort_keys=True)
         if '"$ref"' in key:  # to this schema's own definitions
             key = f"{id(schema)} {key}"
@@ -259,8 +262,8 @@ class _GemmaWriter(_Writer):
         return self.json(_scalar(shape))
 
     def _inside(self, shape: Shape) -> str:
-        """A string behind its first mark, with the last one. A mark that is a special token cannot be part of a text; a reader takes any
-        other for the end."""
+        """Return the rule of a string after its first mark, with the last one. A mark that is a special token cannot be part of a text;
+        any other ends it for a reader."""
         if self._mark not in self._tokens:
             marked = slashed(f"(?s:.*){re.escape(self._mark)}(?s:.*)")
             return self.rule(" & ".join([*_terms(shape), f"~{marked}"]), self._mark)
@@ -321,7 +324,8 @@ class _GemmaWriter(_Writer):
         return self.rule(f'"[" {inner} "]"')
 
     def _others(self, item: str, least: int, most: int | None) -> tuple[str, str]:
-        """Rules of so many of the same, with commas between them: where they come first, and behind another. item: empty for none."""
+        """Return the rules of `least` to `most` equal items with commas between them: where they are first, and after another. item:
+        empty for no items."""
         if not item or most == 0:
             return '""', '""'
         another = f'"," {item}'
@@ -333,7 +337,7 @@ _WRITERS: dict[str, Any] = {"json": _JsonWriter, "xml": _TagWriter, "gemma": _Ge
 
 
 def _objects(schema: Schema, name: str) -> list[Shape]:
-    """What the arguments of a call may be. Raises GrammarError where they are no object."""
+    """Return the shapes that the arguments of a call may have. Raises GrammarError where they are no object."""
     found = [shape for shape in schema.shapes() if shape.kind == "object"]
     if not found:
         raise GrammarError(
@@ -343,21 +347,22 @@ def _objects(schema: Schema, name: str) -> list[Shape]:
 
 
 def _only_objects(kept: Mapping[str, Json]) -> dict[str, Json]:
-    """A schema whose valid values are the objects that `kept` allows."""
+    """Return a schema whose valid values are the objects that `kept` allows."""
     definitions = {"$defs": kept["$defs"]} if "$defs" in kept else {}
     inner = {k: v for k, v in kept.items() if k != "$defs"}
     return {"allOf": [inner, {"type": "object"}], **definitions}
 
 
 def _members(rules: Mapping[str, Json]) -> list[tuple[str, Json, bool]]:
-    """(name, schema, whether it must be there), in the order written: declared ones, then others that are required."""
+    """Return (name, schema, whether it is required) of each member, in the order in which they are written: declared ones, then others
+    that are required."""
     required = rules.get("required", [])
     names = dict.fromkeys([*rules.get("properties", {}), *required])
     return [(name, member_of(rules, name), name in required) for name in names]
 
 
 def _free_members(shape: Shape, key: str) -> list[tuple[list[str], Json]]:
-    """Members of a map: (terms of a key, schema). None for an object that declares members and says nothing of others."""
+    """Return the members of a map as (terms of a key, schema). None for an object that declares members and says nothing of others."""
     rules = shape.rules
     taken = {*rules.get("properties", {}), *rules.get("required", [])}
     patterns = rules.get("patternProperties", {})
@@ -378,7 +383,7 @@ def _plain(text: str) -> str:
 
 
 def _counts(shape: Shape) -> tuple[int, int | None]:
-    """How many members beside the required ones there must be, and may be; None for no limit."""
+    """Return the least and the most members in addition to the required ones; None for no limit."""
     required = len(shape.rules.get("required", []))
     most = shape.rules.get("maxProperties")
     return max(0, shape.rules.get("minProperties", 0) - required), None if most is None else max(
@@ -387,14 +392,14 @@ def _counts(shape: Shape) -> tuple[int, int | None]:
 
 
 def _repeated(body: str, least: int, most: int | None) -> str:
-    """`body` at least and at most so many times."""
+    """Return `body`, repeated `least` to `most` times."""
     if most == 0:
         return '""'
     return f"({body}){{{least},{'' if most is None else most}}}"
 
 
 def _terms(shape: Shape) -> list[str]:
-    """Terms, all of which a bare text matches."""
+    """Return terms, all of which a text without quotes matches."""
     rules = shape.rules
     least, most = rules.get("minLength", 0), rules.get("maxLength")
     bounds = "" if most is None or most > _MOST_LENGTH else str(most)
@@ -410,7 +415,7 @@ def _may_be_empty(shape: Shape) -> bool:
 
 
 def _scalar(shape: Shape) -> dict[str, Json]:
-    """A number, truth value or null as a schema."""
+    """Return the schema of a number, truth value or null."""
     multiples = shape.rules.get("multipleOf")
     if isinstance(multiples, list):
         rest = {k: v for k, v in shape.rules.items() if k != "multipleOf"}

@@ -108,7 +108,8 @@ class ChannelParser:
         return [CallStart(self._num_calls - 1, name), CallArguments(self._num_calls - 1, body.strip())]
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """cut: the answer ended at a limit; a call that is not whole is left out then."""
+        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; a call that is not complete is left
+        out then."""
         rest = self._scanner.rest()
         if self._head is not None:
             return [] if cut or self._num_messages or self._head else [Content(rest)]

@@ -73,7 +73,7 @@ _BY_MARK = {
 
 
 def foreign_calls(template: str) -> ForeignCalls | None:
-    """The notation of a model with this chat template, None where it is one of ours or nobody knows it."""
+    """Return the notation of calls of a model with this chat template; None where it is one of our own or unknown."""
     return next((form for mark, form in _BY_MARK.items() if mark in template), None)
 
 

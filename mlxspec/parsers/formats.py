@@ -49,7 +49,7 @@ class ChatFormat:
 
     @property
     def call_spans(self) -> tuple[tuple[str, str, str], ...]:
-        """What begins a call in the model's own notation: a tag and what follows it, white space aside; and what ends it."""
+        """For each notation of the model's own: the tag that begins a call, what follows it except white space, and what ends the call."""
         if self.foreign is not None:
             return ((self.foreign.open, "", self.foreign.close or "\0"),)
         if self.channels:
@@ -67,7 +67,7 @@ class ChatFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All that a parser must see in the text."""
+        """All tags that a parser must see in the text."""
         calls = self.call_tags
         found = () if calls is None else (calls.open, calls.close, calls.mark)
         foreign = () if self.foreign is None else self.foreign.tags
@@ -83,9 +83,10 @@ class ChatFormat:
         special: Container[str] = (),
         is_held: bool = False,
     ) -> AnswerParser | ChannelParser:
-        """For one answer to `prompt`, the rendered text. What looks like a call of a tool that is not among `tools` is text. is_thinking:
-        whether the prompt ends inside thinking; None to read that off its end. special: tags that are special tokens of the vocabulary.
-        is_held: a format holds the text, in which no other notation of calls is read than the model's own."""
+        """Return a parser for one answer to `prompt`, the rendered text. What looks like a call of a tool that is not among `tools` is
+        text. is_thinking: whether the prompt ends inside thinking; None to find it out from the prompt's end. special: tags that are
+        special tokens of the vocabulary. is_held: a response format constrains the text, so that only the model's own notation of calls
+        is read in it."""
         if self.channels:
             return ChannelParser(tools)
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
@@ -93,16 +94,16 @@ class ChatFormat:
 
     @property
     def notation(self) -> Notation | None:
-        """How the model writes calls."""
+        """The notation in which the model writes calls; None where it writes none."""
         return self.foreign or self.call_tags
 
     def opens_thinking(self, prompt: str) -> bool:
-        """Whether the prompt ends inside thinking."""
+        """Return whether the prompt ends inside thinking."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
 
 
 def detect(template: str | None) -> ChatFormat:
-    """The format of a model with this chat template."""
+    """Return the format of a model with this chat template."""
     source = template or ""
     if CHANNEL_TAG in source and MESSAGE in source:
         return ChatFormat(channels=True)
@@ -143,7 +144,7 @@ class AnswerParser:
         special: Container[str] = (),
         is_held: bool = False,
     ) -> None:
-        """opened: the prompt ends inside thinking. The others: see ChatFormat.parser."""
+        """Make the parsers of thinking and of calls. opened: the prompt ends inside thinking. For the others see ChatFormat.parser."""
         notation = form.notation if tools else None
         is_special = notation is not None and notation.open in special
         self._tools = None if notation is None else ToolParser(notation, tools, is_special=is_special)
@@ -197,7 +198,7 @@ class AnswerParser:
 
     @staticmethod
     def _without_stray(stray: StrayTag, pieces: Sequence[Piece], *, is_last: bool) -> list[Piece]:
-        """The pieces without closing tags of thinking that close nothing."""
+        """Return the pieces without closing tags of thinking that close nothing."""
         out: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, Content):
@@ -208,7 +209,7 @@ class AnswerParser:
 
     @property
     def num_held(self) -> int:
-        """Characters of a call that is being written."""
+        """The number of characters of a call that is being written."""
         return 0 if self._tools is None else self._tools.num_held
 
     def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:

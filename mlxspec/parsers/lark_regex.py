@@ -29,7 +29,7 @@ _LONGEST = 10_000  # characters
 
 
 def regex_of(lark: str) -> str:
-    """The expression, without anchors. Raises GrammarError where there is none."""
+    """Return a regular expression for the Lark grammar, without anchors. Raises GrammarError where there is none."""
     rules = {own or name: _COMMON[name] for name, own in _imported(lark)}
     bodies = _IMPORT.sub("", lark)
     if re.search(r"^\s*%", bodies, re.M):
@@ -41,7 +41,7 @@ def regex_of(lark: str) -> str:
 
 
 def _imported(lark: str) -> list[tuple[str, str]]:
-    """Imported names, and the names that they have here where those differ."""
+    """Return the imported names, each with its alias here, which is empty where there is none."""
     named = [
         (name.strip(), own)
         for one, own, several in _IMPORT.findall(lark)
@@ -73,7 +73,7 @@ class _Inlined:
 
     @staticmethod
     def _tokens(text: str) -> list[tuple[str, str]]:
-        """(kind, text) of each, the last one first."""
+        """Return the tokens of a rule's text as (kind, text), the last one first."""
         found, at = list[tuple[str, str]](), 0
         while at < len(text):
             token = _TOKEN.match(text, at)

@@ -30,7 +30,8 @@ FORMATS["date-time"] = f"({FORMATS['date']})T{FORMATS['time']}"
 
 
 def usable_pattern(pattern: str) -> str | None:
-    """The same pattern for the grammar compiler and for Python; empty where it excludes nothing, None where there is none."""
+    """Return the same pattern in the syntax of the grammar compiler and of Python; empty where it excludes nothing, None where it cannot
+    be written."""
     try:
         found = "".join(map(_translated, _TOKEN.findall(pattern[: _LONGEST + 1])))
         re.compile(found)
@@ -43,7 +44,7 @@ def usable_pattern(pattern: str) -> str | None:
 
 
 def _translated(token: str) -> str:
-    """Raises ValueError for what has no counterpart."""
+    """Translate one token of a pattern. Raises ValueError for one that has no counterpart."""
     if token.startswith("\\"):
         return _escaped(token, in_class=False)
     if token.startswith("["):
@@ -77,7 +78,7 @@ def _escaped(token: str, *, in_class: bool) -> str:
 
 
 def whole(pattern: str) -> str:
-    """A pattern that is searched for, as one that the whole text matches."""
+    """Return a pattern that matches a whole text wherever `pattern` is found in it."""
     parts = []
     for part in _options(pattern):
         start, stop = _inside(part)
@@ -87,13 +88,13 @@ def whole(pattern: str) -> str:
 
 
 def _inside(option: str) -> tuple[int, int | None]:
-    """Where an alternative begins and ends without its anchors."""
+    """Return where an alternative begins and ends without its anchors."""
     tokens = _TOKEN.findall(option)
     return int(tokens[:1] == ["^"]), -1 if tokens[-1:] == ["$"] else None
 
 
 def slashed(pattern: str) -> str:
-    """As a terminal of the grammar: between slashes."""
+    """Return a pattern as a terminal of the grammar: between slashes."""
     return "/" + re.sub(r"\\?[\x00-\x1f\x7f]|\\.|/", _slashed_part, pattern) + "/"
 
 
@@ -103,7 +104,7 @@ def _slashed_part(found: re.Match[str]) -> str:
 
 
 def _options(pattern: str) -> list[str]:
-    """The alternatives at the outermost level."""
+    """Return the alternatives at the outermost level."""
     parts, depth = [""], 0
     for token in _TOKEN.findall(pattern):
         depth += token.startswith("(") - (token == ")")

@@ -56,17 +56,17 @@ class OutputParser(Protocol):
 
     @property
     def num_held(self) -> int:
-        """Characters of a call that is being written; 0 where none is, or it has just begun."""
+        """The number of characters of a call that is being written; 0 where there is none, or where it has just begun."""
 
     def push(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """What was held back, when no more text comes. cut: the answer ended at a limit, so that the beginning of a tag at its end is one
-        that was cut, and no text."""
+        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; the beginning of a tag at its end is
+        then part of a cut tag, and no text."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind joined and empty ones left out."""
+    """Return the pieces with neighbours of one kind joined and empty ones left out."""
     out: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, CallStart):
@@ -94,10 +94,8 @@ class Scanner:
         self._text += text
 
     def take(self, tags: Sequence[str]) -> tuple[str, str | None]:
-        """(text before the first of the tags, that tag), both taken out; without a tag (all text that cannot begin one, None).
-
-        No tag may begin another.
-        """
+        """Remove and return the text before the first of the tags, and that tag. Without a tag it returns all text that cannot begin
+        one, and None. No tag may begin another."""
         places = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
         if places:
             place, tag = min(places)
@@ -112,7 +110,7 @@ class Scanner:
         self._text = self._text.lstrip()
 
     def starts(self, tag: str) -> bool | None:
-        """Whether the text begins with the tag, None while too little of it is there to say."""
+        """Return whether the text begins with the tag; None while there is too little text to say."""
         if self._text.startswith(tag):
             return True
         return None if tag.startswith(self._text) else False
@@ -124,7 +122,7 @@ class Scanner:
         self._text = text + self._text
 
     def rest(self) -> str:
-        """Everything left, taken out."""
+        """Remove and return all text that is left."""
         text, self._text = self._text, ""
         return text
 
@@ -133,7 +131,7 @@ class Scanner:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that begins `tag` without completing it."""
+    """Return the length of the longest end of `text` that begins `tag` without completing it."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length
@@ -160,6 +158,6 @@ class Trimmer:
         return stripped
 
     def rest(self) -> str:
-        """The white space that waits, taken out."""
+        """Remove and return the white space that is held back."""
         held, self._held = self._held, ""
         return held

@@ -62,7 +62,7 @@ class Place:
 
     @property
     def in_fence(self) -> bool:
-        """Whether a fence is open here that holds this line."""
+        """Whether this line is inside an open fenced code block."""
         fence = self.fence
         if fence is None or not self.begins_line:
             return fence is not None
@@ -70,11 +70,11 @@ class Place:
 
     @property
     def in_code(self) -> bool:
-        """Whether it is in an open fence, or in a code span unless that stays open."""
+        """Whether this place is in an open fenced code block, or in a code span, if that is closed later."""
         return self.in_fence or _after(self._span, self._run) != 0
 
     def end_line(self) -> None:
-        """The line is complete."""
+        """End the current line."""
         self._end_run()
         line, fence = self._head.rstrip(), self.fence
         if fence is not None:
@@ -96,14 +96,14 @@ class Place:
 
 
 def _after(span: int, run: int) -> int:
-    """Backticks that hold a code span open, behind a run of so many."""
+    """Return the number of backticks of the open code span, 0 for none, after `run` backticks."""
     if not run:
         return span
     return run if not span else 0 if span == run else span
 
 
 def _without_quotes(line: str, num: int) -> str | None:
-    """A line without the marks of so many quotes; None where it has fewer."""
+    """Return a line without the marks of `num` block quotes; None where it has fewer."""
     for _ in range(num):
         found = _QUOTE.match(line)
         if found is None:

@@ -58,7 +58,7 @@ class ReasoningParser:
         return pieces
 
     def _think(self, pieces: list[Piece]) -> bool:
-        """One element of thinking; False to wait for more text."""
+        """Read one element of thinking. Returns False to wait for more text."""
         if self._held is not None:
             return self._go_on_held(self._held, pieces)
         tags = (self._close,) if self._call is None else (self._close, self._call[0])
@@ -74,7 +74,7 @@ class ReasoningParser:
         return tag is not None
 
     def _go_on_held(self, held: list[str], pieces: list[Piece]) -> bool:
-        """More of what may be a call that ends thinking."""
+        """Read on in what may be a call that ends thinking. Returns False to wait for more text."""
         text, tag = self._scanner.take((self._close,))
         held.append(text)
         if not self._is_settled and self._call is not None:

@@ -101,7 +101,7 @@ class Schema:
     # --- what is asked
 
     def json(self, part: Json | None = None) -> dict[str, Json]:
-        """A part of what is kept, with the definitions that it reaches, for the grammar compiler."""
+        """Return a part of the schema, with the definitions that it refers to, for the grammar compiler."""
         part = self.root if part is None else part
         found, waiting = dict[str, Json](), list(_references(part))
         while waiting:
@@ -114,7 +114,7 @@ class Schema:
         return {**base, **({"$defs": found} if found else {}), **style}
 
     def shapes(self, part: Json | None = None) -> tuple[Shape, ...]:
-        """All that a value of a part may be. Empty where nothing is valid. Raises GrammarError for alternatives without end."""
+        """Return all shapes that a value of a part may have; none where no value is valid. Raises GrammarError for endless alternatives."""
         found = [
             Shape(k, *_rules(p, k))
             for p in self._plain(self.root if part is None else part, 0)
@@ -217,7 +217,7 @@ class Schema:
         return out
 
     def _definition(self, pointer: Json, here: str, depth: int) -> str:
-        """The name, among our definitions, of what a $ref points to, which is read when it is first met."""
+        """Return the name, among our definitions, of what a $ref points to. It is read the first time."""
         if pointer not in self._names:
             found = self._given
             try:
@@ -262,7 +262,7 @@ class Schema:
         return False
 
     def _plain(self, part: Json, depth: int) -> list[dict[str, Json]]:
-        """The alternatives of a part, each without references, alternatives and parts."""
+        """Return the alternatives of a part, each without references, alternatives and nested parts."""
         if depth > _MOST_DEPTH:
             raise GrammarError("the schema refers to itself without end.")
         if part is False:
@@ -282,7 +282,7 @@ class Schema:
 
 
 def _merged(a: Mapping[str, Json], b: Mapping[str, Json]) -> dict[str, Json] | None:
-    """Both at once; None where no type is left."""
+    """Return a schema that holds both; None where no type is left."""
     out = {**a, **b}
     for key in a.keys() & b.keys():
         one, two = a[key], b[key]
@@ -327,7 +327,7 @@ def _anchored(part: Json, name: str) -> Json:
 
 
 def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The schema with names that are listed, or follow a pattern, as properties: so a record of them is held."""
+    """Return the schema with names that are listed, or follow a pattern, as properties, so that a record of them can be enforced."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or {"properties", "patternProperties"} & schema.keys():
         return schema
@@ -343,14 +343,14 @@ def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _is_number(value: Json, key: str) -> bool:
-    """Whether a keyword that bounds something may have this value; older schemas say exclusiveMinimum: true."""
+    """Return whether a keyword that is a bound may have this value. Older schemas say exclusiveMinimum: true."""
     if isinstance(value, bool):
         return key.startswith("exclusive")
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _is_neutral(key: str, value: Json, schema: Mapping[str, Json]) -> bool:
-    """Whether a keyword that is not held excludes no value."""
+    """Return whether a keyword that cannot be enforced excludes no value."""
     if key in ("then", "else", "minContains", "maxContains"):
         return ("contains" if "Contains" in key else "if") not in schema
     if key == "if":
@@ -378,7 +378,7 @@ def _rules(part: Mapping[str, Json], kind: str) -> tuple[dict[str, Json], tuple[
 
 
 def conjunction(parts: Sequence[Json]) -> Json:
-    """A schema that all of these hold for."""
+    """Return a schema that holds all of these."""
     if any(part is False for part in parts):
         return False
     found: list[Json] = []
@@ -390,7 +390,7 @@ def conjunction(parts: Sequence[Json]) -> Json:
 
 
 def member_of(rules: Mapping[str, Json], name: str) -> Json:
-    """What the rules of an object say of a member."""
+    """Return the schema that the rules of an object have for a member."""
     own = rules.get("properties", {}).get(name)
     matched = [s for p, s in rules.get("patternProperties", {}).items() if re.search(p, name)]
     return (
@@ -401,14 +401,14 @@ def member_of(rules: Mapping[str, Json], name: str) -> Json:
 
 
 def same(a: Json, b: Json) -> bool:
-    """Equal as JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two values are equal in JSON: 1 and 1.0 are, 1 and true are not."""
     return bool(a == b) and json.dumps(a, sort_keys=True, default=str).replace(".0", "") == json.dumps(
         b, sort_keys=True, default=str
     ).replace(".0", "")
 
 
 def kind_of(value: Json) -> str:
-    """The JSON type of a value; of a whole number, integer."""
+    """Return the JSON type of a value; that of a whole number is integer."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -417,7 +417,7 @@ def kind_of(value: Json) -> str:
 
 
 def _references(part: Json) -> Iterator[str]:
-    """Names of the definitions that a kept schema refers to."""
+    """Yield the names of the definitions that a schema refers to."""
     if isinstance(part, list):
         for each in part:
             yield from _references(each)

@@ -30,7 +30,7 @@ class ToolSchemas:
         return name in self._given
 
     def of(self, name: str) -> Schema:
-        """Of the tool's parameters. Raises GrammarError, with the tool's name, for what is no schema."""
+        """Return the schema of the tool's parameters. Raises GrammarError, with the tool's name, for what is no schema."""
         if name not in self._read:
             given = self._given[name].get("parameters")
             try:
@@ -40,14 +40,14 @@ class ToolSchemas:
         return self._read[name]
 
     def left_out(self, name: str) -> list[Unheld]:
-        """Keywords of the tool's parameters that a required call does not hold."""
+        """Return the keywords of the tool's parameters that a required call does not enforce."""
         return self.of(name).left_out
 
     def is_strict(self, name: str) -> bool:
         return self._given[name].get("strict") is True
 
     def kinds(self, function: str, parameter: str) -> frozenset[str] | None:
-        """JSON types that a parameter may have; None for a parameter that nobody declared, or of a schema that cannot be read."""
+        """Return the JSON types that a parameter may have; None for a parameter that is not declared, or whose schema cannot be read."""
         try:
             schema = self.of(function)
             part = schema.member(parameter)
@@ -57,7 +57,7 @@ class ToolSchemas:
             return None
 
     def declares(self, function: str, parameter: str) -> bool:
-        """Whether the tool has a parameter of this name."""
+        """Return whether the tool has a parameter of this name."""
         try:
             shapes = self.of(function).shapes()
         except (GrammarError, KeyError):

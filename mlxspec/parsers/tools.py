@@ -123,7 +123,7 @@ class ToolParser:
     def __init__(
         self, notation: Notation, tools: Sequence[Mapping[str, Any]], *, is_special: bool = False
     ) -> None:
-        """is_special: the opening tag is a special token of the vocabulary."""
+        """Start outside of calls. is_special: the opening tag is a special token of the vocabulary."""
         self._notation, self._is_special, self._schemas = notation, is_special, ToolSchemas(tools)
         # Qwen's coder models sometimes forget the enclosing tag
         self._openers = (notation.open, _FUNCTION) if notation == QWEN else (notation.open,)
@@ -145,7 +145,7 @@ class ToolParser:
 
     @property
     def num_held(self) -> int:
-        """Characters of the call that is being written; 0 where none is, or it has just begun."""
+        """The number of characters of the call that is being written; 0 where there is none, or where it has just begun."""
         return self._held.size if self._held is not None and self._held.is_settled else 0
 
     def push(self, text: str) -> list[Piece]:
@@ -156,7 +156,8 @@ class ToolParser:
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """cut: the answer ended at a limit; a call that is not closed, or the beginning of a tag, is left out then."""
+        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; a call that is not closed, or the
+        beginning of a tag, is left out then."""
         pieces: list[Piece] = []
         while (held := self._held) is not None:
             held.add(self._scanner.rest())
@@ -180,7 +181,7 @@ class ToolParser:
         return [*pieces, Content(self._space.rest() if self._has_spoken else "")]
 
     def _go_on(self, pieces: list[Piece]) -> bool:
-        """One element of the text outside of calls; False to wait for more text."""
+        """Read one element of the text outside of calls. Returns False to wait for more text."""
         if self._may_close and not self._drop_close():
             return False
         text, tag = self._scanner.take(self._openers)
@@ -216,7 +217,7 @@ class ToolParser:
         return not self._may_close
 
     def _go_on_held(self, held: _Held, pieces: list[Piece]) -> bool:
-        """More of what may be a call; False to wait for more text."""
+        """Read on in what may be a call. Returns False to wait for more text."""
         close = "</function>" if held.opener == _FUNCTION else self._notation.close
         if held.probe is not None:
             close = ""
@@ -280,7 +281,7 @@ class ToolParser:
         return bool(self._scanner)
 
     def _go_on_fenced(self, held: _Held, probe: Place, new: str, pieces: list[Piece]) -> bool:
-        """More of what may be a call in a fenced block, which is looked at line by line."""
+        """Read on in what may be a call in a fenced code block, line by line."""
         before, start = held.size - len(new), 0
         for line in re.finditer("\n", new):
             num_closed = probe.num_closed
@@ -295,7 +296,7 @@ class ToolParser:
         return False
 
     def _end_fenced(self, held: _Held, probe: Place, pieces: list[Piece], *, cut: bool) -> None:
-        """No more text comes, in what may be a call in a fenced block."""
+        """Decide what may have been a call in a fenced code block, when no more text arrives."""
         num_closed = probe.num_closed
         probe.end_line()
         self._leave_fence(held, held.size if cut or probe.num_closed > num_closed else 0, pieces)

@@ -15,17 +15,18 @@ _NULLS = ("null", "none")
 
 
 def writes_bare(kinds: Set[str]) -> bool:
-    """Whether a value of these JSON types is written as text, without quotes, in Qwen's tags: text, or text or null."""
+    """Return whether Qwen's tags write a value of these JSON types as text without quotes: text, or text or null."""
     return "string" in kinds and kinds <= {"string", "null"}
 
 
 def is_text(kinds: Set[str] | None) -> bool:
-    """Whether a value is text whatever it looks like, null left aside; so is one of a parameter that nobody declared (None)."""
+    """Return whether a value is text whatever it looks like, except null. That of a parameter that is not declared (None) is text too."""
     return kinds is None or writes_bare(kinds)
 
 
 def convert(text: str, kinds: Set[str] | None) -> Any:
-    """A value written as bare text, of these JSON types. What does not fit them stays text: the caller's validation says so better."""
+    """Convert a value that was written without quotes to one of these JSON types. One that fits none of them stays text, since the
+    caller's own validation explains more."""
     if text.strip().lower() in _NULLS and (kinds is None or "null" in kinds):
         return None
     if kinds is None or writes_bare(kinds):
@@ -56,7 +57,8 @@ def _number(text: str) -> int | float | None:
 
 
 def loads(text: str) -> Any:
-    """JSON, or Python's spelling of it, which models mix up; None for neither, and for NaN and Infinity, which JSON does not have."""
+    """Read JSON, or Python's spelling of it, which models mix up. Returns None for neither, and for NaN and Infinity, which JSON does
+    not have."""
     try:
         return json.loads(text, strict=False, parse_constant=_no_number, parse_float=finite)
     except (ValueError, RecursionError):
@@ -74,7 +76,7 @@ def _no_number(name: str) -> Any:
 
 
 def finite(text: str) -> float:
-    """A number that a float holds: one beyond the largest becomes that."""
+    """Return a finite number: one beyond the largest float becomes the largest."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 

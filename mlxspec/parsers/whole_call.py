@@ -59,7 +59,7 @@ class WholeCall:
         self._is_over = not tools
 
     def push(self, text: str) -> str:
-        """Returns text that is none of a call."""
+        """Add text of the answer. Returns the text that is part of no call."""
         if self._is_over:
             return text
         if self._rest is not None:
@@ -74,7 +74,7 @@ class WholeCall:
         return ""
 
     def finish(self) -> tuple[Calls, str]:
-        """The answer's calls, or its text."""
+        """Return the answer's calls, or its text."""
         text = self._given_up()
         calls = whole_calls(text.strip(), self._schemas) if text else None
         return calls or [], "" if calls else text
@@ -99,14 +99,14 @@ class WholeCall:
         return re.fullmatch(form, mark) is not None and self._may_begin(inside.lstrip(), is_fenced=True)
 
     def _may_be_named(self, text: str, behind: str) -> bool:
-        """Whether it may begin with the name of a tool, and one of these characters behind it."""
+        """Return whether a text may begin with the name of a tool that is followed by one of these characters."""
         return any(
             name.startswith(text) or (text.startswith(name) and text[len(name)] in behind)
             for name in self._names
         )
 
     def _may_be_listed(self, text: str) -> bool:
-        """A JSON object whose first key is a call's, a list of them, or a list of calls in Python's form."""
+        """Return whether a text may be a JSON object whose first key is a call's, a list of them, or a list of calls in Python's form."""
         if text[0] == "[" and text[1:].lstrip()[:1] not in ("{", ""):
             return self._may_be_named(text[1:].lstrip(), "(")
         key = text.lstrip("[").lstrip().removeprefix("{").lstrip()

@@ -88,7 +88,7 @@ def choose() -> Blas:
 
 
 def _load_real(wish: str) -> Blas:
-    """The system's OpenBLAS, the bundled one, or under `auto` at last MLX's own."""
+    """Load the system's OpenBLAS or the bundled one; under `auto`, if neither can be loaded, MLX's own."""
     notices: list[str] = []
     for name in _SYSTEM_NAMES if wish != "bundled" else ():
         try:
@@ -117,7 +117,8 @@ def _wheel(*notices: str) -> Blas:
 
 
 def _preloaded() -> Blas | None:
-    """A BLAS somebody made global before us (LD_PRELOAD, say): MLX binds to the first, so no other can be chosen."""
+    """Return a BLAS that was made global before (by LD_PRELOAD, for example), else None. MLX binds to the first, so no other can be
+    chosen."""
     library = ctypes.CDLL(None)
     if getattr(library, "cblas_sgemm", None) is None:
         return None
@@ -159,7 +160,7 @@ def _trial(library: ctypes.CDLL) -> str | None:
 
 
 def _describe(library: ctypes.CDLL, kind: Kind, file: str) -> Blas:
-    """The library by what it says of itself, its number of threads held to the cores this process may use."""
+    """Describe the library by its own functions. Its number of threads is limited to the cores that this process may use."""
     threads = _number(library, "openblas_get_num_threads", 1)
     blas = Blas(
         kind=kind,
@@ -180,7 +181,7 @@ def _number(library: ctypes.CDLL, function: str, default: int) -> int:
 
 
 def _name(library: ctypes.CDLL, file: str) -> str:
-    """`OpenBLAS 0.3.21` where the library can be asked, else its file name."""
+    """Return `OpenBLAS 0.3.21` where the library tells its version, else its file name."""
     getter = getattr(library, "openblas_get_config", None)
     if getter is None:
         return Path(file).name
@@ -190,7 +191,7 @@ def _name(library: ctypes.CDLL, file: str) -> str:
 
 
 def num_cores() -> int:
-    """Cores this process may use: its affinity, and in a container the CPU quota of its control group (v2)."""
+    """Return the number of cores that this process may use: its affinity, and in a container the CPU quota of its control group (v2)."""
     if sys.platform == "darwin":  # has no affinity and no control groups
         return os.cpu_count() or 1
     cores = len(os.sched_getaffinity(0))

@@ -24,10 +24,10 @@ class UnavailableError(Exception):
 
 
 def prepare(*, anew: bool = False) -> tuple[Path, str | None]:
-    """The path of the renamed library, made once and kept, and a sentence where it could not be kept.
+    """Return the path of the renamed library, made once and kept, and a sentence where it could not be kept.
 
-    Several processes may do it at once: each writes a file of its own and renames it into place. `anew` makes it
-    even if it is there. Raises UnavailableError.
+    Several processes may call this at once: each writes a file of its own and renames it into place. anew: make it even if it exists.
+    Raises UnavailableError.
     """
     source = _source()
     folder, notice = folders.private_folder("blas")
@@ -46,7 +46,7 @@ def prepare(*, anew: bool = False) -> tuple[Path, str | None]:
 
 
 def _source() -> Path:
-    """The packaged library, looked for on sys.path: importing the package would load it under its prefixed names."""
+    """Find the packaged library on sys.path. Importing the package would load it under its prefixed names."""
     for entry in sys.path:
         lib = Path(entry or ".") / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
         if lib.is_file():

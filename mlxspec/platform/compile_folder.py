@@ -38,19 +38,19 @@ class KernelFolder:
         self._asked = False
 
     def ask(self) -> None:
-        """This process compiles whatever it needs; if it ends in peace, later ones find it."""
+        """Let this process compile all that it needs. If it ends without a fault, later processes find the kernels."""
         self._asked = True
 
     def is_stocked(self, version: str) -> bool:
-        """Whether this process was asked to compile for MLX `version`, or an earlier one was and came to its end."""
+        """Return whether this process compiles for MLX `version`, or an earlier one did and ended without a fault."""
         return self._asked or (_find_store()[0] / "mlx" / version / _STOCKED).is_file()
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Kernels compiled inside go to the private folder. Reentrant, shared by threads, a few microseconds.
+        """Compile kernels into the private folder inside the `with` block. Reentrant, shared by threads, a few microseconds.
 
-        Sets TMPDIR in the C library's environment alone: `tempfile` and `os.environ` never see it. A child process
-        started meanwhile with the inherited environment does.
+        Sets TMPDIR in the C library's environment alone: `tempfile` and `os.environ` never see it. A child process started meanwhile with
+        the inherited environment does.
         """
         with self._mutex:
             if self._depth == 0:
@@ -83,7 +83,7 @@ class KernelFolder:
         return list(self.path.glob("mlx/*/cpu/*.so")) if self.path and self._pid == os.getpid() else []
 
     def _changes(self) -> int:
-        """A number that changes when a library is added, found without listing them."""
+        """Return a number that changes when a library is added, without listing the libraries."""
         if not self._filled and self.path is not None:
             self._filled = list(self.path.glob("mlx/*/cpu"))
         return sum(os.stat(folder).st_mtime_ns for folder in self._filled)
@@ -108,7 +108,7 @@ class KernelFolder:
 
 
 def compiler() -> str | None:
-    """The g++ that MLX runs for kernels on the CPU; None where there is none, and off Linux."""
+    """Return the path of the g++ that MLX runs for kernels on the CPU; None where there is none, and off Linux."""
     import shutil
 
     return shutil.which("g++") if sys.platform.startswith("linux") else None
@@ -143,7 +143,7 @@ def _sweep(store: Path) -> None:
 
 
 def _link(libraries: Iterator[Path], source: Path, target: Path) -> None:
-    """Hard links below `target` to libraries below `source`; what cannot be linked will be compiled again."""
+    """Make hard links below `target` to libraries below `source`. One that cannot be linked will be compiled again."""
     for path in libraries:
         link = target / path.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)

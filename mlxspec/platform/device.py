@@ -79,14 +79,14 @@ atexit.register(clear_streams)
 
 
 def tf32() -> bool | None:
-    """As `DeviceReport.tf32` has it."""
+    """Return whether float32 products use TF32, see `DeviceReport.tf32`."""
     if os.environ.get(_TF32, "1") != "0":
         return True
     return None if _mlx_came_first else False
 
 
 def report() -> DeviceReport:
-    """What this process computes with now. Imports MLX."""
+    """Return what this process computes with now. Imports MLX."""
     enabled, reason = _compile_state()
     folder = _kernels.path
     return DeviceReport(
@@ -125,12 +125,12 @@ def _kernel_notices(reason: str) -> list[str]:
 
 
 def decode_threads() -> None:
-    """One BLAS thread from here on: waiting for a second costs few-row matmuls more than it saves. No-op on GPUs."""
+    """Use one BLAS thread from here on: waiting for a second costs few-row products more than it saves. Does nothing on GPUs."""
     _set_threads(1)
 
 
 def prefill_threads() -> None:
-    """All cores from here on. No-op on GPUs."""
+    """Use all cores from here on. Does nothing on GPUs."""
     _set_threads(_chosen.max_threads)
 
 
@@ -179,14 +179,14 @@ def finish(*arrays: mx.array) -> None:
 
 
 def sampling_bytes() -> int:
-    """What sampling may take at once beside its logits. A GPU is given more: it would have to wait for the host between two blocks, and
-    what it computes is launched anew for each."""
+    """Return the bytes that sampling may take at a time in addition to its logits. A GPU may take more: it would wait for the host
+    between two blocks, and each block is launched anew."""
     return _SAMPLING_ON_GPU if has_gpu() else _SAMPLING_ON_CPU
 
 
 @contextmanager
 def idle() -> Iterator[None]:
-    """What is built inside is waited for, and the device has nothing else to do."""
+    """Hand over at once what is launched in the `with` block: it is waited for, and the device has nothing else to do."""
     before, _Ahead.is_idle, _Ahead.num_launches = _Ahead.is_idle, True, HAND_OVER_AT - 1
     try:
         yield
@@ -196,7 +196,7 @@ def idle() -> Iterator[None]:
 
 @contextmanager
 def hold() -> Iterator[None]:
-    """What is built inside the device is to begin on later."""
+    """Keep the device from beginning yet on what is launched in the `with` block."""
     before, _Ahead.holds = _Ahead.holds, True
     try:
         yield
@@ -217,18 +217,19 @@ def keep_heap() -> None:
 
 
 def claim(owner: object, nbytes: int, scratch: int) -> None:
-    """`owner` may use so many bytes of MLX's until it is released or gone, `scratch` of them again and again.
+    """Reserve nbytes of MLX's memory for `owner` until they are released or the owner is deleted; `scratch` of them are used again and
+    again.
 
-    On a Mac MLX keeps what is claimed in memory, never more than the system recommends (above that it comes to a halt), and of what was
-    freed it holds no more than scratch: left alone it holds nearly all that the system recommends, and keys and values that grow leave
-    buffers which nobody asks for again (mlx #3350). No-op elsewhere.
+    On a Mac MLX keeps claimed memory resident, never more than the system recommends (above that the Mac comes to a halt), and keeps at
+    most `scratch` of what was freed. By default it would keep nearly all that the system recommends, and growing keys and values leave
+    buffers that are never used again (mlx #3350). Does nothing elsewhere.
     """
     _claims[owner] = nbytes, scratch
     _share_out()
 
 
 def adjust(owner: object, scratch: int) -> None:
-    """What `owner` has claimed stays; what it uses again and again is this many bytes now. No-op where it has claimed nothing."""
+    """Change how many bytes `owner` uses again and again. What it has claimed stays. Does nothing where it has claimed nothing."""
     nbytes, before = _claims.get(owner, (0, scratch))
     if before != scratch:
         _claims[owner] = nbytes, scratch
@@ -236,13 +237,13 @@ def adjust(owner: object, scratch: int) -> None:
 
 
 def release(owner: object) -> None:
-    """It needs nothing any more."""
+    """Release what `owner` has claimed."""
     if _claims.pop(owner, None) is not None:
         _share_out()
 
 
 def _recommended() -> int | None:
-    """Bytes that a Mac's GPU may use; None elsewhere."""
+    """Return the bytes that a Mac's GPU may use; None elsewhere."""
     if backend() != "metal":
         return None
     import mlx.core as mx
@@ -303,7 +304,7 @@ def private_kernels() -> AbstractContextManager[None]:
 
 @functools.cache
 def backend() -> Backend:
-    """Where MLX's default device is: "metal", "cuda" or "cpu". Imports MLX."""
+    """Return the kind of MLX's default device: "metal", "cuda" or "cpu". Imports MLX."""
     import mlx.core as mx
 
     if mx.default_device() == mx.cpu:
@@ -312,18 +313,20 @@ def backend() -> Backend:
 
 
 def has_gpu() -> bool:
-    """Whether MLX computes on a GPU. Imports MLX."""
+    """Return whether MLX computes on a GPU. Imports MLX."""
     return backend() != "cpu"
 
 
 def has_fused_attention() -> bool:
-    """Whether MLX's scaled-dot-product attention is one kernel here. On the CPU it is spelled out, and so can we."""
+    """Return whether MLX's scaled-dot-product attention is one kernel here. On a CPU it is several operations, which we can also launch
+    ourselves."""
     return has_gpu()
 
 
 @functools.cache
 def gpu_generation() -> int | None:
-    """Of an Apple GPU: 13 is M1, 14 M2, 15 M3, 16 M4, 17 M5; None where there is none, or it does not say so (a virtual one does not)."""
+    """Return the generation of an Apple GPU: 13 is M1, 14 M2, 15 M3, 16 M4, 17 M5; None where there is none, or where it is not stated
+    (by a virtual one)."""
     if backend() != "metal":
         return None
     import mlx.core as mx
@@ -334,7 +337,7 @@ def gpu_generation() -> int | None:
 
 @functools.cache
 def has_matrix_units() -> bool:
-    """Whether MLX multiplies with a GPU's matrix units ("neural accelerators"): on an M5 with macOS 26.2."""
+    """Return whether MLX multiplies with a GPU's matrix units ("neural accelerators"): on an M5 with macOS 26.2."""
     import platform
 
     import mlx.core as mx
@@ -346,7 +349,7 @@ def has_matrix_units() -> bool:
 
 
 def compile_enabled() -> bool:
-    """Whether `mx.compile` fuses here. Where it does not, compiled functions still work, step by step."""
+    """Return whether `mx.compile` fuses operations here. Where it does not, compiled functions still work, operation by operation."""
     return _compile_state()[0]
 
 
@@ -372,7 +375,7 @@ def _compiles_for_cpu() -> bool:
 
 @functools.cache
 def _compile_state() -> tuple[bool, str]:
-    """Whether mx.compile fuses, and why. On Linux CPU by trying: a g++ that is there may still be unable to compile."""
+    """Return whether mx.compile fuses, and why. On a Linux CPU it is tried: a g++ that exists may still be unable to compile."""
     if "MLX_DISABLE_COMPILE" in os.environ:
         return False, "MLX_DISABLE_COMPILE is set"
     if backend() != "cpu":

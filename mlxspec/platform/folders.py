@@ -22,7 +22,7 @@ _temporary: dict[int, Path] = {}  # by process id: a forked child makes its own
 
 
 def wanted_cache_folder() -> Path:
-    """MLXSPEC_CACHE, else `mlxspec` in the platform's cache folder (XDG_CACHE_HOME honoured on Linux)."""
+    """Return MLXSPEC_CACHE, else `mlxspec` in the platform's cache folder (XDG_CACHE_HOME on Linux)."""
     chosen = os.environ.get("MLXSPEC_CACHE", "")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -52,8 +52,8 @@ def make_private(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A file for its owner alone. Whoever reads finds the old content or the new one, also where several processes write at once. What a
-    killed process left of it is removed by a later one. Raises OSError."""
+    """Write a file that only its owner may read. A reader finds the old content or the new, also where several processes write at once.
+    What a killed process left is removed later. Raises OSError."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
@@ -70,7 +70,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def temporary_folder() -> Path:
-    """A folder of this process with mode 0700, removed when it ends."""
+    """Return a folder of this process with mode 0700, which is removed when the process ends."""
     pid = os.getpid()
     if pid not in _temporary:
         _temporary[pid] = Path(tempfile.mkdtemp(prefix="mlxspec-"))
@@ -86,10 +86,8 @@ def _remove_temporary(pid: int) -> None:
 
 
 def private_folder(name: str) -> tuple[Path, str | None]:
-    """The folder `name` in the cache, mode 0700, and None; or a temporary one and the sentence that says why.
-
-    A `~` that stands for nobody's home is the same to us as a folder that cannot be written to.
-    """
+    """Return the folder `name` in the cache, mode 0700, and None; or a temporary folder and a sentence why. A `~` of an unknown user
+    counts as a folder that cannot be written to."""
     root: Path | str = os.environ.get("MLXSPEC_CACHE", "")
     try:
         root = wanted_cache_folder()

@@ -51,8 +51,8 @@ class Program:
 
 
 def run(program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytearray]:
-    """What the program returns, unchecked. Raises HelperError where it was ended at a limit, failed or ended by itself; MemoryBudgetError
-    where no process can be started."""
+    """Run a program in a helper process and return its result, unchecked. Raises HelperError where it was ended at a limit, failed, or
+    ended by itself, and MemoryBudgetError where no process can be started."""
     with _places:
         worker = _taken()
         try:
@@ -80,7 +80,7 @@ def prepare(program: Program) -> None:
 
 
 def _taken() -> _Worker:
-    """A helper that nobody else uses. Raises MemoryBudgetError."""
+    """Return a helper process that no other thread uses. Raises MemoryBudgetError."""
     while True:
         try:
             worker = _idle.pop()
@@ -95,7 +95,7 @@ class _Worker:
     """A helper process and the line to it. One thread at a time uses it."""
 
     def __init__(self) -> None:
-        """Raises MemoryBudgetError."""
+        """Start the process. Raises MemoryBudgetError."""
         paths = json.dumps([os.path.abspath(path) for path in sys.path if path])
         child = str(Path(__file__).with_name("helper_child.py"))
         kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
@@ -164,14 +164,14 @@ class _Worker:
         self._process.wait()
 
     def forget(self) -> None:
-        """Called in a fork of the process that it belongs to."""
+        """Close our side of the pipes in a fork of the process that owns this helper."""
         self.line.close()
         self._process.returncode = 0
 
     def _exchange(
         self, program: Program, seconds: float, head: Mapping[str, Any] | None, body: bytes, *, most: int
     ) -> tuple[dict[str, Any], bytearray]:
-        """Say `head` and `body`, if anything, and read the answer, of at most so many bytes behind its JSON. Raises HelperError, and
+        """Send `head` and `body`, if given, and read the answer: JSON, and at most `most` bytes after it. Raises HelperError, and
         MemoryError where the helper takes too much."""
         until = time.monotonic() + seconds + _WAITED_SECONDS
         late = HelperError(f"{program.what} takes more than {seconds:g} seconds and was ended.")
@@ -196,7 +196,7 @@ class _Worker:
         raise HelperError(f"{program.what} cannot go on: its helper process has ended.")
 
     def _exactly(self, number: int, until: float, program: Program) -> bytearray:
-        """Raises OSError, TimeoutError, and MemoryError where the helper takes too much."""
+        """Read `number` bytes. Raises OSError, TimeoutError, and MemoryError where the helper takes too much."""
         found = bytearray(number)
         view, done = memoryview(found), 0
         while done < number:
@@ -217,7 +217,7 @@ class _Worker:
 
 
 def _footprint(pid: int) -> int:
-    """Bytes that a process takes; 0 where the system holds its limit by itself."""
+    """Return the bytes that a process takes; 0 where the system enforces its limit."""
     if _HOLDS_LIMITS:
         return 0
     found = (ctypes.c_uint64 * 12)()  # struct rusage_info_v0: ri_phys_footprint is the tenth
@@ -231,20 +231,20 @@ _places: threading.Semaphore
 
 
 def _begin() -> None:
-    """No helper yet."""
+    """Start with no helper process."""
     global _idle, _workers, _places
     _idle, _workers, _places = [], WeakSet(), threading.Semaphore(MOST_PROCESSES)
 
 
 def _forget() -> None:
-    """Called in a fork of this process, which must not talk over the same lines."""
+    """Drop the helpers in a fork of this process, which must not use the same pipes."""
     for worker in list(_workers):
         worker.forget()
     _begin()
 
 
 def _close() -> None:
-    """At the end of the process."""
+    """End the helpers at the end of the process."""
     for worker in list(_workers):
         worker.end()
 

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def send(line: socket.socket, said: Any, body: bytes | bytearray) -> None:
-    """A message: plain JSON, and bytes behind it."""
+    """Send a message: JSON, and bytes after it."""
     head = json.dumps(said).encode()
     line.sendall(LENGTHS.pack(len(head), len(body)) + head)
     if body:
@@ -60,7 +60,7 @@ def send(line: socket.socket, said: Any, body: bytes | bytearray) -> None:
 
 
 def _received(line: socket.socket) -> tuple[dict[str, Any], bytearray] | None:
-    """The next message, None where the other side has gone."""
+    """Return the next message; None where the other side has closed."""
     lengths = _exactly(line, LENGTHS.size)
     if lengths is None:
         return None
@@ -91,7 +91,7 @@ def _loaded(path: str) -> ModuleType:
 
 
 def _address_space() -> int:
-    """Bytes of this process's; 0 where there is no /proc."""
+    """Return the bytes of this process's address space; 0 where there is no /proc."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -100,8 +100,8 @@ def _address_space() -> int:
 
 
 def _limit(seconds: float, clock: float, address_space: int) -> None:
-    """Seconds of processor time and by the clock until the process is ended, 0 for never. The address space is limited on Linux; elsewhere
-    the caller looks."""
+    """Limit the process to `seconds` of processor time and `clock` seconds by the clock, 0 for no limit. The address space is limited on
+    Linux; elsewhere the parent checks it."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, clock)
     if sys.platform == "linux":

@@ -16,21 +16,24 @@ from numpy.typing import NDArray
 
 
 def numbers(x: mx.array) -> NDArray[Any]:
-    """The elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, which loses nothing; other dtypes stay.
-    Raises what MLX raises where the computation fails."""
+    """Return the elements of `x`, of any shape and dtype; evaluates it. 16-bit floats become float32, without loss; other dtypes are
+    kept. Raises what MLX raises where the computation fails."""
     x = x.astype(mx.float32) if x.dtype in (mx.bfloat16, mx.float16) else x
     mx.eval(x)  # numpy swallows the error of a computation that fails, and reads zeros
     return np.asarray(x)
 
 
 def raw_bytes(x: mx.array) -> NDArray[np.uint8]:
-    """The bytes of `x` in the order of its elements, (n,) uint8, in memory of their own; evaluates it. Every dtype."""
+    """Return a copy of the bytes of `x` in the order of its elements, (n,) uint8, of any dtype; evaluates it."""
     return np.array(x.reshape(-1).view(mx.uint8))
 
 
 def memory(arrays: Sequence[mx.array]) -> list[NDArray[np.uint8]]:
-    """The memory of arrays themselves, which must be evaluated, as (..., n) uint8: the last axis has the bytes of the elements. Every
-    dtype. It waits for no other work of the device, and any thread may read it. A few microseconds an array."""
+    """Return the memory of evaluated arrays itself, not a copy, as (..., n) uint8, of any dtype: the last axis has the bytes of the
+    elements.
+
+    It waits for no other work of the device, and may be called in any thread. A few microseconds an array.
+    """
     rows = (mx.reshape(x, (1,), stream=mx.cpu) if x.ndim == 0 else x for x in arrays)
     seen = [mx.view(row, mx.uint8, stream=mx.cpu) for row in rows]
     mx.eval(seen)
@@ -38,5 +41,5 @@ def memory(arrays: Sequence[mx.array]) -> list[NDArray[np.uint8]]:
 
 
 def from_bytes(data: NDArray[np.uint8], dtype: mx.Dtype, shape: tuple[int, ...]) -> mx.array:
-    """The array that `raw_bytes` read, in memory of its own."""
+    """Return the array whose bytes `raw_bytes` read, in memory of its own."""
     return mx.array(data).view(dtype).reshape(shape)

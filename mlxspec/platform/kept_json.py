@@ -17,7 +17,7 @@ _DIGITS = 32  # of a file's name
 
 
 def kept_file(folder: str, described: Any, *more: bytes) -> Path:
-    """The file in this folder of the cache for what `described`, plain JSON, and bytes beside it tell apart."""
+    """Return the file in this folder of the cache for `described`, plain JSON, and for further bytes `more`."""
     found = hashlib.sha256(json.dumps(described).encode())
     for part in more:
         found.update(part)
@@ -25,12 +25,12 @@ def kept_file(folder: str, described: Any, *more: bytes) -> Path:
 
 
 def kept_files(folder: str) -> list[Path]:
-    """All files in this folder of the cache."""
+    """Return all files in this folder of the cache."""
     return sorted(folders.private_folder(folder)[0].glob("[!.]*.json"))
 
 
 def read(path: Path) -> Any:
-    """What a file holds, unchecked; None where it holds no JSON of at most LARGEST bytes."""
+    """Return the JSON in a file, unchecked; None where there is no JSON of at most LARGEST bytes."""
     try:
         return json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size <= LARGEST else None
     except (OSError, ValueError, RecursionError):
@@ -38,6 +38,6 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """The file is written as a whole: another process reads the old content or the new."""
+    """Write the whole file at once: another process reads the old content or the new."""
     with suppress(OSError):
         folders.write_whole(path, json.dumps(data).encode())

@@ -15,7 +15,7 @@ _CPU_SHARE = 0.9  # of a machine without a GPU; the rest is the system's
 
 
 def machine_memory() -> int:
-    """Bytes MLX may use here: a GPU's working set, or most of the memory this process may have."""
+    """Return the bytes that MLX may use here: a GPU's working set, or most of the memory that this process may have."""
     info = mx.device_info() if device.has_gpu() else {}
     for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
         if isinstance(info.get(key), int) and info[key] > 0:
@@ -27,6 +27,6 @@ def machine_memory() -> int:
 
 
 def floats_fit(nbytes: int) -> bool:
-    """Whether a quantized model of so many bytes as float32 is unpacked on a CPU. There MLX multiplies packed weights with one token 9
+    """Return whether a quantized model of nbytes as float32 is unpacked on a CPU. There MLX multiplies packed weights with one token 9
     times slower, and with a prompt 130 times slower."""
     return nbytes <= min(UNPACKED_AT_MOST, machine_memory() // 2)

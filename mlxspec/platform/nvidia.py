@@ -16,7 +16,7 @@ _LAST = "MLX's wheels for CPUs and for CUDA hold a file of the same name, and th
 
 @functools.cache
 def has_gpu() -> bool:
-    """Whether the driver finds a GPU, which it is asked without CUDA's toolkit."""
+    """Return whether the driver finds a GPU. Needs no CUDA toolkit."""
     if not sys.platform.startswith("linux"):
         return False
     import ctypes
@@ -31,7 +31,7 @@ def has_gpu() -> bool:
 
 
 def advice() -> str:
-    """What to do where there is a GPU and MLX computes without it."""
+    """Return what to do where there is a GPU and MLX computes without it."""
     from contextlib import suppress
     from importlib.metadata import PackageNotFoundError, version
 
@@ -45,7 +45,7 @@ def advice() -> str:
 
 
 def explained(error: ImportError) -> str | None:
-    """A sentence in place of the loader's, where MLX's wheel for CUDA does not start; None of any other error."""
+    """Return a sentence for an error of the loader where MLX's wheel for CUDA does not start; None for any other error."""
     if _DRIVER not in str(error):
         return None
     return (

@@ -14,19 +14,19 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def metal_folder() -> Path:
-    """The folder with the `.metal` files: `mlxspec/metal` in a wheel, `metal` beside the package in a checkout."""
+    """Return the folder with the `.metal` files: `mlxspec/metal` in a wheel, `metal` next to the package in a checkout."""
     packaged = _PACKAGE / "metal"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "metal"
 
 
 def demo_folder(member: str) -> Path:
-    """The folder of a member of the demo family: "target", "draft", "gemma", "eagle3", "dflash" or "vision". Whether it holds a model
-    shows when that is loaded."""
+    """Return the folder of a member of the demo family: "target", "draft", "gemma", "eagle3", "dflash" or "vision". Whether it holds a
+    model shows when it is loaded."""
     return _PACKAGE / "demo" / member
 
 
 def metal_source(name: str) -> str:
-    """The text of `NAME.metal` with the `.h` files that it includes. Raises ConfigError if there is no such kernel."""
+    """Return the text of `NAME.metal` with the `.h` files that it includes. Raises ConfigError where there is no such kernel."""
     path = metal_folder() / f"{name}.metal"
     if not re.fullmatch(r"[a-z0-9_]+", name) or not path.is_file():
         raise ConfigError(f"There is no Metal kernel {name!r} in {metal_folder()}.")
@@ -34,7 +34,7 @@ def metal_source(name: str) -> str:
 
 
 def with_includes(text: str, folder: Path) -> str:
-    """Metal text with the file in place of each line `#include "FILE.h"`: MLX compiles one text and knows no folder."""
+    """Replace each line `#include "FILE.h"` by that file: MLX compiles one text and knows no folder."""
     return re.sub(
         r'^#include "(\w+\.h)"$',
         lambda line: (folder / line[1]).read_text(encoding="utf-8"),

@@ -21,7 +21,7 @@ _BYTES_AT_ONCE = 256 << 20
 
 
 def explained(said: str) -> str:
-    """An error's sentence, with what to do where the watchdog caused it."""
+    """Return an error's sentence, with what to do where the GPU's watchdog caused it."""
     return f"{said} {ADVICE}" if NAME in said else said
 
 

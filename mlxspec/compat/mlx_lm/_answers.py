@@ -44,7 +44,8 @@ def generate(
     verbose: bool = False,
     **kwargs: Any,
 ) -> str:
-    """The whole answer. kwargs: those of `stream_generate`. verbose: print it as it comes, then speeds and memory."""
+    """Return the whole answer. kwargs: those of `stream_generate`. verbose: print the answer while it is written, then speeds and
+    memory."""
     text, last = "", None
     for last in _responses(model, tokenizer, prompt, has_logprobs=False, **kwargs):
         if verbose:
@@ -68,11 +69,12 @@ def stream_generate(
     stream: Any = generation_stream,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    """One response a token, as mlx-lm gives them; several come at once where drafts were accepted.
+    """Yield one response for each token, as mlx-lm does; several arrive at once where drafts were accepted.
 
     kwargs: sampler, logits_processors, prompt_cache (extended in place by the prompt and by each token that was yielded), num_draft_tokens,
-    prefill_step_size (at least 16), kv_bits (8 or 4), prompt_progress_callback. Samplers and processors are called for drafts that may be
-    rejected, so they must depend on nothing but their arguments. Raises MlxspecError subclasses before the first response is asked for.
+    prefill_step_size (at least 16), kv_bits (8 or 4), prompt_progress_callback. Samplers and processors are also called for drafts that may
+    be rejected, so their results must depend on their arguments only. Raises subclasses of MlxspecError before the first response is
+    requested.
     """
     return _responses(model, tokenizer, prompt, max_tokens, draft_model, stream, has_logprobs=True, **kwargs)
 
@@ -90,10 +92,11 @@ def batch_generate(
     return_logprobs: bool = False,
     **kwargs: Any,
 ) -> BatchResponse:
-    """Answers to several prompts of token ids, which decode together. max_tokens: of each, or one for all. prompt_caches are not changed.
+    """Answer several prompts of token ids, which decode together. max_tokens: for each prompt, or one for all. prompt_caches are not
+    changed.
 
-    kwargs: sampler, logits_processors, prefill_step_size and kv_bits as in `stream_generate`; completion_batch_size: so many decode
-    together at most, as far as the engine has rows for them. Raises MlxspecError subclasses; no answer is given then.
+    kwargs: sampler, logits_processors, prefill_step_size and kv_bits as in `stream_generate`; completion_batch_size: the most prompts that
+    decode together, as far as the engine has rows for them. Raises subclasses of MlxspecError, and then gives no answer.
     """
     _check(model, kwargs.pop("stream", None) or generation_stream, kwargs, "batch_generate")
     of_kind("prompts", prompts, list, tuple)
@@ -230,7 +233,8 @@ def _responses(
 
 
 def _params(limit: int, options: Mapping[str, Any], num_before: int) -> SamplingParams:
-    """limit: -1 ends where the context is full. num_before: tokens of a prompt cache. Raises ConfigError."""
+    """Return the sampling parameters. limit: the most tokens; -1 ends where the context is full. num_before: tokens of a prompt cache.
+    Raises ConfigError."""
     if limit == 0:
         raise ConfigError("max_tokens must not be 0 (use -1 for no limit).")
     processors = [_behind(p, num_before) for p in options.get("logits_processors") or ()]
@@ -255,13 +259,13 @@ class _Recorder:
         return logits
 
     def take(self, place: int) -> mx.array | None:
-        """Log-probabilities (V,), lazily; None where nothing is recorded."""
+        """Return the log-probabilities (V,) at a position, lazily; None where none are recorded."""
         logits = self._logits.pop(place, None)
         return None if logits is None else (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
 
 
 def _batch_stats(prompts: Sequence[Sequence[int]], results: Sequence[Result], seconds: float) -> BatchStats:
-    """mlx-lm's figures of a batch. They differ between its versions."""
+    """Return mlx-lm's figures of a batch, which differ between its versions."""
     prompt_time = min(sum(result.stats.prefill_seconds for result in results), seconds)
     values = {
         # as mlx-lm counts: the last token of a prompt is read by the first step, and an end token is generated
@@ -277,13 +281,13 @@ def _batch_stats(prompts: Sequence[Sequence[int]], results: Sequence[Result], se
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the values that the installed mlx-lm's class has."""
+    """Return the values that the installed mlx-lm's class has fields for."""
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: str) -> None:
-    """Raises ConfigError for what we cannot honour, and for what mlx-lm does not know either."""
+    """Raise ConfigError for what we cannot honour, and for what mlx-lm does not know either."""
     if not isinstance(model, LoadedModel):
         raise ConfigError("The model must come from mlxspec.compat.mlx_lm.load.")
     if stream is not generation_stream:
@@ -312,7 +316,7 @@ def _prepare(model: LoadedModel, engine: Engine, options: Mapping[str, Any]) -> 
 
 
 def _behind(processor: Processor, num_before: int) -> Processor:
-    """A processor that is given the tokens behind the first `num_before`: mlx-lm's do not see a prompt cache."""
+    """Return a processor that receives the tokens after the first `num_before`: mlx-lm's processors do not see a prompt cache."""
     if not num_before:
         return processor
 
@@ -324,7 +328,7 @@ def _behind(processor: Processor, num_before: int) -> Processor:
 
 
 def _checked(caches: Sequence[Any]) -> list[PromptCache]:
-    """Raises ConfigError."""
+    """Return the caches as prompt caches. Raises ConfigError for another kind of cache."""
     if not all(isinstance(cache, PromptCache) for cache in caches):
         raise ConfigError(
             "prompt_cache must come from make_prompt_cache(model) with a model of this package."
@@ -333,7 +337,7 @@ def _checked(caches: Sequence[Any]) -> list[PromptCache]:
 
 
 def _ids(prompt: mx.array | Sequence[int]) -> list[int]:
-    """Token ids of a prompt. Raises ConfigError for none, and for a text, which only a tokenizer makes ids of."""
+    """Return the token ids of a prompt. Raises ConfigError for none, and for a text, which only a tokenizer makes ids of."""
     if isinstance(prompt, str):
         raise ConfigError("The prompt must be token ids here: give tokenizer.encode(text).")
     of_kind("A prompt", prompt, mx.array, Sequence)

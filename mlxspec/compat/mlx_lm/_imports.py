@@ -50,9 +50,9 @@ class _Finder(MetaPathFinder, Loader):
         return StandIn(spec.name, theirs, self._ours)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to run."""
+        """Do nothing: the module has been run under its own name."""
 
 
 def install(package: str, theirs: str, ours: Mapping[str, Any]) -> None:
-    """Modules below `package` that it does not have itself are those of the package `theirs`. ours: what counts instead of names there."""
+    """Import modules below `package` that it does not have from the package `theirs`. ours: names there that are replaced."""
     sys.meta_path.append(_Finder(package, theirs, ours))

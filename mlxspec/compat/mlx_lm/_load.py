@@ -29,19 +29,19 @@ class PromptCache:
 
     @property
     def offset(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         return len(self.tokens)
 
     def size(self) -> int:
-        """How many tokens."""
+        """Return the number of tokens."""
         return len(self.tokens)
 
     def empty(self) -> bool:
-        """Whether there are no tokens yet."""
+        """Return whether there are no tokens yet."""
         return not self.tokens
 
     def is_trimmable(self) -> bool:
-        """Always, also with recurrent layers."""
+        """Return True: the cache can be cut, also with recurrent layers."""
         return True
 
     def trim(self, num_tokens: int) -> int:
@@ -52,7 +52,7 @@ class PromptCache:
         return num
 
     def lend(self, writer: object) -> None:
-        """A call may extend this cache from now on, until it is cut or lent to another call."""
+        """Allow a call to extend this cache, until it is cut or lent to another call."""
         self._writer = writer
 
     def extend(self, writer: object, tokens: Sequence[int]) -> None:
@@ -77,7 +77,8 @@ class LoadedModel:
         self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
     def paired(self, draft: LoadedModel) -> Engine:
-        """This model with another one drafting for it. Raises VocabularyError where their token ids mean different things."""
+        """Return an engine of this model for which another one drafts. Raises VocabularyError where their token ids mean different
+        things."""
         if id(draft) not in self._pairs:
             own, small = self.engine, draft.engine
             if own.tokenizer is None or small.tokenizer is None:
@@ -90,7 +91,7 @@ class LoadedModel:
         return self._pairs[id(draft)][1]
 
     def make_cache(self) -> list[PromptCache]:
-        """What mlx-lm's own `make_prompt_cache` asks a model for."""
+        """Return the caches that mlx-lm's `make_prompt_cache` asks a model for."""
         return [PromptCache()]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -112,10 +113,8 @@ def load(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> Any:
-    """Model and tokenizer, and the config with `return_config`. options: those of `mlxspec.load` (draft, draft_model, spec, config ...).
-
-    lazy changes nothing but when weights are read, and they are read at once. Raises MlxspecError subclasses.
-    """
+    """Load a model and its tokenizer; with `return_config` its config too. options: those of `mlxspec.load` (draft, draft_model, spec,
+    config ...). lazy has no effect: weights are read at once. Raises subclasses of MlxspecError."""
     for name, value in {"model_config": model_config, "trust_remote_code": trust_remote_code}.items():
         if value:
             raise ConfigError(f"load: {name} is not supported by mlxspec; leave it out.")
