@@ -402,13 +402,13 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
 
         put(where, name, built)
 
-    def read(round_: Round, *args: Any, **options: Any) -> Any:
-        events = real_read(round_, *args, **options)
+    def accept(round_: Round, *args: Any, **options: Any) -> Any:
+        found = real_accept(round_, *args, **options)
         recorder.events.append(End(round_.rows.num_tokens - len(engine._rows)))
-        return events
+        return found
 
-    real_read = pipeline.read
-    put(pipeline, "read", read)
+    real_accept = pipeline.accept
+    put(pipeline, "accept", accept)
     reading(engine.model, "forward", shape.target)
     for drafter in engine.drafts.drafters.values():
         if isinstance(drafter, Mtp):

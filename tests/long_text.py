@@ -23,12 +23,14 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Drafter
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.drafters.policy import RoundPlan
+from mlxspec.engine import pipeline
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix.tree import TARGET, KeyedText
@@ -182,7 +184,7 @@ def step_work(engine: Engine, request: Request, *, steps: int = 8, warm: int = 4
 def _by_drafts(count: Callable[[], int], steps: int) -> dict[Drafts, int]:
     """What is counted in steps, by what the rounds of a step verify: the least, where they verified it twice. The first time makes more."""
     found: dict[Drafts, list[int]] = {}
-    forward, drafts = rounds._forward, []
+    forward, drafts = rounds.verify, []
 
     def noted(
         requests: Sequence[Request], plan: RoundPlan, *arguments: object, **options: object
@@ -191,7 +193,7 @@ def _by_drafts(count: Callable[[], int], steps: int) -> dict[Drafts, int]:
         drafts.extend((draft.drafter if draft.width else None, draft.width) for draft in given)
         return forward(requests, plan, *arguments, **options)  # type: ignore[arg-type]
 
-    with mock.patch.object(rounds, "_forward", noted):
+    with mock.patch.object(rounds, "verify", noted), mock.patch.object(pipeline, "verify", noted):
         for _ in range(steps):
             drafts.clear()
             num = count()
@@ -201,7 +203,7 @@ def _by_drafts(count: Callable[[], int], steps: int) -> dict[Drafts, int]:
 
 def _nodes(engine: Engine) -> int:
     """Of the graphs that a step builds, one round evaluated before the next is built."""
-    num, forward = 0, rounds._forward
+    num, forward = 0, rounds.verify
 
     def counted(*arguments: object, **options: object) -> rounds.Round:
         nonlocal num
@@ -211,7 +213,8 @@ def _nodes(engine: Engine) -> int:
         mx.eval(made.sampled.arrays, engine._rows.cache.arrays)
         return made
 
-    with device.hold(), mock.patch.object(rounds, "_forward", counted):
+    both = mock.patch.object(rounds, "verify", counted), mock.patch.object(pipeline, "verify", counted)
+    with device.hold(), both[0], both[1]:
         engine.step()
     return num
 

@@ -2,7 +2,7 @@
 
 It keeps the committed lengths and how many tokens of the last forward are accepted.
 
-Invariant (a property test holds it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
+Invariant (a property test guards it): after any sequence of begin/append, commit, abort and fork, the next forward sees exactly what
 it would have seen if only the committed tokens had ever been appended.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import mlx.core as mx
 
@@ -18,6 +18,7 @@ from mlxspec.cache.attention import KV, AttentionLayerCache
 from mlxspec.cache.places import Places
 from mlxspec.cache.recurrent import RecurrentLayerCache, StateLayerCache
 from mlxspec.cache.rollback import Committed
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -25,42 +26,19 @@ from mlxspec.kernels.flat import FlatRows
 LayerCache = AttentionLayerCache | RecurrentLayerCache
 
 
-class Snapshot(NamedTuple):
-    """One row's committed state after its first `length` tokens. Arrays are copies, so it outlives the cache.
-
-    segments: of consecutive stretches of tokens from `start` to `length`, each the keys and values of every layer that keeps them token
-    by token. point: the states of all other layers.
-    """
-
-    length: int
-    segments: list[list[KV]]
-    point: list[tuple[mx.array, ...]]
-    start: int = 0
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [x for s in self.segments for kv in s for x in kv] + [x for state in self.point for x in state]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.arrays)
-
-
 class ModelCache:
     """B rows of a model's caches.
 
     lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and
-    its index: not 0 only behind images, and set by whoever knows of those (`shift`). scales: by row, how much each of the model's adapters
+    its index: not 0 only after images, and set by whoever knows of those (`shift`). scales: by row, how much each of the model's adapters
     counts, none where none does; set by whoever made the row. A forward is either of certain tokens (prefill) or
     of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
     every verify runs, and its accepted drafts.
-    least: by row, what a fork's length is at least where only the device knows it.
+    exact: (B,) int32, the lengths where only the device knows them (unread.py); `lengths` are upper bounds then, and `least`, where it is
+    given, lower ones. None where `lengths` are exact.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
-    A commit may be unread: num_committed is known to the device only, as an array. Then lengths are bounds and `exact` (B,) int32 has the
-    numbers, until the host has read them and `settle`s. In between one forward may begin, and forks may run on; nothing else may happen.
-
-    defers: whether a forward applies the committed tokens of the one before it in passing, at no cost; else `flush` behind each commit, so
+    defers: whether a forward applies the committed tokens of the one before it in passing, at no cost; else `flush` after each commit, so
     that a forward's shape is its own and not that of a pair of forwards.
     """
 
@@ -72,8 +50,6 @@ class ModelCache:
         self.shifts = [0] * num_rows
         self.scales: list[tuple[float, ...]] = [()] * num_rows
         self.exact: mx.array | None = None
-        # of the unread commit: its forward, and the lengths before it
-        self._unread: tuple[FlatRows, list[int]] | None = None
         self.pending: FlatRows | None = None
         self.pending_certain = False
         self.deferred: Committed | None = None
@@ -99,9 +75,9 @@ class ModelCache:
         return len(self.lengths)
 
     @property
-    def takes_unread(self) -> bool:
-        """Whether a forward may begin behind an unread commit: no layer must know its numbers."""
-        return not any(isinstance(layer, WindowedLayerCache) for layer in self.layers)
+    def needs_lengths(self) -> bool:
+        """Whether a layer must know on the host where its rows end."""
+        return any(isinstance(layer, WindowedLayerCache) for layer in self.layers)
 
     @property
     def has_recurrent(self) -> bool:
@@ -113,7 +89,7 @@ class ModelCache:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
             raise CacheError(f"The forward has {rows.num_rows} rows, the cache has {self.num_rows}.")
-        if self.exact is not None and not self.takes_unread:
+        if self.exact is not None and self.needs_lengths:
             raise CacheError("A sliding window must know where its rows end: settle the last commit first.")
         self._require_alive()
         self._family["writer"] = id(self)
@@ -121,39 +97,28 @@ class ModelCache:
         return Places(rows, self.lengths, self.exact, self.shifts)
 
     def shift(self, row: int, num: int) -> None:
-        """From the next forward on, text of this row has rotary positions that lie `num` behind its indices."""
+        """From the next forward on, text of this row has rotary positions that are its indices plus `num`."""
         self.shifts[row] = num
 
-    def commit(self, num_committed: Sequence[int] | mx.array | None = None) -> None:
-        """End the transaction and keep the first num_committed[r] tokens of each row; None keeps all. num_committed may be an array
-        (B,) int32 of numbers from 1 to width (0 for a row of width 0) that has not been computed yet. The commit is unread then, and
-        `settle` must follow.
-
-        Raises CacheError when nothing is pending, before an unread commit is settled, on a count outside 0..width, on a partial commit of
-        certain tokens, and on an array if a layer must know the numbers. The transaction stays open then.
+    def commit(self, num_committed: Sequence[int] | None = None) -> None:
+        """End the transaction and keep the first num_committed[r] tokens of each row; None keeps all. Raises CacheError when nothing is
+        pending, before the last commit is settled, on a count outside 0..width, and on a partial commit of certain tokens. The
+        transaction stays open then.
         """
         rows = self.pending
         if rows is None:
             raise CacheError("There is nothing to commit.")
-        if self._unread is not None:
-            raise CacheError("The last commit was unread and has not been settled.")
-        if isinstance(num_committed, mx.array):
-            if self.pending_certain or self.exact is not None:
-                raise CacheError(
-                    "A forward of certain tokens, or of a fork of an unread commit, is committed by numbers."
-                )
-            self._unread = rows, self.lengths
-            self.exact = mx.array(self.lengths, mx.int32) + num_committed
-            self._close(Committed.of(rows, num_committed), rows.widths)
-            return
+        if self.exact is not None and not self._is_fork:
+            raise CacheError("The last commit has not been settled.")
         num_committed = checked(rows.widths if num_committed is None else num_committed, rows)
         if self.pending_certain and num_committed != list(rows.widths):
             raise CacheError("A forward of certain tokens is committed whole.")
-        self._close(None if self.pending_certain else Committed.of(rows, num_committed), num_committed)
+        self.close(None if self.pending_certain else Committed.of(rows, num_committed), num_committed)
         if self.exact is not None:
             self.exact = self.exact + mx.array(num_committed, mx.int32)
 
-    def _close(self, committed: Committed | None, most: Sequence[int]) -> None:
+    def close(self, committed: Committed | None, most: Sequence[int]) -> None:
+        """End the transaction. committed: what recurrent layers defer; most: the tokens that each row gets at most."""
         for layer in self.layers:
             if isinstance(layer, StateLayerCache):
                 layer.commit()
@@ -161,23 +126,8 @@ class ModelCache:
         self.lengths = [n + k for n, k in zip(self.lengths, most, strict=True)]
         self.pending = None
 
-    def settle(self, num_committed: Sequence[int]) -> None:
-        """Give an unread commit its numbers. They may be lower than the device's only if no forward continues from those: an open one must
-        be aborted next. Raises CacheError if nothing is unread, or on a count outside 0..width."""
-        if self._unread is None:
-            raise CacheError("There is nothing to settle.")
-        rows, before = self._unread
-        num_committed = checked(num_committed, rows)
-        self.lengths = [n + k for n, k in zip(before, num_committed, strict=True)]
-        self.deferred, self.exact, self._unread = Committed.of(rows, num_committed), None, None
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether a commit waits for `settle`."""
-        return self._unread is not None
-
     def abort(self) -> None:
-        """Forget the open transaction, if there is one. An unread commit before it stays."""
+        """Forget the open transaction, if there is one. The commit before it stays."""
         for layer in self.layers:
             if isinstance(layer, StateLayerCache):
                 layer.abort()
@@ -192,16 +142,8 @@ class ModelCache:
         twin = copy.copy(self)
         twin.layers = [layer.fork(tails=tails) for layer in self.layers]
         twin.lengths, twin.shifts, twin.scales = list(self.lengths), list(self.shifts), list(self.scales)
-        twin.least, twin._unread, twin._is_fork = None, None, True
+        twin.least, twin._is_fork = None, True
         self._family["writer"] = id(twin)
-        return twin
-
-    def fork_behind(self, num: mx.array, most: Sequence[int], *, tails: bool = False) -> ModelCache:
-        """A fork that begins behind tokens that the last forward wrote and that were not committed: `num` (B,) int32 of each row, which has
-        not been computed, and at most so many."""
-        twin = self.fork(tails=tails)
-        twin.exact, twin.least = mx.array(self.lengths, mx.int32) + num, list(self.lengths)
-        twin.lengths = [length + more for length, more in zip(self.lengths, most, strict=True)]
         return twin
 
     def flush(self) -> None:
@@ -216,7 +158,7 @@ class ModelCache:
     def join(self, other: ModelCache) -> None:
         """Append the rows of `other` to our own. `other` must not be used again."""
         for cache in (self, other):
-            cache._require_own("join")
+            cache.require_own("join")
             cache.flush()
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.join(theirs)  # type: ignore[arg-type]
@@ -227,7 +169,7 @@ class ModelCache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; the others leave."""
-        self._require_own("select")
+        self.require_own("select")
         if list(rows) == list(range(self.num_rows)):
             return
         self.flush()
@@ -237,14 +179,6 @@ class ModelCache:
         self.shifts = [self.shifts[r] for r in rows]
         self.scales = [self.scales[r] for r in rows]
         self._family["writer"] = id(self)
-
-    def extend(self, row: int, num: int) -> None:
-        """Commit the next `num` tokens of one row: the last forward wrote them, they were not committed, and only forks have written since.
-        Raises CacheError where a layer keeps a state in the place of tokens."""
-        self._require_own("extend")
-        if self.has_recurrent:
-            raise CacheError("A recurrent state does not hold tokens that were not committed.")
-        self.lengths[row] += num
 
     def snapshot(self, row: int, start: int = 0) -> Snapshot:
         """A copy of one row's committed state. Of keys and values only those from token `start` on."""
@@ -287,11 +221,6 @@ class ModelCache:
         return [x for layer in self.layers if layer.is_recurrent for x in layer.arrays]
 
     @property
-    def buffer_bytes(self) -> int:
-        """Of the buffers that hold keys and values."""
-        return sum(x.nbytes for layer in self.layers if not layer.is_recurrent for x in layer.arrays)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all live copies. A fork counts its own recurrent state only: its buffers are the parent's."""
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers
@@ -316,11 +245,12 @@ class ModelCache:
             raise CacheError(f"Cannot {what} while only the device knows what was committed: settle first.")
 
     def _require_alive(self) -> None:
-        """A dead fork's tokens behind its parent's have been written over."""
+        """Raise CacheError in a dead fork, whose tokens have been written over."""
         if self._is_fork and self._family["writer"] != id(self):
             raise CacheError("This fork is dead: its parent or a younger fork has written since.")
 
-    def _require_own(self, what: str) -> None:
+    def require_own(self, what: str) -> None:
+        """Raise CacheError where a forward is open, lengths are not settled, or this is a fork."""
         self._require_idle(what)
         if self._is_fork:
             raise CacheError(f"Cannot {what} a fork: it borrows its parent's buffers.")

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.errors import ConfigError
 from mlxspec.models.image_rows import SeenImages
 from mlxspec.option import shown
@@ -119,7 +120,7 @@ class Draft(NamedTuple):
         return isinstance(self.tokens, list)
 
     @property
-    def unread(self) -> tuple[mx.array, ...]:
+    def lazy(self) -> tuple[mx.array, ...]:
         """The arrays of it that are read with the round that verifies it: tokens and confidences that a policy learns from. They are the
         arrays that were handed to the device with that round: a new one would be computed after the next round, and waited for."""
         held = (x for x in (self.tokens, self.confidences) if isinstance(x, mx.array))

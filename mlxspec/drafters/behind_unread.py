@@ -16,6 +16,7 @@ import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
+from mlxspec.cache.unread import extend, fork_behind
 from mlxspec.drafters.base import Ask, Draft, Unread
 from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.models.head_rows import HeadRows
@@ -47,7 +48,7 @@ class BehindUnread(ModelDrafter):
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         num = len(tokens) - 1
         if row in self._made and self._cache is not None and num > 0:
-            self._cache.extend(self._order.index(row), num)
+            extend(self._cache, self._order.index(row), num)
             tokens, hidden = tokens[num:], None if hidden is None else hidden[num:]
         self._made.discard(row)
         super().hear(row, tokens, hidden)
@@ -70,7 +71,7 @@ class BehindUnread(ModelDrafter):
         num = mx.zeros((len(self._order),), mx.int32)
         num[mx.array(own, mx.int32)] = unread.num_committed
         most = [unread.width if name in coming else 0 for name in self._order]
-        fork = cache.fork_behind(num, most, tails=device.has_gpu())
+        fork = fork_behind(cache, num, most, tails=device.has_gpu())
         last = np.asarray([self._last_rows.starts[i + 1] for i in own]) - unread.width - 1
         hidden = out.hidden[mx.array(last.astype(np.int32)) + unread.num_committed]
         done = self._draft_behind(fork, hidden, asks, sampler, unread)

@@ -14,7 +14,7 @@ from typing import Any, overload
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Needs
 from mlxspec.drafters.forced import Forced
 from mlxspec.drafters.lookup import Lookup

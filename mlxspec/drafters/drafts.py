@@ -19,7 +19,8 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.config import SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Unread
 from mlxspec.drafters.checked import History, check_description, check_snapshot, checked, is_ours, reason

@@ -12,7 +12,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Needs
 from mlxspec.drafters.model_based import DraftStep, ModelDrafter, _Row
 from mlxspec.models.base import Output

@@ -15,8 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN, check_kv_bits
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed
 from mlxspec.drafters.proposals import Proposals
 from mlxspec.kernels.flat import FlatRows

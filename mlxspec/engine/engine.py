@@ -3,7 +3,7 @@
     step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long
              _admit()     waiting requests get a place                                               engine/places.py
              _read()      one chunk of prompts is read; a prompt that is read joins the rows         engine/prefill.py
-             _round()     draft, one target forward over all rows, accept, commit, observe           engine/pipeline.py, engine/round.py
+             _round()     draft, one target forward over all rows, accept, commit, observe           engine/rounds.py, engine/round.py
              _retire()    requests that ended leave
 
 A round: a row whose newest token is x drafts d[1] .. d[k]. One forward over x, d[1] .. d[k] of all rows gives the target's distribution
@@ -44,6 +44,7 @@ from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
 from mlxspec.engine.ranks import Orders, Ranks
 from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.request_factory import RequestFactory
+from mlxspec.engine.rounds import Rounds
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.text_files import keep_texts
 from mlxspec.engine.thread import JobThread
@@ -146,7 +147,7 @@ class Engine(EngineApi):
         self._widest = self._exact_width() if self.config.exact else None
         # after unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
-        self._pipeline = Pipeline(
+        self._pipeline: Rounds = Pipeline(
             self.drafts, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
         self._places = RequestPlaces(self.config.max_waiting)
@@ -265,7 +266,7 @@ class Engine(EngineApi):
         self._model, self.drafts, self._rows.cache = None, Drafts(), None
         self.factory.features = self.features = None
         self.policies = Policies()
-        self._pipeline = Pipeline(self.drafts, self.stats, widest=None, overlaps=False)
+        self._pipeline = Rounds(self.drafts, self.stats)
         self.write_out(CLOSE_SECONDS)
         self.texts = TextIndex(0)
         self.memory.close()
@@ -436,7 +437,7 @@ class Engine(EngineApi):
             self._resting,
             self.memory.has_room,
             lambda: self.model.make_cache(1, kv_bits=self.config.kv_bits),
-            is_on_way=self._pipeline.next is not None,
+            is_on_way=self._pipeline.is_on_way,
         ):
             self.memory.reserve(request)
             self._begin(request)

@@ -1,25 +1,37 @@
 """Launches a round before the one in front of it has been read, so that the host works while the device computes.
 
-Its rows' tokens are not in their histories. A plain one's are in the cache; one with drafts is an open transaction (see round.py), so
-before rows join or leave it has to be read or dropped. Knows rounds and when they may overlap; knows no queue, no prompts and no events'
-audience.
+Such a round continues from tokens that only the device knows: a plain round behind a plain round, or any round whose drafts nobody needs to
+see. Invariants of the second kind:
+    the number of accepted tokens is an array wherever it is used (newest token, ends of keys and values, replay counts, noise's positions);
+    shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
+    reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
+    the second round is an open transaction until it is read. If a row leaves before, it is aborted, which leaves everything as though it
+    had not been launched: drafters draft for it on forks.
+Its rows' tokens are not in their histories. Before rows join or leave, a round with drafts has to be read or dropped.
+
+`Engine` makes a `Pipeline`, and nothing else knows of this file; with `Rounds` in its place the texts are the same.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.unread import UnreadCommit
+from mlxspec.config import MAX_DRAFT
+from mlxspec.drafters.base import Unread
 from mlxspec.drafters.drafts import Drafts
-from mlxspec.drafters.policy import RoundPlan
 from mlxspec.engine.request import Request
-from mlxspec.engine.round import Round, launch, launch_behind, read
-from mlxspec.engine.stats import EngineStats, PlainRounds
-from mlxspec.events import Event
+from mlxspec.engine.round import PLAIN, Round, accept, commit, flatten, launch, verify, wait
+from mlxspec.engine.rounds import ReadRound, Rounds, TimedRound
+from mlxspec.engine.stats import EngineStats
 from mlxspec.models.base import Model
+from mlxspec.platform import device
+from mlxspec.sampling.round import Ahead
 
 # A device that begins on a round while the one before still runs cannot write keys and values in place, as that one reads them, and copies
 # all of them. Then a round is built ahead and begun on when the one before is through. That costs the time in which MLX hands it over, a
@@ -30,46 +42,8 @@ _COPIED_AT_MOST = 64 << 20
 _NO_COPIES = 20 * (50 << 20)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimedRound:
-    """The time that a round took, as policies learn it.
-
-    plan: who drafted; numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not.
-    ahead: it was launched before its turn. is_warm: nothing was compiled in it.
-    """
-
-    plan: RoundPlan
-    numbers: tuple[int, ...]
-    num_tokens: int
-    seconds: float
-    ahead: bool
-    is_warm: bool
-
-    def count(self, rows: Sequence[Request], plain: PlainRounds) -> None:
-        """Count a round that compiled for its requests, and one of plain decoding, unless it was not launched ahead and so took longer."""
-        own = [request for request in rows if request.number in self.numbers]
-        if not self.is_warm:
-            for request in own:
-                request.stats.num_compiling_rounds += 1
-        elif self.ahead and self.num_tokens == len(self.numbers) == len(own) == 1:
-            plain.add(len(own[0].history), self.seconds)
-
-    def teach(self, drafts: Drafts) -> None:
-        """Tell the policies."""
-        drafts.learn(
-            self.plan, self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm
-        )
-
-
-class ReadRound(NamedTuple):
-    """A round that has been read. times: None where the device read prompts while the round was on its way, so that they mean nothing."""
-
-    events: list[Event]
-    times: TimedRound | None
-
-
-class Pipeline:
-    """At most one round. next: it, None where nothing is on its way."""
+class Pipeline(Rounds):
+    """At most one round is on its way. next: it, None where there is none."""
 
     def __init__(
         self,
@@ -82,14 +56,20 @@ class Pipeline:
     ) -> None:
         """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another. num_bytes: of
         weights that a round reads."""
+        super().__init__(drafts, stats, widest=widest)
         self.next: Round | None = None
-        self._copies = num_bytes < _NO_COPIES
-        self._drafts, self._stats, self._widest, self._overlaps = drafts, stats, widest, overlaps
+        self._commit: UnreadCommit | None = None  # of the round that is being read, on which `next` goes on
+        self._copies, self._overlaps = num_bytes < _NO_COPIES, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
         self._is_shared = False  # the device has read prompts while `next` was on its way
 
     @property
-    def is_open(self) -> bool:
+    def is_on_way(self) -> bool:  # type: ignore[override]
+        """Whether a round has been launched and not read."""
+        return self.next is not None
+
+    @property
+    def is_open(self) -> bool:  # type: ignore[override]
         """Whether a round with drafts is on its way."""
         return self.next is not None and self.next.is_open
 
@@ -100,43 +80,120 @@ class Pipeline:
         stats, drafts, ahead = self._stats, self._drafts, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafts, stats, widest=self._widest)
-        self.next, holds = None, False
+        self.next, self._commit, holds = None, None, False
         drafts.take_up(current.plan)
         is_shared, self._is_shared = self._is_shared, False
         launched = time.perf_counter()
         if may_follow and (self._overlaps or not current.is_open):
-            holds = self._copies and cache.buffer_bytes > _COPIED_AT_MOST
-            self.next = launch_behind(
-                current, rows, model, cache, drafts, stats, may_draft=self._overlaps, holds=holds
-            )
+            holds = self._copies and _buffer_bytes(cache) > _COPIED_AT_MOST
+            self.next = self._launch_behind(current, rows, model, cache, holds=holds)
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
-        events, has_changed = read(current, cache, drafts, stats, behind=self.next, holds=holds)
-        if has_changed:
+        stats.num_synchronised += self.next is None
+        wait(current, cache, stats)
+        if self.next is not None and holds:
+            mx.async_eval(self.next.arrays)
+        found = accept(current, drafts, stats)
+        if self._commit is None:
+            commit(current, cache, found.counts)
+        else:
+            self._commit.settle([1 + num for num in found.counts])
+        if found.has_changed:
             self.drop(cache)
         seconds = time.perf_counter() - started - self._launching
-        if is_shared:
-            return ReadRound(events, None)
-        times = TimedRound(
-            plan=current.plan,
-            numbers=tuple(r.number for r in current.requests),
-            num_tokens=current.rows.num_tokens,
-            seconds=seconds,
-            ahead=ahead,
-            is_warm=current.is_warm,
-        )
-        return ReadRound(events, times)
+        return ReadRound(found.events, None if is_shared else TimedRound.of(current, seconds, ahead=ahead))
 
     def share(self) -> None:
-        """The device reads prompts now. What the round on its way takes says nothing then."""
         self._is_shared = self.next is not None
 
     def drop(self, cache: ModelCache) -> None:
-        """If it is one with drafts, leave rows as though it had not been launched."""
         if self.is_open:
             cache.abort()
             self._stats.num_unread += 1
             self.end()
 
     def end(self) -> None:
-        """Nothing is on its way any more: no rows are left, nobody reads what is, or nothing is known of what the device did."""
         self.next, self._is_shared = None, False
+
+    def _launch_behind(
+        self, last: Round, rows: Sequence[Request], model: Model, cache: ModelCache, *, holds: bool
+    ) -> Round | None:
+        """Launch a round on the tokens of `last`; None if the host must read those tokens first. A row that turns out to have ended gets
+        tokens that nobody reads; rows do not see each other. holds: the round is built, and the device begins on it later."""
+        if holds:
+            with device.hold():
+                return self._launch_behind(last, rows, model, cache, holds=False)
+        # what may come there must not depend on a token that nobody has read
+        if any(not r.sampler.is_plain or r.sampler.needs_tokens(1 + last.rows.max_width) for r in rows):
+            return None
+        started = time.perf_counter()
+        if last.is_open:
+            return self._drafted_behind(last, rows, model, cache)
+        places = {r.number: i for i, r in enumerate(last.requests)}
+        if any(r.number not in places for r in rows) or all(r.room == 0 for r in rows):
+            return None
+        if any(len(r.history) + 1 >= r.max_context for r in rows):
+            return None  # the row must not be run past its context
+        rooms = {r.number: r.room for r in rows if r.spec.drafters}
+        rests = not rooms or self._drafts.rests(rooms)
+        drafted = time.perf_counter()
+        self._stats.draft_seconds += drafted - started
+        if not rests:  # somebody may draft
+            return self._drafted_behind(last, rows, model, cache) if self._overlaps else None
+        tokens = last.sampled.tokens
+        if len(rows) < len(last.requests):
+            tokens = tokens[mx.array([places[r.number] for r in rows])]
+        launched = verify(rows, PLAIN, tokens, model, cache, self._drafts, ahead=1)
+        self._stats.verify_seconds += time.perf_counter() - drafted
+        return launched
+
+    def _drafted_behind(
+        self, last: Round, rows: Sequence[Request], model: Model, cache: ModelCache
+    ) -> Round | None:
+        """Launch drafts and their verify behind the accepted tokens of `last`; None where nobody drafts."""
+        started, width = time.perf_counter(), last.rows.max_width
+        rooms = {r.number: r.room - width for r in rows}
+        if cache.needs_lengths or min(rooms.values()) < 1 or last.requests != tuple(rows):
+            return None
+        unread = unread_of(last)
+        drafted_for = [i for i, r in enumerate(rows) if r.spec.drafters]
+        rooms = {rows[i].number: min(rooms[rows[i].number], MAX_DRAFT) for i in drafted_for}
+        plan = self._drafts.propose(rooms, unread.select(drafted_for))
+        drafted = time.perf_counter()
+        self._stats.draft_seconds += drafted - started
+        if plan is None or not any(d.width for d in plan.drafts.values()):
+            return None
+        if last.is_open:
+            self._commit = UnreadCommit(cache, unread.num_committed)
+        tokens = flatten(unread.newest, [plan.draft(r.number) for r in rows])
+        device.start(tokens)
+        ahead = Ahead(unread.num_committed, unread.width)
+        launched = verify(rows, plan, tokens, model, cache, self._drafts, ahead=ahead)
+        self._stats.verify_seconds += time.perf_counter() - drafted
+        return launched
+
+
+def unread_of(round_: Round) -> Unread:
+    """Return the tokens that a round's rows continue with: the accepted drafts and the round's own token. Rows that are narrower than the
+    widest one repeat their last place, which is never accepted."""
+    rows, width = round_.rows, round_.rows.max_width
+    shape, given, chosen, hidden = (rows.num_rows, width), round_.tokens, round_.sampled.tokens, round_.hidden
+    if width == 1:
+        return Unread(chosen.reshape(shape), mx.ones((rows.num_rows,), mx.int32), hidden)
+    ends = np.asarray(rows.starts[1:], np.int32)[:, None] - 1
+    places = np.minimum(
+        np.asarray(rows.starts[:-1], np.int32)[:, None] + np.arange(width, dtype=np.int32), ends
+    )
+    if not rows.is_uniform:
+        index = mx.array(places.reshape(-1))
+        given, chosen, hidden = given[index], chosen[index], hidden[index]
+    given, chosen = given.reshape(shape), chosen.reshape(shape)
+    is_right = given[:, 1:] == chosen[:, :-1]
+    if not rows.is_uniform:
+        is_right = is_right & mx.array(places[:, 1:] > places[:, :-1])
+    accepted = mx.cumprod(is_right.astype(mx.int32), axis=1)
+    return Unread(chosen, 1 + accepted.sum(axis=1), hidden)
+
+
+def _buffer_bytes(cache: ModelCache) -> int:
+    """Return the bytes of the buffers that keep keys and values."""
+    return sum(x.nbytes for layer in cache.layers if not layer.is_recurrent for x in layer.arrays)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.engine.prefill import Prefills
 from mlxspec.engine.request import Request
 from mlxspec.engine.schedule import Queue, Shares, makes_room

@@ -14,8 +14,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import PLAIN
+from mlxspec.cache.snapshot import Snapshot
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.kernels import exactness
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.products import keeps_bits
@@ -158,7 +160,7 @@ def _forwards(
     rows = FlatRows((1, width - 1))
     yield _run(model, cache, [rest[0], *rest[: width - 1]], [1, 1], rows), [0, *verified[:-1]]
     cache = restored()
-    if cache.takes_unread:
+    if not cache.needs_lengths:
         yield _run(model, cache, rest[:width], mx.array([1], mx.int32)), verified
         yield _run(model, cache, rest[1 : width + 1], [1]), [1 + i for i in verified]
 
@@ -172,12 +174,14 @@ def _run(
 ) -> NDArray[np.float32]:
     """Logits (len(tokens), V) of a forward of which `kept` tokens of each row are committed, None for all of certain ones. The commit of
     an array is unread, and the one behind it is not made."""
-    rows, is_unread = rows or FlatRows((len(tokens),)), cache.is_unread
+    rows, is_unread = rows or FlatRows((len(tokens),)), cache.exact is not None
     with device.private_kernels():
         ids = mx.array(np.asarray(tokens, np.int32))
         out = model.forward(ids, rows, cache, certain=kept is None)
         if is_unread:
             cache.abort()
+        elif isinstance(kept, mx.array):
+            UnreadCommit(cache, kept)
         else:
             cache.commit([kept] if isinstance(kept, int) else kept)
         if out.logits is None:

@@ -25,8 +25,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.drafters.drafts import Drafts
-from mlxspec.engine.pipeline import TimedRound
 from mlxspec.engine.request import Ending, Request
+from mlxspec.engine.rounds import TimedRound
 from mlxspec.errors import CacheError, MlxspecError, RankError
 from mlxspec.platform.host import numbers
 from mlxspec.version import __version__

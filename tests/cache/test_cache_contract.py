@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.platform import device
 from tests import tiny_models
@@ -70,7 +71,7 @@ class Driver:
             return
         self.run(self.cache, pieces, certain=False)
         kept = [1 + kept[r % len(kept)] % len(p) if p else 0 for r, p in enumerate(pieces)]
-        self.cache.commit(mx.array(kept, mx.int32) + 0)
+        unread = UnreadCommit(self.cache, mx.array(kept, mx.int32) + 0)
         known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
         fork = self.cache.fork()
         for token in (3, 4):
@@ -82,11 +83,11 @@ class Driver:
         self.onward(self.cache, more, self.known, certain=False)
         if less:
             kept = [max(0, n - 1) for n in kept]
-            self.cache.settle(kept)
+            unread.settle(kept)
             self.cache.abort()
             self.known = [k + p[:n] for k, p, n in zip(known, pieces, kept, strict=True)]
             return
-        self.cache.settle(kept)
+        unread.settle(kept)
         counts = [len(m) if r % 2 else 1 for r, m in enumerate(more)]
         self.cache.commit(counts)
         self.known = [k + m[:n] for k, m, n in zip(self.known, more, counts, strict=True)]

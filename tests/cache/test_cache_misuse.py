@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.unread import UnreadCommit, fork_behind
 from mlxspec.cache.windowed import WindowedLayerCache
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
@@ -58,55 +59,56 @@ def test_keeping_more_than_there_is_is_refused_and_the_transaction_stays_open(ke
     assert cache.lengths == [5, 4]
 
 
-def unread(cache: ModelCache, *kept: int) -> None:
+def unread(cache: ModelCache, *kept: int) -> UnreadCommit:
     """Commit what only the device knows."""
     forward(cache, (3,) * cache.num_rows)
-    cache.commit(mx.array(kept, mx.int32))
+    return UnreadCommit(cache, mx.array(kept, mx.int32))
 
 
 def test_lengths_are_bounds_until_an_unread_commit_is_settled() -> None:
     cache = cache_of(2)
-    unread(cache, 1, 3)
-    assert cache.is_unread
+    commit = unread(cache, 1, 3)
     assert cache.lengths == [6, 6]
     assert cache.exact is not None
     assert cache.exact.tolist() == [4, 6]
-    cache.settle([1, 3])
-    assert (cache.lengths, cache.exact, cache.is_unread) == ([4, 6], None, False)
+    commit.settle([1, 3])
+    assert (cache.lengths, cache.exact) == ([4, 6], None)
 
 
 @pytest.mark.parametrize("operation", ["flush", "snapshot", "select", "join"])
 def test_nothing_but_a_forward_or_a_fork_goes_on_from_an_unread_commit(operation: str) -> None:
     cache = cache_of(2)
-    unread(cache, 1, 3)
+    commit = unread(cache, 1, 3)
     arguments = {"snapshot": (0,), "select": ([0],), "join": (cache_of(1),)}
     with pytest.raises(CacheError, match="settle first"):
         getattr(cache, operation)(*arguments.get(operation, ()))
-    cache.settle([1, 3])
+    commit.settle([1, 3])
     assert cache.lengths == [4, 6]
 
 
 def test_one_commit_may_be_unread_at_a_time() -> None:
     cache = cache_of(1)
-    unread(cache, 2)
+    commit = unread(cache, 2)
     forward(cache, (2,))
-    for kept in (None, [1], mx.array([1], mx.int32)):
+    for kept in (None, [1]):
         with pytest.raises(CacheError, match="has not been settled"):
             cache.commit(kept)
-    cache.settle([2])
+    with pytest.raises(CacheError, match="not settled"):
+        UnreadCommit(cache, mx.array([1], mx.int32))
+    commit.settle([2])
     cache.commit([1])
     assert cache.lengths == [6]
     with pytest.raises(CacheError, match="nothing to settle"):
-        cache.settle([1])
+        commit.settle([1])
 
 
 @pytest.mark.parametrize("kept", [[4], [-1], [1, 1], []])
 def test_settling_on_what_there_is_not_is_refused(kept: list[int]) -> None:
     cache = cache_of(1)
-    unread(cache, 2)
+    commit = unread(cache, 2)
     with pytest.raises(CacheError, match="Cannot keep"):
-        cache.settle(kept)
-    cache.settle([2])
+        commit.settle(kept)
+    commit.settle([2])
 
 
 def test_what_must_know_its_numbers_refuses_arrays() -> None:
@@ -114,14 +116,15 @@ def test_what_must_know_its_numbers_refuses_arrays() -> None:
     cache = cache_of(1)
     forward(cache, (2,), certain=True)
     with pytest.raises(CacheError, match="by numbers"):
-        cache.commit(one)
+        UnreadCommit(cache, one)
     cache.commit()
     windowed = ModelCache([WindowedLayerCache(1, 2, 8, mx.float32, 1)], 1)
     windowed.begin(FlatRows((2,)))
-    windowed.commit(one)
+    with pytest.raises(CacheError, match="where its rows end"):
+        UnreadCommit(windowed, one)
+    windowed.commit([2])
     with pytest.raises(CacheError, match="sliding window"):
-        windowed.begin(FlatRows((1,)))
-    windowed.settle([1])
+        fork_behind(windowed, one, [1]).begin(FlatRows((1,)))
     windowed.begin(FlatRows((1,)))
 
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from mlxspec.cache import attention
 from mlxspec.cache.attention import AttentionLayerCache, Tailed
-from mlxspec.cache.model_cache import ModelCache, Snapshot
+from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.quantized import QuantizedLayerCache, attention_cache
+from mlxspec.cache.snapshot import Snapshot
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.errors import CacheError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.quantized_kv import QuantizedTokens, token_bytes
@@ -112,11 +114,11 @@ class Driver:
             return
         self.forward(self.cache, pieces, self.known, certain=False)
         kept = [1 + kept[r % len(kept)] % len(p) for r, p in enumerate(pieces)]
-        self.cache.commit(mx.array(kept, mx.int32) + 0)
+        unread = UnreadCommit(self.cache, mx.array(kept, mx.int32) + 0)
         self.known = [k + p[:n] for k, p, n in zip(self.known, pieces, kept, strict=True)]
         more = [[more[r % len(more)]] for r in range(len(self.known))]
         self.forward(self.cache, more, self.known, certain=False)
-        self.cache.settle(kept)
+        unread.settle(kept)
         self.cache.commit()
         self.known = [k + m for k, m in zip(self.known, more, strict=True)]
 

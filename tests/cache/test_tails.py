@@ -14,6 +14,7 @@ import pytest
 from mlxspec.cache import attention
 from mlxspec.cache.attention import AttentionLayerCache, Tailed
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.errors import CacheError
 from mlxspec.kernels.attention import attend, attend_tailed
 from mlxspec.kernels.flat import FlatRows
@@ -69,7 +70,7 @@ def test_a_tail_sees_what_a_buffer_would(unread: bool) -> None:
             places = cache.begin(rows)
             k, v = (draw(rng, 9, KV_HEADS, DIM) for _ in range(2))
             cache.attention(0).append(k, v, places)
-            cache.commit(mx.array([1, 3, 2], mx.int32))
+            UnreadCommit(cache, mx.array([1, 3, 2], mx.int32))
         fork = cache.fork(tails=tails)
         found.append(
             [x for widths in ((1, 1, 1), (1, 0, 1), (1, 1, 0), (2, 1, 3)) for x in step(fork, widths, rng)]

@@ -99,7 +99,7 @@ def _misplaced(right: Any) -> Any:
 
 @catches(
     "a row takes a cell more than it was told of",
-    "mlxspec.cache.model_cache:ModelCache.extend",
+    "mlxspec.drafters.behind_unread:extend",
     _misplaced,
     case="all",
     errors=(ValueError,),

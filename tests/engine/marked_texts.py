@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.engine.prefix.tree import TARGET, KeyedText, PrefixTree
 
 NAMES = (TARGET, "mtp", "draft")  # the middle one has keys and values only, as heads do

@@ -17,7 +17,7 @@ import pytest
 from planting import catches
 
 import mlxspec
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter, DrafterFailed, Needs, Unread
 from mlxspec.drafters.checked import checked, is_ours

@@ -82,7 +82,7 @@ def check_text(number: int, text: str) -> int:
 
 @catches(
     "a round sampled without its row's grammar is taken as it is",
-    "mlxspec.engine.round:_held",
+    "mlxspec.engine.round:_masked",
     lambda right: lambda round_, place, accepted: None,
     case="mtp-True",
 )
@@ -117,14 +117,14 @@ def test_rounds_that_wait_for_nothing_are_sampled_again_only_behind_a_tag(
     """Without a tag in the text the rounds, and what is waited for, are those of a request without a grammar."""
     own = engine(overlaps=True)
     again: list[int] = []
-    real = rounds._held
+    real = rounds._masked
 
     def watched(round_, place, accepted):  # type: ignore[no-untyped-def]
         found = real(round_, place, accepted)
         again.append(found is not None)
         return found
 
-    monkeypatch.setattr(rounds, "_held", watched)
+    monkeypatch.setattr(rounds, "_masked", watched)
     counts = []
     for lark_at in ("", "never", "F"):
         before = own.stats.num_rounds, own.stats.num_synchronised, own.stats.num_verified

@@ -331,8 +331,8 @@ def test_what_the_prefix_store_keeps_behind_an_answer_is_the_text() -> None:
 
 @catches(
     "rows keep cells of rejected tokens",
-    "mlxspec.cache.model_cache:ModelCache.extend",
-    lambda right: lambda self, row, num: right(self, row, num + 1),
+    "mlxspec.drafters.behind_unread:extend",
+    lambda right: lambda cache, row, num: right(cache, row, num + 1),
 )
 def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rounds() -> None:
     """And those of the other rows are where they are if rounds wait."""
@@ -477,14 +477,14 @@ def test_a_round_that_would_copy_much_is_handed_over_when_the_one_before_is_thro
         monkeypatch.setattr(where, name, call)
 
     noted(mx, "async_eval", mx.async_eval)
-    noted(pipeline, "launch_behind", pipeline.launch_behind)
+    noted(Pipeline, "_launch_behind", Pipeline._launch_behind)
     own = engine(prefix_budget=0)
     requests = [own.submit(PROMPTS[i], asked(i), spec=MTP) for i in range(2)]
     finished(own)
     assert own.stats.num_rounds > own.stats.num_synchronised  # rounds overlapped
     handed, building = 0, False
     for what in order:
-        if what.startswith("launch_behind"):
+        if what.startswith("_launch_behind"):
             building = what.endswith("begins")
         handed += building and what == "async_eval begins"
     assert (handed == 0) == holds

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from mlxspec.engine import pipeline
 from mlxspec.engine.pipeline import Pipeline
+from mlxspec.engine.round import Accepted
+from mlxspec.engine.stats import EngineStats
 
 pytestmark = pytest.mark.smoke
 
@@ -33,17 +35,18 @@ def test_launching_counts_for_the_round_that_is_launched(follows: list[bool]) ->
         iter(follows),
     )
 
-    def behind(*_: object, **__: object) -> object:
+    def launch_behind(*_: object, **__: object) -> object:
         return spend(LAUNCH, rounds) if next(wanted) else spend(DECIDE, None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline.time, "perf_counter", lambda: clock[0])
         patch.setattr(pipeline, "launch", lambda *_, **__: spend(LAUNCH, rounds))
-        patch.setattr(pipeline, "launch_behind", behind)
-        patch.setattr(pipeline, "read", lambda *_, **__: spend(READ, ([], False)))
-        drafts = SimpleNamespace(take_up=lambda *_: None)
-        own = Pipeline(drafts, None, widest=None, overlaps=False)  # type: ignore[arg-type]
-        cache = SimpleNamespace(buffer_bytes=0)
+        patch.setattr(Pipeline, "_launch_behind", launch_behind)
+        patch.setattr(pipeline, "wait", lambda *_: None)
+        patch.setattr(pipeline, "accept", lambda *_: spend(READ, Accepted([], [], False)))
+        drafts, stats = SimpleNamespace(take_up=lambda *_: None), EngineStats()
+        own = Pipeline(drafts, stats, widest=None, overlaps=False)  # type: ignore[arg-type]
+        cache = SimpleNamespace(layers=[])
         read = [own.advance([], None, cache, may_follow=True).times for _ in follows]  # type: ignore[arg-type]
         wall = clock[0]
     times = [t for t in read if t is not None]

@@ -11,6 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
@@ -56,7 +57,7 @@ class PlantedBeside(Planted):
         self._unread = unread
 
     def forward(self, tokens, rows, cache, **options):
-        is_meant = cache.is_unread if self._unread else rows.num_rows == 2
+        is_meant = cache.exact is not None if self._unread else rows.num_rows == 2
         return (super() if is_meant else self._inner).forward(tokens, rows, cache, **options)
 
 
@@ -70,7 +71,12 @@ def keeps_bits(form: str) -> bool:
         for (start, end), kept in commits.items():
             rows = FlatRows((end - start,))
             found.append(model.forward(text[start:end], rows, cache, certain=kept is None).logits)
-            cache.abort() if cache.is_unread else cache.commit(kept)
+            if cache.exact is not None:
+                cache.abort()
+            elif isinstance(kept, mx.array):
+                UnreadCommit(cache, kept)
+            else:
+                cache.commit(kept)
         return mx.concatenate(found)[-2:]
 
     plain = logits({(0, 48): None, (48, 49): None, (49, 50): None, (50, 51): None})

@@ -274,7 +274,7 @@ def test_caches_refuse_what_they_cannot() -> None:
     with pytest.raises(CacheError, match="committed whole"):
         cache.commit([2])
     cache.commit()
-    assert not cache.takes_unread
+    assert cache.needs_lengths
     run(model, cache, [[1, 2, 3]])
     with pytest.raises(CacheError, match="Cannot keep"):
         cache.commit([4])

@@ -17,6 +17,7 @@ from mlx_lm.models import llama
 from planting import catches
 
 from mlxspec.cache.model_cache import ModelCache
+from mlxspec.cache.unread import UnreadCommit
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.kernels.flat import FlatRows
@@ -189,7 +190,7 @@ def test_a_window_drops_memory() -> None:
 def test_a_forward_may_begin_before_the_host_knows_what_was_accepted() -> None:
     """A commit by an array, and a forward behind it, are what commits by numbers are."""
     model, rng = model_of("llama"), random.Random(2)
-    assert model.make_cache(0).takes_unread
+    assert not model.make_cache(0).needs_lengths
     prompts, verifies, steps = ([tokens(rng, n) for n in w] for w in ((9, 4), (4, 3), (1, 1)))
     found = []
     for counts in ([2, 3], mx.array(np.array([2, 3], np.int32))):
@@ -197,7 +198,10 @@ def test_a_forward_may_begin_before_the_host_knows_what_was_accepted() -> None:
         run(model, cache, prompts, certain=True)
         cache.commit()
         run(model, cache, verifies)
-        cache.commit(counts)
+        if isinstance(counts, mx.array):
+            UnreadCommit(cache, counts)
+        else:
+            cache.commit(counts)
         found.append(mx.concatenate(run(model, cache, steps)))
     assert error(found[1], found[0]) < CLOSE
 

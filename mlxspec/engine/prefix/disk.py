@@ -31,7 +31,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.snapshot import Snapshot
 from mlxspec.config import EngineConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.engine.kept_files import KeptFiles, Stored

@@ -32,7 +32,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxspec.cache.attention import KV, copied
-from mlxspec.cache.model_cache import Snapshot
+from mlxspec.cache.snapshot import Snapshot
 
 TARGET = "the target"  # a part; no drafter bears this name, for names have no spaces
 Point = list[tuple[mx.array, ...]]  # the arrays of a part that are not kept token by token

@@ -113,8 +113,8 @@ class AdaptedCache(ModelCache):
         return self.layers
 
     @property
-    def takes_unread(self) -> bool:
-        return False
+    def needs_lengths(self) -> bool:
+        return True
 
     def begin(self, rows: FlatRows, *, certain: bool = False) -> Places:
         self.flush()
@@ -133,7 +133,7 @@ class AdaptedCache(ModelCache):
         self.flush()
         return super().fork(tails=tails)
 
-    def commit(self, num_committed: Sequence[int] | mx.array | None = None) -> None:
+    def commit(self, num_committed: Sequence[int] | None = None) -> None:
         super().commit(num_committed)
         if self.deferred is None:
             self.flush()  # nothing goes back, and a window that nothing else refers to is written in place
