@@ -33,8 +33,9 @@ class Reads:
 
 
 def reads(module: Any, *, head: int | None = None) -> Reads:
-    """Of a model or a part of one, by the classes of its parts. head: bytes of the head where it is not among the module's parameters;
-    None: it is, or is the embedding once more. Embeddings are read a row at a time, which is nothing."""
+    """Count what a model or a part of one reads, by the classes of its parts. head: bytes of the head where it is not among the module's
+    parameters; None: it is, or is the embedding once more where the module has a method `head`. Embeddings are read a row at a time, which
+    is nothing."""
     inner = getattr(module, "module", module)  # of a model by mlx-lm's code
     parts = dict(inner.named_modules()) if isinstance(inner, nn.Module) else {}
     own_head, parameters = getattr(module, "head_module", None), getattr(module, "parameters", dict)
@@ -51,7 +52,8 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
     config = getattr(module, "config", None) or getattr(module, "_config", None)
     num, each = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_token", 0)
     if head is None:
-        head = sizes["head"] or max(tables.values(), default=0)
+        has_head = hasattr(module, "head") or own_head is not None
+        head = sizes["head"] or max(tables.values(), default=0) * has_head
     return Reads(
         dense=sizes["dense"],
         stacks=sizes["stacks"],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 import write_checkpoint
 from planting import catches
@@ -17,8 +19,9 @@ from mlxspec.engine import measure
 from mlxspec.engine.load import load
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
-from mlxspec.models.reads import reads
+from mlxspec.models.reads import drafted_reads, reads
 from mlxspec.models.registry import architecture
+from mlxspec.policy.controller import PROBE_COST, PROBE_DEPTH
 from mlxspec.policy.cost_file import CostFile, write_followed
 from mlxspec.policy.costs import DraftCall, likely
 from tests import tiny_models
@@ -51,6 +54,32 @@ def test_a_draft_is_guessed_from_bytes(size: str, layers: int | None, least: flo
 def test_where_the_host_is_what_takes_time_a_draft_is_guessed_from_layers(parts: tuple) -> None:
     model, head = parts[0], parts[1]["mtp"]
     assert measure.likely_draft(head, model).step >= 2 / (reads(model).layers + 1)
+
+
+class Table(nn.Module):
+    """A drafter's module that looks up which token follows, and has no head."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.following = nn.Embedding(vocab_size, 4096)
+
+
+class Tied(Table):
+    def head(self, hidden: mx.array) -> mx.array:
+        return self.following.as_linear(hidden)
+
+
+def test_a_table_that_is_looked_up_is_not_guessed_as_a_head() -> None:
+    """Else policy auto would hold a probe of it for too dear, and never ask it."""
+    model, _ = published("qwen3.5-0.8b")
+    plain, tied = (
+        measure.likely_draft(
+            SimpleNamespace(reads=drafted_reads(module(model.vocab_size)), drafts_at_once=False),  # type: ignore[arg-type]
+            model,
+        ).seconds(PROBE_DEPTH, 1)
+        for module in (Table, Tied)
+    )
+    assert plain < 0.5 < PROBE_COST < tied
 
 
 def test_wide_rounds_of_a_mixture_are_guessed_dearer() -> None:
