@@ -15,7 +15,7 @@ from mlxspec.errors import ConfigError, MlxspecError
 from mlxspec.events import Event, FinishEvent, PrefillEvent
 
 if TYPE_CHECKING:
-    from mlxspec.engine.api import Prompt
+    from mlxspec.engine.calls import Prompt
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.request import Request
 

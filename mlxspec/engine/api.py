@@ -6,14 +6,14 @@ Knows requests, results and the chat format; knows no rounds, no caches and no d
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from dataclasses import fields as fields_of
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
+from mlxspec.engine.calls import Calls, Conversation, Prompt, checked_messages, paired, with_fields
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
 from mlxspec.engine.receipt import Difference, Receipt, first_difference
 from mlxspec.engine.request import Request
@@ -22,15 +22,7 @@ from mlxspec.errors import ConfigError, ImageError, MlxspecError
 from mlxspec.events import Event, FinishReason, TokenLogprob
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.vision.base import Vision
-from mlxspec.option import by_name, near, of_kind, shown
-
-Prompt = str | Sequence[int] | PromptWithImages
-Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
-Message = Mapping[str, Any]
-Conversation = str | Sequence[Message]  # a string is what the user says first
-Conversations = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
-_FIELDS = tuple(each.name for each in fields_of(SamplingParams))
-ROLES = ("system", "user", "assistant", "tool")
+from mlxspec.option import by_name, of_kind, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +100,7 @@ def _differing(prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> A
     return Difference.at(place, answer, plain, likely)
 
 
-class EngineApi(ABC):
+class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     """The half of an engine that callers meet. Attributes: tokenizer (None: token ids only), name, vision (None: text only, and
     no_images says why)."""
 
@@ -121,47 +113,6 @@ class EngineApi(ABC):
         self._inboxes: dict[
             int, deque[Event]
         ] = {}  # of the requests that are made here: whoever steps, each gets its own events
-
-    @overload
-    def generate(
-        self,
-        prompts: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
-    ) -> Result: ...
-
-    @overload
-    def generate(
-        self,
-        prompts: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
-    ) -> list[Result]: ...
-
-    @by_name
-    def generate(
-        self,
-        prompts: Prompt | Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
-    ) -> Result | list[Result]:
-        """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
-
-        params: one for all prompts, or one each. fields: of SamplingParams, as in `max_tokens=3`, in place of those of params. A string is
-        continued as it stands; see `chat` for the model's chat format. Raises MlxspecError subclasses before any work; what goes wrong
-        later ends its own answer, with finish_reason "error".
-        """
-        asked, single = paired(prompts, with_fields(params, fields))
-        requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
-        self._run_until(requests)
-        results = [Result.of(r) for r in requests]
-        return results[0] if single else results
 
     @by_name
     def prove(
@@ -208,74 +159,7 @@ class EngineApi(ABC):
 
         Raises MlxspecError subclasses at once, before the first event is asked for.
         """
-        return self._stream(self._new_request(prompt, with_fields(params, fields), spec))
-
-    @overload
-    def chat(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None = None,
-        *,
-        stream: Literal[False] = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Result: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None = None,
-        *,
-        stream: Literal[True],
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Iterator[Event]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Conversations,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        stream: Literal[False] = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> list[Result]: ...
-
-    @by_name
-    def chat(
-        self,
-        messages: Conversation | Conversations,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        stream: bool = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Result | Iterator[Event] | list[Result]:
-        """The answer to a conversation in the model's chat format: a Result, or with `stream` its events; of several conversations, which
-        decode together, a list of Results in order.
-
-        messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
-        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
-        {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
-        one each. template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not
-        read. fields: as in `generate`. Raises
-        ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
-        """
-        asked, single = conversations(messages)
-        if stream:
-            if not single or isinstance(params, Sequence):
-                raise ConfigError("One conversation is streamed at a time.")
-            return self.stream(self.chat_input(asked[0], template), with_fields(params, fields), spec=spec)
-        params = with_fields(params, fields)
-        prompts: Prompts = [self.chat_input(each, template) for each in asked]
-        results = self.generate(prompts, params, spec=spec)
-        return results[0] if single else results
+        return self._events(self._new_request(prompt, with_fields(params, fields), spec))
 
     @by_name
     def chat_prompt(self, messages: Conversation, template: Mapping[str, Any] | None = None) -> list[int]:
@@ -298,7 +182,7 @@ class EngineApi(ABC):
         unread = self.tokenizer.template.unread(map(str, template or ()))
         if unread:
             warnings.warn(
-                f"The chat template of {self.name} does not read {', '.join(unread)}.", stacklevel=5
+                f"The chat template of {self.name} does not read {', '.join(unread)}.", stacklevel=7
             )
         messages, sources = split_images(checked_messages(messages))
         if sources and self.vision is None:
@@ -332,7 +216,21 @@ class EngineApi(ABC):
 
     # ---
 
-    def _stream(self, request: Request) -> Generator[Event, None, None]:
+    def _answer(
+        self, prompts: Callable[[Any], Any], params: Any, spec: SpecConfig | None
+    ) -> Result | list[Result]:
+        asked, single = paired(prompts(self), params)
+        requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
+        self._run_until(requests)
+        results = [Result.of(r) for r in requests]
+        return results[0] if single else results
+
+    def _events_of(
+        self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None
+    ) -> Iterator[Event]:
+        return self.stream(prompt(self), params, spec=spec)
+
+    def _events(self, request: Request) -> Generator[Event, None, None]:
         inbox = self._inboxes[request.number] = deque()
         try:
             self.enqueue(request)
@@ -359,76 +257,3 @@ class EngineApi(ABC):
                 self.cancel(request.number)
                 self._inboxes.pop(request.number, None)
         self._rest()
-
-
-def paired(
-    prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
-) -> tuple[list[tuple[Any, Any]], bool]:
-    """Each prompt with its parameters, and whether it was one prompt rather than a list. Raises ConfigError where that cannot be told."""
-    if not isinstance(prompts, PromptWithImages) and (not isinstance(prompts, Sequence) or len(prompts) == 0):
-        raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
-    single = isinstance(prompts, (str, bytes, PromptWithImages)) or isinstance(prompts[0], int)
-    several: Any = [prompts] if single else prompts
-    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
-    if len(each) != len(several):
-        raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
-    return list(zip(several, each, strict=True)), single
-
-
-def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields: Mapping[str, Any]) -> Any:
-    """The parameters, each with these fields in place of its own. Raises ConfigError for a name that is no field, and for a value that is
-    none of it."""
-    if not fields:
-        return params
-    for name in fields:
-        if name not in _FIELDS:
-            meant = near(name, _FIELDS) or "the options are the fields of SamplingParams."
-            raise ConfigError(
-                f"There is no option {shown(name)}; {meant} Variables of the chat template are given as template={{...}}."
-            )
-    for each in params if isinstance(params, (list, tuple)) else [params]:
-        of_kind("params", each, SamplingParams)
-    if isinstance(params, (list, tuple)):
-        return [replace(each, **fields) for each in params]
-    return replace(SamplingParams() if params is None else params, **fields)  # type: ignore[type-var]
-
-
-def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:
-    """Each conversation, and whether it was one rather than a list of them. Raises ConfigError for what is neither."""
-    if isinstance(messages, str):
-        return [messages], True
-    if not isinstance(messages, Sequence) or not messages:
-        raise ConfigError(
-            'Give chat a string, a list of messages like {"role": "user", "content": "..."}, or a list of such conversations.'
-        )
-    given: list[Any] = list(messages)
-    if isinstance(given[0], Mapping):
-        return [given], True
-    return given, False
-
-
-def checked_messages(messages: Conversation) -> Sequence[Message]:
-    """A conversation as messages. Raises ConfigError for what is no message, and for a role or content that is none."""
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    if not isinstance(messages, Sequence) or not messages:
-        raise ConfigError(f"A conversation is a string or a list of messages, not {shown(messages)}.")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise ConfigError(
-                f'messages[{i}] must be like {{"role": "user", "content": "..."}}, not {shown(message)}.'
-            )
-        role = message.get("role")
-        if role not in ROLES:
-            what = (
-                f"messages[{i}] has no role" if role is None else f"messages[{i}] has the role {shown(role)}"
-            )
-            raise ConfigError(f"{what}; the roles are {', '.join(ROLES)}.")
-        content = message.get("content")
-        if content is None and role != "assistant":  # which may hold calls of tools alone
-            raise ConfigError(f"messages[{i}] has no content.")
-        if not isinstance(content, str | Sequence | None):
-            raise ConfigError(
-                f"messages[{i}].content must be a string or a list of parts, not {shown(content)}."
-            )
-    return [m for m in messages if isinstance(m, Mapping)]

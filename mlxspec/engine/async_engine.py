@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.api import (
-    Conversation,
-    Conversations,
-    Prompt,
-    Prompts,
-    Result,
-    conversations,
-    paired,
-    with_fields,
-)
+from mlxspec.engine.api import Result
+from mlxspec.engine.calls import Calls, Prompt, paired, with_fields
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.worker import Worker
-from mlxspec.errors import CancelledError, ConfigError
+from mlxspec.errors import CancelledError
 from mlxspec.events import Event, FinishEvent
 from mlxspec.option import by_name
 
 
-class AsyncEngine:
+class AsyncEngine(
+    Calls[Coroutine[Any, Any, Result], Coroutine[Any, Any, list[Result]], AsyncIterator[Event]]
+):
     """A loaded model in an event loop.
 
         async with AsyncEngine("demo") as engine:
@@ -66,38 +60,10 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @overload
-    async def generate(
-        self,
-        prompts: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
-    ) -> Result: ...
-
-    @overload
-    async def generate(
-        self,
-        prompts: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
-    ) -> list[Result]: ...
-
-    @by_name
-    async def generate(
-        self,
-        prompts: Prompt | Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        spec: SpecConfig | None = None,
-        **fields: Any,
+    async def _answer(
+        self, prompts: Callable[[Any], Any], params: Any, spec: SpecConfig | None
     ) -> Result | list[Result]:
-        """Answer one prompt (a Result) or several together (a list, in order). fields: as in `Engine.generate`. Raises
-        MlxspecError subclasses."""
-        asked, single = paired(prompts, with_fields(params, fields))
+        asked, single = paired(prompts(await self.ready()), params)
         streams = [self.worker.submit(p, s, spec=spec) for p, s in asked]
         try:
             for stream in streams:  # if one is refused, none is answered
@@ -107,6 +73,13 @@ class AsyncEngine:
             for stream in streams:
                 stream.close()
         return results[0] if single else results
+
+    async def _events_of(
+        self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None
+    ) -> AsyncIterator[Event]:
+        async with self.stream(prompt(await self.ready()), params, spec=spec) as events:
+            async for event in events:
+                yield event
 
     @by_name
     def stream(
@@ -120,88 +93,6 @@ class AsyncEngine:
         """Events of one answer: iterate it with `async for`; leaving `async with` cancels the request. What is wrong with the request is
         raised by the first event."""
         return self.worker.submit(prompt, with_fields(params, fields), spec=spec)
-
-    @overload
-    def chat(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None = None,
-        *,
-        stream: Literal[False] = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Awaitable[Result]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None = None,
-        *,
-        stream: Literal[True],
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> AsyncIterator[Event]: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Conversations,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        stream: Literal[False] = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Awaitable[list[Result]]: ...
-
-    @by_name
-    def chat(
-        self,
-        messages: Conversation | Conversations,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        stream: bool = False,
-        spec: SpecConfig | None = None,
-        template: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Awaitable[Result] | AsyncIterator[Event] | Awaitable[list[Result]]:
-        """Answers a conversation like `Engine.chat`: awaited, a Result, or a list of them for several conversations; with `stream` the
-        events of one."""
-        asked, single = conversations(messages)
-        params = with_fields(params, fields)
-        if not stream:
-            return self._chat(asked, params, spec, template, single)
-        if not single or isinstance(params, Sequence):
-            raise ConfigError("One conversation is streamed at a time.")
-        return self._chat_events(asked[0], params, spec, template)
-
-    async def _chat(
-        self,
-        asked: Sequence[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        spec: SpecConfig | None,
-        template: Mapping[str, Any] | None,
-        single: bool,
-    ) -> Any:
-        engine = await self.ready()
-        prompts: Prompts = [engine.chat_input(m, template) for m in asked]
-        results = await self.generate(prompts, params, spec=spec)
-        return results[0] if single else results
-
-    async def _chat_events(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None,
-        spec: SpecConfig | None,
-        template: Mapping[str, Any] | None,
-    ) -> AsyncIterator[Event]:
-        prompt = (await self.ready()).chat_input(messages, template)
-        async with self.stream(prompt, params, spec=spec) as events:
-            async for event in events:
-                yield event
 
 
 async def _result(stream: Stream) -> Result:

@@ -30,7 +30,8 @@ from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.text_index import TextIndex
-from mlxspec.engine.api import EngineApi, Prompt, Result
+from mlxspec.engine.api import EngineApi, Result
+from mlxspec.engine.calls import Prompt
 from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.image_prompt import NO_IMAGES
 from mlxspec.engine.measure import guessed_costs

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mlxspec.config import ALWAYS_THERE, READ_AT_LOAD, SamplingParams, SpecConfig
-from mlxspec.engine.api import Prompt
+from mlxspec.engine.calls import Prompt
 from mlxspec.engine.image_prompt import NO_IMAGES, PromptWithImages, row_images
 from mlxspec.engine.request import Request
 from mlxspec.errors import ConfigError, ContextOverflowError, ImageError

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.engine.api import Prompt, Result, proof
+from mlxspec.engine.api import Result, proof
+from mlxspec.engine.calls import Prompt
 from mlxspec.engine.receipt import Receipt
 from mlxspec.engine.request import UNREAD
 from mlxspec.engine.stream import Stream

@@ -13,7 +13,7 @@ from planting import catches
 
 import mlxspec
 from mlxspec import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.engine.api import ROLES
+from mlxspec.engine.calls import ROLES
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.errors import ConfigError, ContextOverflowError, EngineStoppedError, ModelError

@@ -1,0 +1,223 @@
+"""`generate` and `chat`, declared once for both kinds of engine: `Engine` gives answers, `AsyncEngine` awaitables of them.
+
+Reads what callers give: prompts, conversations, sampling parameters and their fields.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.engine.image_prompt import PromptWithImages
+from mlxspec.errors import ConfigError
+from mlxspec.option import by_name, near, of_kind, shown
+
+Prompt = str | Sequence[int] | PromptWithImages
+Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
+Message = Mapping[str, Any]
+Conversation = str | Sequence[Message]  # a string is what the user says first
+Conversations = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
+_FIELDS = tuple(each.name for each in fields_of(SamplingParams))
+ROLES = ("system", "user", "assistant", "tool")
+One = TypeVar("One", covariant=True)
+Many = TypeVar("Many", covariant=True)
+Events = TypeVar("Events", covariant=True)
+
+
+class Calls(ABC, Generic[One, Many, Events]):
+    """The calls that give answers. One: what a call for one answer gives; Many: for several; Events: for one conversation's as it
+    happens."""
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
+    ) -> One: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
+    ) -> Many: ...
+
+    @by_name
+    def generate(
+        self,
+        prompts: Prompt | Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        spec: SpecConfig | None = None,
+        **fields: Any,
+    ) -> One | Many:
+        """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
+
+        params: one for all prompts, or one each. fields: of SamplingParams, as in `max_tokens=3`, in place of those of params. A string is
+        continued as it stands; see `chat` for the model's chat format. Raises MlxspecError subclasses before any work; what goes wrong
+        later ends its own answer, with finish_reason "error". Of an AsyncEngine the call is awaited.
+        """
+        return self._answer(lambda _: prompts, with_fields(params, fields), spec)
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        spec: SpecConfig | None = None,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> One: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[True],
+        spec: SpecConfig | None = None,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Events: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        spec: SpecConfig | None = None,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> Many: ...
+
+    @by_name
+    def chat(
+        self,
+        messages: Conversation | Conversations,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stream: bool = False,
+        spec: SpecConfig | None = None,
+        template: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> One | Events | Many:
+        """The answer to a conversation in the model's chat format: a Result, or with `stream` its events; of several conversations, which
+        decode together, a list of Results in order. Of an AsyncEngine Results are awaited.
+
+        messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
+        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
+        {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
+        one each. template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not
+        read. fields: as in `generate`. Raises
+        ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
+        """
+        asked, single = conversations(messages)
+        params = with_fields(params, fields)
+
+        def prompts(engine: Any) -> Any:
+            found = [engine.chat_input(each, template) for each in asked]
+            return found[0] if single else found
+
+        if not stream:
+            return self._answer(prompts, params, spec)
+        if not single or isinstance(params, Sequence):
+            raise ConfigError("One conversation is streamed at a time.")
+        return self._events_of(prompts, params, spec)
+
+    # what each kind of engine does. prompts: makes them of an engine that is loaded
+
+    @abstractmethod
+    def _answer(self, prompts: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Any:
+        """Answer these prompts, or this one."""
+
+    @abstractmethod
+    def _events_of(self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Events:
+        """Give the events of one answer."""
+
+
+def paired(
+    prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
+) -> tuple[list[tuple[Any, Any]], bool]:
+    """Each prompt with its parameters, and whether it was one prompt rather than a list. Raises ConfigError where that cannot be told."""
+    if not isinstance(prompts, PromptWithImages) and (not isinstance(prompts, Sequence) or len(prompts) == 0):
+        raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
+    single = isinstance(prompts, (str, bytes, PromptWithImages)) or isinstance(prompts[0], int)
+    several: Any = [prompts] if single else prompts
+    each: list[Any] = list(params) if isinstance(params, (list, tuple)) else [params] * len(several)
+    if len(each) != len(several):
+        raise ConfigError(f"There are {len(several)} prompts but {len(each)} sampling parameters.")
+    return list(zip(several, each, strict=True)), single
+
+
+def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields: Mapping[str, Any]) -> Any:
+    """The parameters, each with these fields in place of its own. Raises ConfigError for a name that is no field, and for a value that is
+    none of it."""
+    if not fields:
+        return params
+    for name in fields:
+        if name not in _FIELDS:
+            meant = near(name, _FIELDS) or "the options are the fields of SamplingParams."
+            raise ConfigError(
+                f"There is no option {shown(name)}; {meant} Variables of the chat template are given as template={{...}}."
+            )
+    for each in params if isinstance(params, (list, tuple)) else [params]:
+        of_kind("params", each, SamplingParams)
+    if isinstance(params, (list, tuple)):
+        return [replace(each, **fields) for each in params]
+    return replace(SamplingParams() if params is None else params, **fields)  # type: ignore[type-var]
+
+
+def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:
+    """Each conversation, and whether it was one rather than a list of them. Raises ConfigError for what is neither."""
+    if isinstance(messages, str):
+        return [messages], True
+    if not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            'Give chat a string, a list of messages like {"role": "user", "content": "..."}, or a list of such conversations.'
+        )
+    given: list[Any] = list(messages)
+    if isinstance(given[0], Mapping):
+        return [given], True
+    return given, False
+
+
+def checked_messages(messages: Conversation) -> Sequence[Message]:
+    """A conversation as messages. Raises ConfigError for what is no message, and for a role or content that is none."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(f"A conversation is a string or a list of messages, not {shown(messages)}.")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ConfigError(
+                f'messages[{i}] must be like {{"role": "user", "content": "..."}}, not {shown(message)}.'
+            )
+        role = message.get("role")
+        if role not in ROLES:
+            what = (
+                f"messages[{i}] has no role" if role is None else f"messages[{i}] has the role {shown(role)}"
+            )
+            raise ConfigError(f"{what}; the roles are {', '.join(ROLES)}.")
+        content = message.get("content")
+        if content is None and role != "assistant":  # which may hold calls of tools alone
+            raise ConfigError(f"messages[{i}] has no content.")
+        if not isinstance(content, str | Sequence | None):
+            raise ConfigError(
+                f"messages[{i}].content must be a string or a list of parts, not {shown(content)}."
+            )
+    return [m for m in messages if isinstance(m, Mapping)]
