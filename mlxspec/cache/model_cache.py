@@ -34,7 +34,7 @@ class ModelCache:
     counts, none where none does; set by whoever made the row. A forward is either of certain tokens (prefill) or
     of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
     every verify runs, and its accepted drafts.
-    exact: (B,) int32, the lengths where only the device knows them (unread.py); `lengths` are upper bounds then, and `least`, where it is
+    exact: (B,) int32, the lengths where only the device knows them; `lengths` are upper bounds then, and `least`, where it is
     given, lower ones. None where `lengths` are exact.
     deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
 
