@@ -13,7 +13,7 @@ from tests.engine.random_requests import Case
     "keys of a verify are kept otherwise than those of a step",
     "mlxspec.cache.quantized:QuantizedLayerCache._stored",
     lambda right: lambda self, keys, values: right(self, keys * (1 + 2 * (1 < keys.shape[1] < 17)), values),
-    case="4-float32",
+    case="[4-float32]",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("kv_bits"))
 def test_keys_and_values_in_few_bits(made: Case, is_alike: bool) -> None:

@@ -19,7 +19,7 @@ from tests.engine.random_slices import SLICES, fast_case
     "a rejected token is accepted",
     "mlxspec.sampling.acceptance:match",
     lambda right: lambda drafted, sampled: min(len(drafted), right(drafted, sampled) + 1),
-    case="bfloat16",
+    case="[bfloat16]",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("form"))
 def test_every_form_of_weights(made: Case, is_alike: bool) -> None:

@@ -13,7 +13,7 @@ from tests.engine.random_requests import Case
     "rows that go on change their places",
     "mlxspec.cache.attention:AttentionLayerCache.select",
     lambda right: lambda self, rows: right(self, rows[::-1]),
-    case="together-4",
+    case="[together-4]",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("joins"))
 def test_rows_that_join_and_leave(made: Case, is_alike: bool) -> None:

@@ -13,19 +13,19 @@ from tests.engine.random_requests import Case
     "rejected tokens stay in recurrent states",
     "mlxspec.cache.rollback:Committed.of",
     lambda right: classmethod(lambda cls, rows, num: right.__func__(cls, rows, list(rows.widths))),
-    case="ends-linear",
+    case="[ends-linear]",
 )
 @catches(
     "rejected tokens stay in caches of mlx-lm",
     "mlxspec.models.adapted.leaves:cut",
     lambda right: lambda leaf, num: None,
-    case="llama alone",
+    case="[llama alone]",
 )
 @catches(
     "a verify sees what its last token sees of a window",
     "mlxspec.cache.windowed:WindowedLayerCache.view",
     lambda right: lambda self, row, length, least=None: right(self, row, length, least and length),
-    case="gemma3",
+    case="[gemma3]",
     errors=(ValueError,),
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("family"))

@@ -13,13 +13,13 @@ from tests.engine.random_requests import Case
     "all tokens of a round are drawn with the noise of its first",
     "mlxspec.sampling.round:_positions",
     lambda right: lambda rows, *more: [r.length for r in rows for _ in range(1 + r.num_drafted)],
-    case="hot",
+    case="[hot]",
 )
 @catches(
     "penalties of a place do not see the drafts before it",
     "mlxspec.sampling.round:_drafts_before",
     lambda right: lambda layout, tokens: right(layout, tokens * 0 + 3),
-    case="repetition",
+    case="[repetition]",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("sampler"))
 def test_every_sampler(made: Case, is_alike: bool) -> None:

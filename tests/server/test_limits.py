@@ -397,7 +397,9 @@ def _closing(order: Callable[[Any], Any]) -> Any:
     """A Door that ends the first one by this order."""
 
     def close_one(self: Any) -> None:
-        min((c for c in self.open if c.is_idle or c.cycle.more_body), key=order).end()
+        found = min((c for c in self.open if c.is_idle or c.cycle.more_body), key=order, default=None)
+        if found is not None:
+            found.end()
 
     return lambda right: close_one
 
