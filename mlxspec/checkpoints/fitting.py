@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from mlxspec.checkpoints.catalogue import catalogue
 from mlxspec.loading.short_names import short_names
 
 _ROOM = 1.3  # memory over weights: a few thousand tokens of context and a drafter
+# what mlx-community adds to the name of the model that it converted
+_OF_CONVERSION = re.compile(r"^meta-(?=llama)|-(4bit|mxfp4-q8)$")
 
 
 class Fitting(NamedTuple):
@@ -20,12 +23,12 @@ class Fitting(NamedTuple):
 
 
 def fitting(machine: int) -> list[Fitting]:
-    """Models whose weights fit into `machine` bytes, those with a head of their own and the largest first."""
+    """Return the models whose weights fit into `machine` bytes, those with a head of their own and the largest first."""
     found = []
     for known in sorted(short_names(), key=lambda k: (k.head, k.gb), reverse=True):
         if known.gb * 1e9 * _ROOM > machine:
             continue
-        base = known.repo.partition("/")[2].removesuffix("-4bit").removesuffix("-it").lower()
+        base = _OF_CONVERSION.sub("", known.repo.partition("/")[2].lower()).removesuffix("-it")
         beside = [
             d
             for d in catalogue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +16,23 @@ _ADDRESS = re.compile(
 
 
 class ShortName(NamedTuple):
-    """gb: of the weights, in powers of 1000. head: whether its MTP head can be fetched beside it (`mlxspec pull`)."""
+    """A short name. gb: size of the weights. head: whether `mlxspec pull` can fetch its MTP head too. also: other spellings."""
 
     name: str
     repo: str
     gb: float
     head: bool
+    also: Sequence[str] = ()
 
 
 @functools.cache
 def short_names() -> tuple[ShortName, ...]:
-    """All of them, in the order of the file: of a name without its size the first counts."""
+    """Return all short names, in the order of the file. Of a name without its size the first counts."""
     return tuple(ShortName(**row) for row in tomllib.loads(DATA.read_text(encoding="utf-8"))["model"])
 
 
 def repository(model: str) -> str:
-    """The id of a repository that an address or a short name means; any other text as it is.
+    """Return the id of the repository that an address or a short name means; any other text unchanged.
 
     `qwen3.5:4b`, `qwen3.5-4b` and `qwen3.5` (its first size) are short names, in any case.
     """
@@ -39,6 +41,7 @@ def repository(model: str) -> str:
         return address[1]
     plain = model.strip().lower().removesuffix(":latest")
     for known in short_names():
-        if plain in (known.name, known.name.replace(":", "-"), known.name.partition(":")[0]):
+        spelled = (known.name, *known.also)
+        if plain in (*spelled, *(name.replace(":", "-") for name in spelled), known.name.partition(":")[0]):
             return known.repo
     return model

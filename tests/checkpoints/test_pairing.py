@@ -62,7 +62,7 @@ def weights_fetched(machine: Machine) -> int:
 
 def test_each_line_of_the_catalogue_has_what_a_pull_needs() -> None:
     known = {name for names, _ in CONFIGS.values() for name in names}
-    families = re.compile(r"Qwen/Qwen3(\.[568])?-|google/gemma-4-")
+    families = re.compile(r"Qwen/Qwen3(\.[568])?-|google/gemma-4-|openai/gpt-oss-|meta-llama/Llama-3\.[13]-")
     for listed in catalogue():
         assert listed.kind in KINDS
         assert listed.source.startswith("https://")

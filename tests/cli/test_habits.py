@@ -28,6 +28,16 @@ LISTED = "generate chat demo run serve launch bench tune prove doctor pull model
         ("qwen3.5", "mlx-community/Qwen3.5-4B-4bit"),
         ("gemma3:270m", "mlx-community/gemma-3-270m-it-4bit"),
         ("llama3.2:latest", "mlx-community/Llama-3.2-3B-Instruct-4bit"),
+        ("gemma4", "mlx-community/gemma-4-e4b-it-4bit"),
+        ("gemma4:26b-a4b", "mlx-community/gemma-4-26b-a4b-it-4bit"),
+        ("gpt-oss:20b", "mlx-community/gpt-oss-20b-MXFP4-Q8"),
+        ("gpt-oss-20b", "mlx-community/gpt-oss-20b-MXFP4-Q8"),
+        ("qwen3-coder:30b", "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit"),
+        ("qwen3.6:35b-a3b", "mlx-community/Qwen3.6-35B-A3B-4bit"),
+        ("llama3", "mlx-community/Meta-Llama-3.1-8B-Instruct-4bit"),
+        ("phi4", "mlx-community/phi-4-4bit"),
+        ("mistral", "mlx-community/Mistral-7B-Instruct-v0.3-4bit"),
+        ("qwen3", "mlx-community/Qwen3-4B-4bit"),
         ("owner/name", "owner/name"),
         ("demo", "demo"),
         ("https://example.org/owner/name", "https://example.org/owner/name"),
@@ -38,7 +48,7 @@ def test_names_that_people_type(typed: str, meant: str) -> None:
 
 
 def test_short_names_are_of_repositories_and_known_once() -> None:
-    names = [known.name for known in short_names()]
+    names = [name for known in short_names() for name in (known.name, *known.also)]
     assert len(set(names)) == len(names) > 20
     for known in short_names():
         check_repo(known.repo)
