@@ -458,7 +458,7 @@ def test_names_and_roles(browser: chromium.Browser) -> None:
     assert not nameless
     found = {(n["role"], n["name"]) for n in tree}
     for wanted in (
-        ("textbox", "Your message"), ("log", "ChatRequest"), ("button", "Send"), ("button", "Copy code"), ("button", "Regenerate"),
+        ("textbox", "Your message"), ("log", "Conversation"), ("button", "Send"), ("button", "Copy code"), ("button", "Regenerate"),
         ("article", "You"), ("article", "demo"), ("button", "Compare without drafting"), ("button", "Edit message 1"),
     ):  # fmt: skip
         assert wanted in found, wanted
