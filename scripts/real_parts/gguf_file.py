@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PACKAGE = {"gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"}
+_CONTROL, _ADDED, _UNUSED = (
+    3,
+    4,
+    5,
+)  # token types of GGUF: never spelled by text, added and spelled by text, no token
 _OUTSIDE = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
@@ -43,17 +48,17 @@ def write(
     file: GgufFile,
     config: Mapping[str, Any],
     in_layer: Mapping[str, str],
-    changed: Callable[[str, np.ndarray], np.ndarray],
+    changed: Callable[[str, np.ndarray], np.ndarray] = lambda name, array: array,
 ) -> None:
     """Write config.json and the weights. in_layer: names of a layer's parts; changed: an array as Hugging Face has it, by its GGUF name."""
     import mlx.core as mx
 
     weights = {}
     for tensor in file.tensors:
-        name = tensor.name.removesuffix(".weight")
+        name, _, kind = tensor.name.rpartition(".")
         array = np.asarray(file.dequantize(tensor.data, tensor.tensor_type), np.float32)
         array = changed(name, array.reshape([int(n) for n in reversed(tensor.shape)]))
-        weights[f"model.{renamed(name, in_layer)}.weight"] = mx.array(array).astype(mx.bfloat16)
+        weights[f"model.{renamed(name, in_layer)}.{kind}"] = mx.array(array).astype(mx.bfloat16)
     mx.eval(weights)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     rows = {"vocab_size": weights["model.embed_tokens.weight"].shape[0]}
@@ -61,7 +66,7 @@ def write(
 
 
 def renamed(name: str, in_layer: Mapping[str, str]) -> str:
-    """A GGUF tensor's name (without ".weight") as Hugging Face's, behind "model."."""
+    """A GGUF tensor's name (without ".weight" or ".bias") as Hugging Face's, behind "model."."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     _, layer, part = name.split(".", 2)
@@ -87,3 +92,39 @@ def common_config(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "bos_token_id": values["tokenizer.ggml.bos_token_id"],
         "eos_token_id": values["tokenizer.ggml.eos_token_id"],
     }
+
+
+def write_tokenizer(
+    folder: Path,
+    values: Mapping[str, Any],
+    words: Any,
+    *,
+    is_text: tuple[str, ...] = (),
+    normalizer: Any = None,
+) -> None:
+    """Write tokenizer.json and tokenizer_config.json of a byte-level BPE from the file's tokens and merges.
+
+    words: the pre-tokenizer. is_text: beginnings of added tokens that Hugging Face does not call special.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    tokens = values["tokenizer.ggml.tokens"]
+    kinds = list(zip(tokens, values["tokenizer.ggml.token_type"], strict=True))
+    merges = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, (token, kind) in enumerate(kinds) if kind != _UNUSED}
+    made = Tokenizer(models.BPE(vocabulary, merges))
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = words
+    made.decoder = decoders.ByteLevel()
+    added = [token for token, kind in kinds if kind in (_CONTROL, _ADDED)]
+    made.add_tokens([AddedToken(t, special=not t.startswith(is_text), normalized=False) for t in added])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[values["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[values["tokenizer.ggml.eos_token_id"]],
+        "chat_template": values["tokenizer.chat_template"],
+        "model_max_length": values[f"{values['general.architecture']}.context_length"],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

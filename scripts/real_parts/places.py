@@ -14,13 +14,16 @@ from typing import Any
 
 from mlxspec.platform.folders import make_private, wanted_cache_folder
 
-MODEL, VOCABULARY, SMOLLM = "gemma-3-270m", "qwen3.6-vocabulary", "smollm2-135m-instruct"
+MODEL, VOCABULARY = "gemma-3-270m", "qwen3.6-vocabulary"
+SMOLLM, CODER = "smollm2-135m-instruct", "qwen2.5-coder-0.5b-instruct"
 GGUF = "gemma-3-270m-q4_k_m.gguf"  # inside the model's folder; what llama.cpp reads
 SMOLLM_GGUF = "smollm2-135m-instruct-q4_1.gguf"
+CODER_GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 HOW = {
     MODEL: "scripts/real_model",
     VOCABULARY: "scripts/real_model --vocabulary qwen",
     SMOLLM: "scripts/real_model --model smollm2",
+    CODER: "scripts/real_model --model qwen2.5-coder",
 }
 _SOURCES = "SOURCES.json"  # written last: a folder with it is whole
 
@@ -30,7 +33,7 @@ class PartError(Exception):
 
 
 def place(name: str) -> Path:
-    """The folder of MODEL, VOCABULARY or SMOLLM, whether it is there or not."""
+    """Return the folder of a model or of the vocabulary, whether it is there or not."""
     return wanted_cache_folder() / "real" / name
 
 

@@ -6,7 +6,6 @@ Llama's. The tokenizer is made from the file's tokens and merges. The model is u
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +36,6 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_CONTROL = 3  # a token type of GGUF: text never spells it
 
 
 def fill(folder: Path) -> None:
@@ -79,29 +77,11 @@ def config_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path, values: Mapping[str, Any]) -> None:
-    """tokenizer.json and tokenizer_config.json: byte-level BPE in which every digit is a word of its own."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Write tokenizer.json and tokenizer_config.json: byte-level BPE in which every digit is a word of its own."""
+    from tokenizers import pre_tokenizers
 
-    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
-    merges = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
-    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    made.decoder = decoders.ByteLevel()
-    made.add_tokens(
-        [
-            AddedToken(t, special=True, normalized=False)
-            for t, k in zip(tokens, types, strict=True)
-            if k == _CONTROL
-        ]
-    )
-    made.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": tokens[values["tokenizer.ggml.bos_token_id"]],
-        "eos_token": tokens[values["tokenizer.ggml.eos_token_id"]],
-        "chat_template": values["tokenizer.chat_template"],
-        "model_max_length": values["llama.context_length"],
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    words = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
+    gguf_file.write_tokenizer(folder, values, pre_tokenizers.Sequence(words))

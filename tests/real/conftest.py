@@ -26,6 +26,12 @@ def smollm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def coder() -> Path:
+    """Qwen2.5-Coder-0.5B-Instruct, in bfloat16. It runs by mlx-lm's code, and it writes code."""
+    return _folder(places.CODER)
+
+
+@pytest.fixture(scope="session")
 def qwen_vocabulary() -> Path:
     """Qwen3.6's tokenizer of 248,077 tokens, without a model."""
     return _folder(places.VOCABULARY)

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
 import real_model
-from real_parts import gemma, places, qwen, registries, smollm
+from real_parts import coder, gemma, places, qwen, registries, smollm
 from real_parts.gguf_file import GgufFile, renamed
 from real_parts.places import PartError
 
@@ -303,6 +304,7 @@ def test_a_tokenizer_from_a_gguf_files_lists(tmp_path: Path) -> None:
         "tokenizer.ggml.bos_token_id": 0,
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.chat_template": "{{ messages[0].content }}",
+        "general.architecture": "llama",
         "llama.context_length": 64,
     }
     smollm.write_tokenizer(tmp_path, values)
@@ -312,3 +314,42 @@ def test_a_tokenizer_from_a_gguf_files_lists(tmp_path: Path) -> None:
     assert ids[0] == 0
     assert made.eos_ids == {1}
     assert made.template is not None
+
+
+# --- Qwen2.5-Coder
+
+
+def test_the_coders_embedding_is_its_head(tmp_path: Path) -> None:
+    """The file has the tied weight twice; the one in more bits is kept, and every other tensor as it is."""
+
+    class Tensor(NamedTuple):
+        name: str
+        data: int
+
+    given = [Tensor("output.weight", 8), Tensor("token_embd.weight", 5), Tensor("blk.0.attn_q.bias", 1)]
+    kept = [Tensor("token_embd.weight", 8), Tensor("blk.0.attn_q.bias", 1)]
+    assert list(coder.one_embedding(given)) == kept
+
+
+def test_the_coders_tokenizer_knows_what_is_text(tmp_path: Path) -> None:
+    """Unused rows are no tokens; call tags and file separators are text that a grammar may see; both ends end an answer."""
+    added = ["<|endoftext|>", "<|im_end|>", "<tool_call>", "<|file_sep|>", "[PAD101]"]
+    tokens = [*(chr(c) for c in range(33, 127)), "\u0120", "ab", *added]
+    values = {
+        "general.architecture": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*[1] * (len(tokens) - 5), 3, 3, 4, 3, 5],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": tokens.index("<|endoftext|>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        "qwen2.context_length": 64,
+    }
+    coder.write_tokenizer(tmp_path, values)
+    made = Tokenizer.from_folder(tmp_path)
+    at = tokens.index("<|endoftext|>")
+    assert made.added_tokens() == {at: True, at + 1: True, at + 2: False, at + 3: False}
+    assert made.eos_ids == {at, at + 1}
+    ids = made.encode("ab<tool_call>[PAD101]")
+    assert ids[:2] == [tokens.index("ab"), at + 2]
+    assert at + 4 not in ids
