@@ -454,7 +454,14 @@ class Engine(EngineApi):
                 )
                 request.stats.notices = begun.notices
             self._prefills.add(
-                Prefill(request, self.model, self.drafts, self.prefix, kv_bits=self.config.kv_bits)
+                Prefill(
+                    request,
+                    self.model,
+                    self.drafts,
+                    self.prefix,
+                    watch=self.memory.watch,
+                    kv_bits=self.config.kv_bits,
+                )
             )
         except Exception as error:
             self._fail([request], error)

@@ -22,6 +22,7 @@ from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
 from mlxspec.platform.macos import memory_pressure
 from mlxspec.platform.memory import machine_memory
+from mlxspec.platform.watchdog import PromptWatch
 from mlxspec.sampling.blocks import most_bytes
 
 SMALLEST_CHUNK = 32  # tokens
@@ -43,7 +44,8 @@ class _Reserved(NamedTuple):
 
 class EngineMemory:
     """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row; full_chunk: tokens of prompts
-    that are read at once where memory allows it; config: of it kv_bits says what keys and values take."""
+    that are read at once where memory allows it; config: of it kv_bits says what keys and values take. watch: over the pieces that are
+    read."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class EngineMemory:
         self.config = config
         self._streams = Streams.of(self._drafters, model.hidden_size)
         self.full_chunk = chunk_of(config)
+        self.watch = PromptWatch()
         self.weights = bytes_of(model) + sum(d.weight_bytes for d in self._drafters) + vision
         self.budget = check_weights(self.weights, config.memory_budget)
         left = self.budget - self.weights
@@ -79,7 +82,8 @@ class EngineMemory:
         return self.budget - self.weights
 
     def agree(self, left: int) -> None:
-        """Among ranks: plan as the rank does that has least memory beside its weights, `left` bytes."""
+        """Among ranks: plan as the rank does that has least memory beside its weights, `left` bytes, and by no clock of one's own."""
+        self.watch.may_shorten = False
         self.budget = self.weights + left
         if self.config.prefix_budget is None:
             self.prefix_budget = min(left // _STORE_SHARE, _STORE_AT_MOST)
@@ -172,8 +176,8 @@ class EngineMemory:
 
     @property
     def chunk(self) -> int:
-        """Tokens of prompts to read at once: less where the rows leave little room."""
-        chunk = self.full_chunk
+        """Tokens of prompts to read at once: less where the rows leave little room, or where the watch says so."""
+        chunk = self.watch.limited(self.full_chunk)
         while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
             chunk = max(self._smallest, chunk // 2)
         return chunk

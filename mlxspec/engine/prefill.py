@@ -51,11 +51,12 @@ class Prefill:
         drafts: Drafts,
         prefix: Prefix,
         *,
+        watch: watchdog.PromptWatch,
         kv_bits: int = PLAIN,
     ) -> None:
         """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
-        self._model, self._drafts, self._prefix = model, drafts, prefix
+        self._model, self._drafts, self._prefix, self._watch = model, drafts, prefix, watch
         stops = prefix.stops(request.marks, len(request.prompt))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
         self.cache = model.make_cache(1, kv_bits=kv_bits)
@@ -200,16 +201,17 @@ class Prefill:
         tokens = mx.array(np.asarray(looked_up, np.int32))
         rows = FlatRows((len(piece),), is_prompt=True)
         try:
-            with device.idle():
+            with self._watch.reading(len(piece)):
                 logits_at: LogitsAt = "last" if last else "none"
                 out = self._model.forward(
                     tokens, rows, self.cache, certain=True, logits_at=logits_at, taps=self._layers, **more
                 )
+                hidden = drafts.streams.join(out)
+                mx.async_eval(out.logits if last else hidden)  # the device has it before the watch waits
         except BaseException:
             self.cache.abort()
             raise
         self.cache.commit()
-        hidden = drafts.streams.join(out)
         mx.eval(out.logits if last else hidden, self.cache.arrays)
         if request.prompt_logprobs is not None:
             self._tell_prompt(hidden)

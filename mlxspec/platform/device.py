@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 from mlxspec.platform import blas as _blas
@@ -134,13 +134,26 @@ def prefill_threads() -> None:
     _set_threads(_chosen.max_threads)
 
 
+class HandOverWatch(Protocol):
+    """What decides that a forward is handed over in smaller parts than HAND_OVER_AT launches."""
+
+    def is_due(self) -> bool:
+        """Return whether what has been built is handed over now. Called once for each call of `start`."""
+        ...
+
+    def handed(self, arrays: tuple[mx.array, ...]) -> None:
+        """Note arrays that have been handed over."""
+        ...
+
+
 class _Ahead:
     """is_idle: whether a GPU has nothing to do but what the host is building; holds: whether nothing is to be handed over. num_launches:
-    kernels built since the last were handed over."""
+    kernels built since the last were handed over. watch: decides when more is handed over; None: only the number of launches does."""
 
     is_idle = False
     holds = False
     num_launches = 0
+    watch: HandOverWatch | None = None
 
 
 def start(*arrays: mx.array, num_launches: int = 0) -> None:
@@ -148,18 +161,26 @@ def start(*arrays: mx.array, num_launches: int = 0) -> None:
 
     num_launches: about so many kernels were built since the last call. A CPU begins at every call: MLX keeps about a hundred operations
     there on their way, so that a thread that is handed a forward as a whole is idle while the next is built. A GPU begins only within
-    `idle`, because else it works on the round before: on the first kernels at once, then on every HAND_OVER_AT. No-op within `hold`.
+    `idle`, because else it works on the round before: on the first kernels at once, then on every HAND_OVER_AT, and whenever `idle`'s
+    watch says so. No-op within `hold`.
     """
     if _Ahead.holds:
         return
+    watch = None
     if backend() != "cpu":
         _Ahead.num_launches += num_launches
-        if not _Ahead.is_idle or _Ahead.num_launches < HAND_OVER_AT:
+        if not _Ahead.is_idle:
+            return
+        watch = _Ahead.watch
+        is_due = watch is not None and watch.is_due()
+        if _Ahead.num_launches < HAND_OVER_AT and not is_due:
             return
         _Ahead.num_launches = 0
     import mlx.core as mx
 
     mx.async_eval(*arrays)
+    if watch is not None:
+        watch.handed(arrays)
 
 
 def launch(*arrays: mx.array) -> None:
@@ -185,13 +206,15 @@ def sampling_bytes() -> int:
 
 
 @contextmanager
-def idle() -> Iterator[None]:
-    """Hand over at once what is launched in the `with` block: it is waited for, and the device has nothing else to do."""
-    before, _Ahead.is_idle, _Ahead.num_launches = _Ahead.is_idle, True, HAND_OVER_AT - 1
+def idle(watch: HandOverWatch | None = None) -> Iterator[None]:
+    """Hand over at once what is launched in the `with` block: it is waited for, and the device has nothing else to do. watch: see
+    `HandOverWatch`."""
+    before = _Ahead.is_idle, _Ahead.watch
+    _Ahead.is_idle, _Ahead.watch, _Ahead.num_launches = True, watch, HAND_OVER_AT - 1
     try:
         yield
     finally:
-        _Ahead.is_idle = before
+        _Ahead.is_idle, _Ahead.watch = before
 
 
 @contextmanager
