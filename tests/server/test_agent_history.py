@@ -235,7 +235,7 @@ def test_items_that_cannot_be_used_are_left_out_with_a_notice() -> None:
     request = readers.responses(body)
     assert list(request.messages) == [USER, ANSWER, USER]
     told = "\n".join(request.notices)
-    assert "2 items of the type compaction were left out" in told
+    assert "2 items of the type compaction_summary were left out" in told
     for kind in {*kinds} - {"compaction_summary"}:
         assert f"1 item of the type {kind} was left out" in told
 
@@ -254,7 +254,7 @@ def test_blocks_that_cannot_be_used_are_left_out_with_a_notice() -> None:
 
 
 def test_a_compaction_stands_in_place_of_what_is_before_it() -> None:
-    summary = {"type": "compaction_summary", "content": "So far: hi.", "encrypted_content": "x"}
+    summary = {"type": "compaction", "content": "So far: hi.", "encrypted_content": "x"}
     turns = [USER, {"role": "assistant", "content": [summary, {"type": "text", "text": "a"}]}, USER]
     body = {"max_tokens": 1, "messages": turns}
     assert readers.notices(MessagesRequest, body) == []
@@ -262,7 +262,7 @@ def test_a_compaction_stands_in_place_of_what_is_before_it() -> None:
     assert list(request.messages) == [{"role": "user", "content": "So far: hi."}, ANSWER, USER]
     assert len(request.notices) == 1
     failed = readers.messages(
-        {**body, "messages": [USER, {"role": "assistant", "content": [{"type": "compaction_summary"}]}, USER]}
+        {**body, "messages": [USER, {"role": "assistant", "content": [{"type": "compaction"}]}, USER]}
     )
     assert [m["content"] for m in failed.messages] == ["hi", "", "hi"]
 
