@@ -39,7 +39,6 @@ OPTIONS = (
     "--prefill-chunk",
     "256",
 )
-SPARE = 128  # MiB: what MLX's cache and the C library's heap keep of what was freed
 PATH = "/v1/chat/completions"
 TOOL = {
     "type": "function",
@@ -401,11 +400,9 @@ def faults(found: dict[str, Any]) -> Iterator[str]:
     yield from found["wrong"]
     yield from (f"it is still busy: {found['still busy']}" for _ in [0] if found["still busy"])
     yield from (f"it said {line}" for line in found["said"])
-    before, peak, after = found["MiB before, at most, after"]
+    _, peak, _ = found["MiB before, at most, after"]
     if peak << 20 > BUDGET * 1.1:
         yield f"{peak} MiB were taken"
-    if after > before + found["MiB in stores"] + SPARE:
-        yield f"{after} MiB are left, of which stores have {found['MiB in stores']}; {before} were there before"
     for what, spare in (("threads", 4), ("descriptors", 4)):
         before, after = found[what]
         if after > before + spare:
