@@ -17,6 +17,7 @@ from mlxspec.server.errors import BadField
 from mlxspec.server.forms import base as t
 from mlxspec.server.forms import shared
 from mlxspec.server.forms.shared import Count
+from mlxspec.server.images import ImageText, pieces
 from mlxspec.server.job import Job
 from mlxspec.server.job_run import End
 from mlxspec.server.params import Own, chat_job
@@ -38,17 +39,13 @@ _ASKS = (
 )
 
 
-class CompactRequest(ResponsesRequest):
-    """A request as for an answer, of which nothing is streamed and no format is enforced."""
-
-
 CompactedAnswer = t.answer(
     "CompactedAnswer", id=str, object=Literal["response.compaction"], created_at=Count, output=list[dict[str, Any]],
     usage=dict[str, Any], **shared.MEASURED,
 )  # fmt: skip
 
 
-def read(form: CompactRequest, at: Context) -> Read:
+def read(form: ResponsesRequest, at: Context) -> Read:
     """Return the job that writes the summary, and what writes the answer. Raises MlxspecErrors."""
     if form.stream:
         raise BadField("stream", "stream: a compaction is answered whole.")
@@ -57,7 +54,7 @@ def read(form: CompactRequest, at: Context) -> Read:
     items = input_items(form.input)
     if not items:
         raise BadField("input", "input must not be empty.")
-    kept = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
+    kept = [_parts(item) for item in items if isinstance(item, MessageItem) and item.role == "user"]
     request = form.model_copy(
         update={
             "input": [*items, MessageItem(role="user", content=_ASKS)],
@@ -67,15 +64,23 @@ def read(form: CompactRequest, at: Context) -> Read:
     )
     prompt = chat_prompt(conversation(request), at)
     own = Own(max_tokens=form.max_output_tokens, stop=None, streams=False)
-    return chat_job(request, at, prompt, own), partial(
-        CompactionWriter, kept=[message_text(item) for item in kept]
-    )
+    return chat_job(request, at, prompt, own), partial(CompactionWriter, kept=kept)
+
+
+def _parts(item: MessageItem) -> list[dict[str, Any]]:
+    """Return the texts and images of a message in the form in which they were sent."""
+    return [
+        {"type": "input_image", "image_url": piece.data}
+        if isinstance(piece, ImageText)
+        else {"type": "input_text", "text": piece}
+        for piece in pieces(message_text(item))
+    ]
 
 
 class CompactionWriter(ResponsesWriter):
-    """The answer to a request for a compaction. kept: the texts of the user's messages."""
+    """The answer to a request for a compaction. kept: the parts of each message of the user."""
 
-    def __init__(self, model: str, job: Job, *, kept: Sequence[str]) -> None:
+    def __init__(self, model: str, job: Job, *, kept: Sequence[list[dict[str, Any]]]) -> None:
         super().__init__(model, job, is_sealed=False, tools=(), echo={})
         self._kept = kept
 
@@ -93,9 +98,9 @@ class CompactionWriter(ResponsesWriter):
                 "status": "completed",
                 "type": "message",
                 "role": "user",
-                "content": [{"type": "input_text", "text": text}],
+                "content": parts,
             }
-            for text in self._kept
+            for parts in self._kept
         ]
         item = {
             "id": f"cmp_{secrets.token_hex(24)}",

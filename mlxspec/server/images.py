@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -229,23 +229,31 @@ def _told(where: str, why: object) -> str:
     return f"{where}: the image was left out: {said[:1].lower()}{said[1:]}"
 
 
-def _parts(content: str, sources: Mapping[str, ImageSource]) -> str | list[dict[str, Any]]:
-    """Text, or parts where an image is in it."""
-    parts: list[dict[str, Any]] = []
-    text, at = "", 0
+def pieces(content: str) -> Iterator[str]:
+    """Yield the texts of a content and the images between them, each as its ImageText, in order."""
+    at = 0
     for match in _MARK.finditer(content):
         image = _made.get(match.group())
-        if image is None:
-            continue
-        text += content[at : match.start()]
-        at = match.end()
-        if image.where not in sources:
+        if image is not None:
+            yield from filter(None, (content[at : match.start()], image))
+            at = match.end()
+    if at < len(content):
+        yield content[at:]
+
+
+def _parts(content: str, sources: Mapping[str, ImageSource]) -> str | list[dict[str, Any]]:
+    """Return the text, or parts where an image is in it."""
+    parts: list[dict[str, Any]] = []
+    text = ""
+    for piece in pieces(content):
+        if not isinstance(piece, ImageText):
+            text += piece
+        elif piece.where not in sources:
             text += _LEFT_OUT
-            continue
-        parts += [{"type": "text", "text": text}] if text else []
-        parts.append({"type": "image"})
-        text = ""
-    text += content[at:]
+        else:
+            parts += [{"type": "text", "text": text}] if text else []
+            parts.append({"type": "image"})
+            text = ""
     if not parts:
         return text
     return [*parts, {"type": "text", "text": text}] if text else parts

@@ -80,7 +80,7 @@ ROUTES: tuple[RouteForm, ...] = (
           messages_api.CountAnswer),
     _post("/responses", "respond", "Answer a conversation, in the form of OpenAI's Responses.", responses_api.ResponsesRequest,
           responses_api.ResponsesAnswer, EVENTS),
-    _post("/responses/compact", "compact", "Summarise a conversation of Responses.", compaction_api.CompactRequest,
+    _post("/responses/compact", "compact", "Summarise a conversation of Responses.", responses_api.ResponsesRequest,
           compaction_api.CompactedAnswer),
     _post("/responses/input_tokens", "count_response", "How many tokens its prompt has.", responses_api.ResponsesRequest, shared.Counted),
     _post("/api/chat", "ollama_chat", "Answer a conversation, in Ollama's form.", ollama_api.OllamaChatRequest, ollama_api.OllamaChatAnswer,

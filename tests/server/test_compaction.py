@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from planting import catches
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import review
 from mlxspec.server.responses_api import SUMMARY, ResponsesRequest, conversation, sealed, unsealed
+from tests.engine.sighted_demo import picture
 from tests.server.serving import LONG, QUESTION, Served
 
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
@@ -64,6 +67,20 @@ def test_a_summary_is_read_as_text_and_that_of_another_server_is_named() -> None
     assert request.notices == (
         "input[0] was left out: another server wrote this compaction, and it is encrypted",
     )
+
+
+def test_an_image_is_given_back_as_it_was_sent() -> None:
+    url = "data:image/png;base64," + base64.b64encode(picture(seed=1)).decode()
+    content = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What is this?"}]
+    body = {"input": [{"role": "user", "content": content}], "lark": 'start: "A circle."'}
+    with Served("--model", "demo-vision") as sighted:
+        status, _, data = sighted.ask("POST", "/v1/responses/compact", {**body, "enable_thinking": False})
+        assert status == 200, data
+        first, last = json.loads(data)["output"]
+        assert first["content"] == content
+        again = {"input": [first, last, TURNS[-1]], "max_output_tokens": 2}
+        status, _, data = sighted.ask("POST", "/v1/responses", again)
+        assert status == 200, data
 
 
 @pytest.mark.parametrize(
