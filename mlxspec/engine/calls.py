@@ -29,8 +29,8 @@ Events = TypeVar("Events", covariant=True)
 
 
 class Calls(ABC, Generic[One, Many, Events]):
-    """The calls that give answers. One: what a call for one answer gives; Many: for several; Events: for one conversation's as it
-    happens."""
+    """The calls that give answers. One: the type of one answer, Many: of several, Events: of the events of one answer while it is
+    written."""
 
     @overload
     def generate(
@@ -116,15 +116,14 @@ class Calls(ABC, Generic[One, Many, Events]):
         template: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> One | Events | Many:
-        """The answer to a conversation in the model's chat format: a Result, or with `stream` its events; of several conversations, which
-        decode together, a list of Results in order. Of an AsyncEngine Results are awaited.
+        """Answer a conversation in the model's chat format: a Result, or with `stream` its events. Several conversations decode together
+        and give a list of Results, in order. Of an AsyncEngine Results are awaited.
 
         messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
-        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and
-        {"type": "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or
-        one each. template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not
-        read. fields: as in `generate`. Raises
-        ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
+        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and {"type":
+        "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or one each.
+        template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not read.
+        fields: as in `generate`. Raises ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
         """
         asked, single = conversations(messages)
         params = with_fields(params, fields)
@@ -143,17 +142,18 @@ class Calls(ABC, Generic[One, Many, Events]):
 
     @abstractmethod
     def _answer(self, prompts: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Any:
-        """Answer these prompts, or this one."""
+        """Answer these prompts, or this one. prompts: makes them, given a loaded engine."""
 
     @abstractmethod
     def _events_of(self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Events:
-        """Give the events of one answer."""
+        """Return the events of one answer. prompt: makes the prompt, given a loaded engine."""
 
 
 def paired(
     prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
 ) -> tuple[list[tuple[Any, Any]], bool]:
-    """Each prompt with its parameters, and whether it was one prompt rather than a list. Raises ConfigError where that cannot be told."""
+    """Return each prompt with its parameters, and whether it was one prompt and not a list. Raises ConfigError where that cannot be
+    told."""
     if not isinstance(prompts, PromptWithImages) and (not isinstance(prompts, Sequence) or len(prompts) == 0):
         raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
     single = isinstance(prompts, (str, bytes, PromptWithImages)) or isinstance(prompts[0], int)
@@ -165,8 +165,8 @@ def paired(
 
 
 def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields: Mapping[str, Any]) -> Any:
-    """The parameters, each with these fields in place of its own. Raises ConfigError for a name that is no field, and for a value that is
-    none of it."""
+    """Return the parameters, each with these fields replaced. Raises ConfigError for a name that is no field, and for a value that is no
+    parameters."""
     if not fields:
         return params
     for name in fields:
@@ -183,7 +183,7 @@ def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields
 
 
 def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:
-    """Each conversation, and whether it was one rather than a list of them. Raises ConfigError for what is neither."""
+    """Return the conversations, and whether it was one and not a list of them. Raises ConfigError for what is neither."""
     if isinstance(messages, str):
         return [messages], True
     if not isinstance(messages, Sequence) or not messages:
@@ -197,7 +197,7 @@ def conversations(messages: Conversation | Conversations) -> tuple[list[Conversa
 
 
 def checked_messages(messages: Conversation) -> Sequence[Message]:
-    """A conversation as messages. Raises ConfigError for what is no message, and for a role or content that is none."""
+    """Return a conversation as messages. Raises ConfigError for what is no message, and for an unknown role or content."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if not isinstance(messages, Sequence) or not messages:

@@ -82,7 +82,8 @@ class EngineMemory:
         return self.budget - self.weights
 
     def agree(self, left: int) -> None:
-        """Among ranks: plan as the rank does that has least memory beside its weights, `left` bytes, and by no clock of one's own."""
+        """Plan for ranks: as the rank does that has least memory in addition to its weights, `left` bytes. Pieces of prompts do not
+        depend on one rank's clock then."""
         self.watch.may_shorten = False
         self.budget = self.weights + left
         if self.config.prefix_budget is None:
@@ -176,7 +177,7 @@ class EngineMemory:
 
     @property
     def chunk(self) -> int:
-        """Tokens of prompts to read at once: less where the rows leave little room, or where the watch says so."""
+        """Tokens of prompts to read at a time: fewer where the rows leave little room, or where the watch requires it."""
         chunk = self.watch.limited(self.full_chunk)
         while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
             chunk = max(self._smallest, chunk // 2)

@@ -54,8 +54,8 @@ class Pipeline(Rounds):
         overlaps: bool,
         num_bytes: int = 0,
     ) -> None:
-        """widest: at most so many tokens a round. overlaps: whether a round with drafts may be launched behind another. num_bytes: of
-        weights that a round reads."""
+        """Start with no round. widest: the most tokens of a round. overlaps: whether a round with drafts may be launched before the one
+        in front of it is read. num_bytes: of weights that a round reads."""
         super().__init__(drafts, stats, widest=widest)
         self.next: Round | None = None
         self._commit: UnreadCommit | None = None  # of the round that is being read, on which `next` goes on

@@ -70,13 +70,13 @@ class ReadRound(NamedTuple):
 
 
 class Rounds:
-    """One engine's. is_on_way: a round has been launched and not read; is_open: its cache transaction is open. Neither is ever so here
-    between two calls of `advance`."""
+    """The rounds of one engine. is_on_way: a round has been launched and not read; is_open: its cache transaction is open. Here neither
+    is ever the case between two calls of `advance`."""
 
     is_on_way = is_open = False
 
     def __init__(self, drafts: Drafts, stats: EngineStats, *, widest: int | None = None) -> None:
-        """widest: at most so many tokens a round."""
+        """Start with no round. widest: the most tokens of a round."""
         self._drafts, self._stats, self._widest = drafts, stats, widest
 
     def advance(
@@ -91,7 +91,7 @@ class Rounds:
         return ReadRound(events, TimedRound.of(current, time.perf_counter() - started))
 
     def share(self) -> None:
-        """Take note that the device reads prompts now, which makes the time of a round on its way mean nothing."""
+        """Note that the device reads prompts now, so that the time of a round on its way means nothing."""
 
     def drop(self, cache: ModelCache) -> None:
         """Leave rows as though the round on its way had not been launched, if that is open."""

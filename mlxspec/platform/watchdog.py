@@ -47,12 +47,12 @@ def evaluate_in_parts(arrays: Iterable[mx.array]) -> None:
 
 
 class PromptWatch:
-    """Keeps the command buffers of a prompt's pieces short on a Mac's GPU. One engine's.
+    """What keeps the command buffers of a prompt's pieces short on a Mac's GPU. Each engine has one.
 
     A forward is built in parts, of which a layer has one or two. As many parts are handed over together as take _HANDED_SECONDS by what
-    parts took in this piece and in the one before it, and the host waits for one hand-over before the next but one, so that it sees what
-    each takes. The piece is the same graph either way. A stall therefore makes hand-overs shorter for two pieces at most. Pieces become
-    shorter only where one part alone takes more than _LONGEST_PART, and grow back. may_shorten: whether they may at all.
+    parts took in this piece and in the one before it. The host waits for a hand-over before it makes the next but one, so that it sees what
+    each takes. The piece is the same graph either way. A stall makes hand-overs shorter for at most two pieces. Pieces become shorter only
+    where one part alone takes more than _LONGEST_PART, and grow back. may_shorten: whether they may become shorter at all.
     """
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import families
 import mlx.core as mx
 import pytest
 import tiny_models
@@ -135,10 +136,15 @@ def test_layers_of_seconds_leave_pieces_of_1024_tokens(monkeypatch: pytest.Monke
     "hand-overs are counted by launches alone",
     "mlxspec.platform.watchdog:PromptWatch.is_due",
     lambda right: lambda self: right(self) and False,
+    case="[hybrid-float32]",
 )
-def test_a_hand_over_changes_no_bit_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same logits, hiddens and states with a hand-over behind each part, and with none."""
-    model = tiny_models.make(tiny_models.config())
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "4bit"])
+@pytest.mark.parametrize("family", ["hybrid", "gemma3", "gemma4-e", "llama alone"])
+def test_a_hand_over_changes_no_bit_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, family: str, form: str
+) -> None:
+    """The same logits, hiddens and states with a hand-over after each part, and with none."""
+    model = families.target(family, form)
     tokens = mx.array([1 + i % 50 for i in range(300)], mx.int32)
 
     def read(watch: watchdog.PromptWatch | None) -> list[mx.array]:
