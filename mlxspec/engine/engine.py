@@ -30,6 +30,7 @@ from mlxspec.config import MAX_ROWS, EngineConfig, SamplingParams, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.text_index import TextIndex
+from mlxspec.engine.alone import Alone
 from mlxspec.engine.api import EngineApi, Result
 from mlxspec.engine.calls import Prompt
 from mlxspec.engine.drafter_health import DrafterHealth
@@ -42,14 +43,13 @@ from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix.disk import open_disk
 from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
 from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
-from mlxspec.engine.ranks import Orders, Ranks
-from mlxspec.engine.request import Ending, Request
+from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
 from mlxspec.engine.rounds import Rounds
 from mlxspec.engine.stats import EngineStats
 from mlxspec.engine.text_files import keep_texts
 from mlxspec.engine.thread import JobThread
-from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError
+from mlxspec.errors import ConfigError, EngineBusyError, EngineStoppedError, QueueFullError, RankError
 from mlxspec.events import Event, FinishEvent, TokensEvent
 from mlxspec.kernels import exactness
 from mlxspec.kernels.launch import KernelReport, needed
@@ -79,7 +79,7 @@ class Engine(EngineApi):
     spec (default for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix
     store), vision (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which
     `suffix` drafts from), text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run
-    its model together, None: this one alone), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how
+    its model together), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how
     texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
     """
 
@@ -96,17 +96,17 @@ class Engine(EngineApi):
         notices: Sequence[str] = (),
         vision: Vision | None = None,
         no_images: str = NO_IMAGES,
-        ranks: Ranks | None = None,
+        ranks: Alone | None = None,
     ) -> None:
         """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why. ranks:
-        those among which the model is divided; all of them make their engines at the same time. Raises RankError, on every rank, where
-        ranks differ."""
+        those among which the model is divided, None where it runs here alone; all ranks make their engines at the same time. Raises
+        RankError, on every rank, where ranks differ."""
         super().__init__()
         if not hasattr(model, "make_cache"):
             raise ConfigError(
                 f"Engine takes a loaded model, not {shown(model)}; mlxspec.load takes its name or folder."
             )
-        self.ranks = ranks
+        self.ranks = ranks or Alone()
         self._stepping: int | None = None  # the thread that runs a step
         self._awake = Awake()
         device.keep_heap()
@@ -119,7 +119,7 @@ class Engine(EngineApi):
         budget = self.config.memory_budget or default_budget()
         most = budget // _SHARE
         # ranks must draft alike, whatever memory each of them has
-        room = max(0, budget - bytes_of(model)) // _SHARE if ranks is None else 0
+        room = max(0, budget - bytes_of(model)) // _SHARE if self.ranks.size == 1 else 0
         self._file_thread = JobThread("mlxspec-files")
         most_texts = min(self.config.past_texts, room)
         self.texts = TextIndex(most_texts)
@@ -158,7 +158,7 @@ class Engine(EngineApi):
             self._places.rows,
         )
         self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
-        self._resting: frozenset[int] = frozenset()  # likewise, as this step goes by
+        self._paused: frozenset[int] = frozenset()  # likewise, as this step goes by
         verify = max(self.drafts.longest_draft(self.spec) + 1, 16)
         held = 0 if vision is None or self.features is None else vision.nbytes + self.features.budget
         held += self.texts.budget if "suffix" in self.spec.drafters else 0
@@ -169,8 +169,8 @@ class Engine(EngineApi):
             disk = open_disk(
                 model, self.drafts.drafters.values(), self.config, name, self._file_thread, tower
             )
-        if ranks is not None:
-            self._decide_as(ranks)
+        if self.ranks.size > 1:
+            self._decide_alike()
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
         self._outbox: list[Event] = []  # of submitted requests, until somebody steps
@@ -204,12 +204,10 @@ class Engine(EngineApi):
         if not self.memory.may_wait(self._queue.num_tokens + len(request.prompt)) and len(self._queue):
             raise QueueFullError(len(self._queue))
         displaced = self._queue.put(request)
-        if self.ranks is not None:
-            self.ranks.submitted(request, deadline)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
             self._places.gone.append(displaced)
-            self._retire_soon(Ending(number=displaced.number, error=displaced.error))
+            self._retire_soon()
         return request
 
     def compile(self, params: SamplingParams, num_rows: int = 1, owner: str = "") -> Compiled:
@@ -233,8 +231,6 @@ class Engine(EngineApi):
 
     def enqueue(self, request: Request) -> None:
         self._queue.put(request, bounded=False)
-        if self.ranks is not None:
-            self.ranks.submitted(request, None)
 
     def rest(self, numbers: frozenset[int]) -> None:
         """Pauses the rows of these requests from the next step on, and no others: nobody reads what they have given. They keep their
@@ -285,9 +281,9 @@ class Engine(EngineApi):
         self._file_thread.join(max(0.0, until - time.monotonic()))
 
     def dismiss(self) -> None:
-        """Other processes that run this model let go of their engines, and this one takes no more requests. Does nothing alone."""
-        ranks, self.ranks = self.ranks, None
-        if ranks is not None:
+        """Let the other processes that run this model drop their engines, and take no more requests. Does nothing alone."""
+        ranks, self.ranks = self.ranks, Alone()
+        if ranks.size > 1:
             self.drain()
             self.prefix.is_on = False  # what is left of rows is not kept: drafters would have to run
             ranks.end()
@@ -363,32 +359,25 @@ class Engine(EngineApi):
                 self._retire()
                 self.prefix.work()
                 self.texts.work()
+        except BaseException as error:
+            with suppress(RankError):
+                self.ranks.fail(error)
+            raise
         finally:
             self._stepping = None
             self._awake.hold(bool(self.num_waiting or self.num_running))
-        if self.ranks is not None:
-            self.ranks.is_between = True
 
     def _expire(self) -> None:
-        """Requests end that are out of time, and those that have ended leave."""
-        orders = Orders(endings=self._out_of_time(), resting=self._unread)
-        if self.ranks is not None:
-            orders = self.ranks.step(orders, self._checksum())
-            for given in () if self.ranks.leads else orders.submitted:
-                self.enqueue(self.factory.new_request(**given))
-        self._resting = orders.resting
+        """End requests that are out of time, and let those that have ended leave."""
+        orders = self.ranks.step(self._places, self._unread, self._checksum)
+        for given in orders.submitted:
+            self.enqueue(self.factory.new_request(**given))
+        self._paused = orders.paused
         self._places.step += 1
-        by_number = {ending.number: ending for ending in orders.endings}
-        for request in self._places.requests if by_number else ():
-            if request.number in by_number:
-                request.end(by_number[request.number])
+        self._places.end(orders.endings)
         self._retire()
 
-    def _out_of_time(self) -> list[Ending]:
-        """Requests that end now by this process's clock."""
-        return [ending for r in self._places.requests if (ending := r.out_of_time) is not None]
-
-    def _decide_as(self, ranks: Ranks) -> None:
+    def _decide_alike(self) -> None:
         """Decide from here on as the engines of the other ranks do. Raises RankError, and ConfigError for what ranks cannot do."""
         for name in ("prefix_disk", "past_texts_disk"):
             if getattr(self.config, name):
@@ -397,10 +386,9 @@ class Engine(EngineApi):
                 )
         self.factory.constraints.clock = LateClock()
         self.drafts.may_fail = False
-        self.memory.agree(ranks.least(self.memory.left))
+        self.memory.agree(self.ranks.begin(self.memory.left))
         if self.drafts.drafters:
             self.follow(guessed_costs(self.model, self.drafts.drafters))
-        ranks.has_engine, ranks.has_ended = True, False
 
     def _checksum(self) -> int:
         """A number that covers the texts that have a place and what is kept, by which ranks find out whether they differ."""
@@ -411,7 +399,7 @@ class Engine(EngineApi):
 
     def _check_alone(self, sentence: str) -> None:
         """Raises ConfigError where several ranks run the model."""
-        if self.ranks is not None:
+        if self.ranks.size > 1:
             raise ConfigError(sentence)
 
     def _check_outside(self, what: str) -> None:
@@ -435,7 +423,7 @@ class Engine(EngineApi):
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
         for request in self._places.admit(
             most,
-            self._resting,
+            self._paused,
             self.memory.has_room,
             lambda: self.model.make_cache(1, kv_bits=self.config.kv_bits),
             is_on_way=self._pipeline.is_on_way,
@@ -517,15 +505,11 @@ class Engine(EngineApi):
         self._charge(time.perf_counter() - started, before)
         if times is not None:
             times.count(rows, self.stats.plain)
-            if self.ranks is None:
-                times.teach(self.drafts)
-            else:
-                self.ranks.learn(times, self.drafts)
+            self.ranks.learn(times, self.drafts)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
         """End requests because of `error`. Raises RankError where other ranks may not have met it."""
-        if self.ranks is not None:
-            self.ranks.judge(error)
+        self.ranks.fail(error)
         for request in requests:
             request.fail(error)
 
@@ -545,15 +529,13 @@ class Engine(EngineApi):
         for request in self._places.requests:
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
-                self._retire_soon(Ending(number=number))
+                self._retire_soon()
                 return True
         return False
 
-    def _retire_soon(self, ending: Ending) -> None:
-        """A request has ended by what a caller did. Between two steps it leaves at once, among ranks with the next step."""
-        if self.ranks is not None:
-            self.ranks.ended(ending)
-        elif self._stepping is None:
+    def _retire_soon(self) -> None:
+        """Let a request leave that a caller has ended: between two steps at once, among ranks with the next step."""
+        if self._stepping is None and self.ranks.size == 1:
             self._retire()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,113 +106,216 @@ def load(
     of_kind("chat_template", chat_template, str, os.PathLike)
     of_kind("images", images, bool)
     of_kind("ranks", ranks, Ranks)
-    spec, config = spec or SpecConfig(), config or EngineConfig()
-    config = _with_context(config, max_context)
-    weights_dtype = _dtype(dtype)
-    if engine not in ("auto", "mlx-lm"):
-        raise ConfigError(f"engine must be auto or mlx-lm, not {shown(engine)}.")
-    if isinstance(adapter, Mapping) and config.exact:
-        raise ConfigError("Several adapters cannot be had with exact.")
+    spec = spec or SpecConfig()
+    config = _with_context(config or EngineConfig(), max_context)
     own = own_drafters(drafters)
-    if ranks is not None and own:
-        raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
-    asked = asked_drafters(draft, spec, own)
-
-    # folders: of the model, and of the draft model beside it
-    model, is_named = hub.named(model), draft_model is not None
-    if draft_model is None and model in hub.DEMO_TARGETS:
-        draft_model = hub.DEMO_DRAFT
-    folder = ModelFolder(hub.resolve(model, revision=revision, judge=check_fits))
-    described, files = folder.config(), folder.files()
-    by_mlx_lm = judge(described, engine, kind="model").by_mlx_lm
-    beside: ModelFolder | None = None
-    pair_notices: list[str] = []
-    if draft_model is not None and asked != ():
-        beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
-    elif asked is None and not by_mlx_lm:
-        pair, pair_notices = paired(folder.path)
-        beside = None if pair is None else ModelFolder(pair)
-        if beside is not None and ranks is not None and beside.kind() == "assistant":
-            beside, pair_notices = None, [NO_ASSISTANT]
-    if ranks is not None:
-        options = draft, spec, replace(config, memory_budget=None), dtype, engine
-        facts = versions() | files_of([f.path for f in (folder, beside) if f is not None])
-        ranks.agree(facts | {"set of options": options})
-    group = None if ranks is None else ranks.group
-
-    # modules without weights: the model, its tokenizer, its drafters
+    wanted = _Wanted(
+        model=hub.named(model),
+        revision=revision,
+        draft=draft,
+        drafters=own,
+        draft_model=draft_model,
+        names=asked_drafters(draft, spec, own),
+        spec=spec,
+        config=config,
+        dtype=_dtype(dtype),
+        adapter=adapter,
+        chat_template=chat_template,
+        images=images and ranks is None,
+        ranks=ranks,
+        engine=engine,
+    )
+    folders = _find(wanted)
     with device.private_kernels():
         races.prepare()
         if ranks is not None:
             launch.adopt(ranks.first(launch.speedups()))
-        file = None if chat_template is None else Path(chat_template).expanduser()
-        tokenizer = Tokenizer.from_folder(folder.path, chat_template=file)
-        if by_mlx_lm:
-            target = assemble_by_mlx_lm(folder, weights_dtype, adapter=adapter, group=group)
-        else:
-            target = assemble_lazily(
-                described,
-                folder.read,
-                weights_dtype,
-                adapter=adapter,
-                draft_bits=spec.draft_bits,
-                images=folder.image_settings if images and ranks is None else None,
-                group=group,
-            )
-        if target.made_by and config.exact:
-            raise ConfigError(
-                "Models that run by mlx-lm's code give no exact results: verifies may round otherwise than plain steps. Leave exact out."
-            )
-        check_kv_bits(target.model.make_cache(0).layers, config.kv_bits, "This model", "kv_bits")
-        check_rows(tokenizer, target)
-        if tokenizer.template is not None:
-            tokenizer.template.prepare()
-        names = drafters_that_draft(asked, target, beside, tuple(own), is_named=is_named)
-        builder = DrafterBuilder(
-            spec=spec,
-            target=target,
-            tokenizer=tokenizer,
-            beside=beside,
-            dtype=weights_dtype,
-            modules=[target.model, *towers_of(target)],
-            notices=[*target.notices, *pair_notices],
-        )
-        made = [
-            own[name] if name in own else builder.drafter(name) for name in names if name not in ALWAYS_THERE
-        ]
+        parts = _assemble(wanted, folders)
+        parts = _read_weights(wanted, folders, parts)
+    return _start(wanted, folders, parts)
 
-        # weights
-        modules = builder.modules
-        check_weights(bytes_of(*modules) + sum(d.weight_bytes for d in own.values()), config.memory_budget)
-        evaluate(modules)
-        tune.check_kernels(modules)
-        builder.notices.extend(_notices_of_mlx_lms_models(modules))
-        if not target.model.num_layers and any(drafter.needs.layers for drafter in made):
-            raise ModelError(
-                "The drafter reads layers, which this model does not show: its rows do not share all of a forward."
-            )
-        for module in modules:
-            if isinstance(module, Eagle3Head | DFlash):
-                check_finite(module, f"The {module.title}")
-        files += beside.files() if beside is not None else ()
-        made, useless = _without_useless_head(made, tokenizer, files, adapter, ranks)
-        names = tuple(name for name in names if not (useless and name == "mtp"))
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """The arguments of `load`, checked and with defaults in place. drafters: objects of the caller's, by name. names: of the drafters that
+    the caller wants; (): none, None: the choice is ours. dtype: None keeps the stored one on a GPU."""
+
+    model: str
+    revision: str | None
+    draft: str | Sequence[str]
+    drafters: Mapping[str, Drafter]
+    draft_model: str | os.PathLike[str] | None
+    names: tuple[str, ...] | None
+    spec: SpecConfig
+    config: EngineConfig
+    dtype: mx.Dtype | None
+    adapter: str | Mapping[str, str] | None
+    chat_template: str | os.PathLike[str] | None
+    images: bool
+    ranks: Ranks | None
+    engine: ModelEngine
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", "mlx-lm"):
+            raise ConfigError(f"engine must be auto or mlx-lm, not {shown(self.engine)}.")
+        if isinstance(self.adapter, Mapping) and self.config.exact:
+            raise ConfigError("Several adapters cannot be had with exact.")
+        if self.ranks is not None and self.drafters:
+            raise ConfigError("Drafters of your own cannot draft for a model that is divided among ranks.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Folders:
+    """The folders that are loaded. model; config: its config.json; by_mlx_lm: whether mlx-lm's code runs it. beside: the folder of the
+    draft model or of the head, None where there is none; is_named: the caller named it, it was not paired with the model. notices: on the
+    pair."""
+
+    model: ModelFolder
+    config: Mapping[str, Any]
+    by_mlx_lm: bool
+    beside: ModelFolder | None
+    is_named: bool
+    notices: Sequence[str]
+
+    @property
+    def files(self) -> list[Path]:
+        """The files with weights."""
+        return [*self.model.files(), *(() if self.beside is None else self.beside.files())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What an engine is made of. names: of the drafters that draft, those without an object of their own included. modules: whatever has
+    weights, the target first. notices: whole sentences."""
+
+    target: Assembled
+    tokenizer: Tokenizer
+    drafters: Sequence[Drafter]
+    names: tuple[str, ...]
+    modules: Sequence[nn.Module]
+    notices: Sequence[str]
+
+
+def _find(wanted: _Wanted) -> _Folders:
+    """Return the folders of the model and of the draft model beside it. What is not on the disk is fetched. Raises what `load` raises."""
+    ranks, draft_model = wanted.ranks, wanted.draft_model
+    if draft_model is None and wanted.model in hub.DEMO_TARGETS:
+        draft_model = hub.DEMO_DRAFT
+    folder = ModelFolder(hub.resolve(wanted.model, revision=wanted.revision, judge=check_fits))
+    config = folder.config()
+    by_mlx_lm = judge(config, wanted.engine, kind="model").by_mlx_lm
+    beside: ModelFolder | None = None
+    notices: list[str] = []
+    if draft_model is not None and wanted.names != ():
+        beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
+    elif wanted.names is None and not by_mlx_lm:
+        pair, notices = paired(folder.path)
+        beside = None if pair is None else ModelFolder(pair)
+        if beside is not None and ranks is not None and beside.kind() == "assistant":
+            beside, notices = None, [NO_ASSISTANT]
+    if ranks is not None:
+        same = replace(wanted.config, memory_budget=None)
+        options = wanted.draft, wanted.spec, same, wanted.dtype, wanted.engine
+        facts = versions() | files_of([f.path for f in (folder, beside) if f is not None])
+        ranks.agree(facts | {"set of options": options})
+    return _Folders(
+        model=folder,
+        config=config,
+        by_mlx_lm=by_mlx_lm,
+        beside=beside,
+        is_named=wanted.draft_model is not None,
+        notices=notices,
+    )
+
+
+def _assemble(wanted: _Wanted, folders: _Folders) -> _Parts:
+    """Return the model, its tokenizer and its drafters, without their weights. Raises what `load` raises."""
+    given, group = wanted.chat_template, None if wanted.ranks is None else wanted.ranks.group
+    template = None if given is None else Path(given).expanduser()
+    tokenizer = Tokenizer.from_folder(folders.model.path, chat_template=template)
+    if folders.by_mlx_lm:
+        target = assemble_by_mlx_lm(folders.model, wanted.dtype, adapter=wanted.adapter, group=group)
+    else:
+        target = assemble_lazily(
+            folders.config,
+            folders.model.read,
+            wanted.dtype,
+            adapter=wanted.adapter,
+            draft_bits=wanted.spec.draft_bits,
+            images=folders.model.image_settings if wanted.images else None,
+            group=group,
+        )
+    if target.made_by and wanted.config.exact:
+        raise ConfigError(
+            "Models that run by mlx-lm's code give no exact results: verifies may round otherwise than plain steps. Leave exact out."
+        )
+    check_kv_bits(target.model.make_cache(0).layers, wanted.config.kv_bits, "This model", "kv_bits")
+    check_rows(tokenizer, target)
+    if tokenizer.template is not None:
+        tokenizer.template.prepare()
+    own = wanted.drafters
+    names = drafters_that_draft(wanted.names, target, folders.beside, tuple(own), is_named=folders.is_named)
+    builder = DrafterBuilder(
+        spec=wanted.spec,
+        target=target,
+        tokenizer=tokenizer,
+        beside=folders.beside,
+        dtype=wanted.dtype,
+        modules=[target.model, *towers_of(target)],
+        notices=[*target.notices, *folders.notices],
+    )
+    drafters = [
+        own[name] if name in own else builder.drafter(name) for name in names if name not in ALWAYS_THERE
+    ]
+    return _Parts(
+        target=target,
+        tokenizer=tokenizer,
+        drafters=drafters,
+        names=names,
+        modules=builder.modules,
+        notices=builder.notices,
+    )
+
+
+def _read_weights(wanted: _Wanted, folders: _Folders, parts: _Parts) -> _Parts:
+    """Read the weights of these parts, and return those that are of use with what was found. Raises what `load` raises."""
+    modules, target, ranks = parts.modules, parts.target, wanted.ranks
+    own_bytes = sum(d.weight_bytes for d in wanted.drafters.values())
+    check_weights(bytes_of(*modules) + own_bytes, wanted.config.memory_budget)
+    evaluate(modules)
+    tune.check_kernels(modules)
+    notices = [*parts.notices, *_notices_of_mlx_lms_models(modules)]
+    if not target.model.num_layers and any(drafter.needs.layers for drafter in parts.drafters):
+        raise ModelError(
+            "The drafter reads layers, which this model does not show: its rows do not share all of a forward."
+        )
+    for module in modules:
+        if isinstance(module, Eagle3Head | DFlash):
+            check_finite(module, f"The {module.title}")
+    drafters, useless = _without_useless_head(
+        parts.drafters, parts.tokenizer, folders.files, wanted.adapter, ranks
+    )
     if ranks is not None:
         arrays = tree_flatten([m.parameters() for m in modules])
         ranks.agree({"form of the weights": [(name, str(array.dtype)) for name, array in arrays]})
+    names = tuple(name for name in parts.names if not (useless and name == "mtp"))
+    return replace(parts, drafters=drafters, names=names, notices=[*notices, *useless])
 
+
+def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
+    """Return an engine of these parts, with what earlier processes have learned about them."""
+    target, ranks, adapter = parts.target, wanted.ranks, wanted.adapter
     loaded = Engine(
         target.model,
-        tokenizer,
-        drafters=made,
-        spec=replace(spec, drafters=names, policy=spec.policy or "auto"),
-        config=config,
-        name=model,
+        parts.tokenizer,
+        drafters=parts.drafters,
+        spec=replace(wanted.spec, drafters=parts.names, policy=wanted.spec.policy or "auto"),
+        config=wanted.config,
+        name=wanted.model,
         notices=[
-            *builder.notices,
-            *useless,
-            *_unused(asked, names, target, spec, made),
-            *_limits(tokenizer, target, chat_template),
+            *parts.notices,
+            *_unused(wanted.names, parts.names, target, wanted.spec, parts.drafters),
+            *_limits(parts.tokenizer, target, wanted.chat_template),
         ],
         vision=target.vision,
         no_images=target.no_images
@@ -222,8 +325,8 @@ def load(
     )
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.drafts.drafters))
-    if (folder.path / "modules.json").is_file():
-        loaded.pooling = pooling_of(folder.path)
+    if (folders.model.path / "modules.json").is_file():
+        loaded.pooling = pooling_of(folders.model.path)
     if isinstance(loaded.pooling, Pooling):
         loaded.memory.hold(loaded.pooling.nbytes)
     if isinstance(adapter, Mapping):
@@ -232,14 +335,14 @@ def load(
         loaded.notices += tuple(f"{name} cannot be asked for. {why}" for name, why in gate.refused.items())
     device.claim(loaded.memory, loaded.memory.budget, loaded.memory.scratch)
     loaded.stats.probe = loaded.stats.probe or known_widths(loaded)
-    if names and loaded.spec.policy == "auto":
-        loaded.follow(_costs(loaded))
+    if parts.names and loaded.spec.policy == "auto":
+        loaded.follow(_costs(loaded, ranks))
     return loaded
 
 
 def _notices_of_mlx_lms_models(modules: Sequence[Any]) -> list[str]:
-    """Notices on models that run by mlx-lm's code, which are no modules of ours: whether rows can share a forward, and whether rejected
-    tokens can be taken back, is tried."""
+    """Return notices on models that run by mlx-lm's code, which are no modules of ours: whether rows can share a forward, and whether
+    rejected tokens can be rolled back, is tried."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]
     if not adapted:
         return []
@@ -249,13 +352,14 @@ def _notices_of_mlx_lms_models(modules: Sequence[Any]) -> list[str]:
 
 
 def _without_useless_head(
-    drafters: list[Drafter],
+    drafters: Sequence[Drafter],
     tokenizer: Tokenizer,
     files: Sequence[Path],
     adapter: str | Mapping[str, str] | None,
     ranks: Ranks | None,
 ) -> tuple[list[Drafter], list[str]]:
-    """The drafters without an MTP head that predicts no better than chance, and the notice on it; the norms of one that stays are right."""
+    """Return the drafters without an MTP head that predicts no better than chance, and the notice on that. The norms of one that stays are
+    right."""
     kept: list[Drafter] = []
     notices: list[str] = []
     for drafter in drafters:
@@ -274,12 +378,11 @@ def _without_useless_head(
     return kept, notices
 
 
-def _costs(engine: Engine) -> CostModel:
-    """Costs of rounds, as an earlier process has left them, among ranks on rank 0, or as guessed; what rounds teach is kept."""
-    drafters, ranks, file = engine.drafts.drafters, engine.ranks, None
-    size = 1 if ranks is None else ranks.group.size()
-    if ranks is None or ranks.leads:
-        file = CostFile.of(engine.model, drafters, engine.config, engine.name, size)
+def _costs(engine: Engine, ranks: Ranks | None) -> CostModel:
+    """Return the costs of rounds as an earlier process has left them, among ranks on rank 0, else guesses. What rounds teach is kept."""
+    drafters, file = engine.drafts.drafters, None
+    if engine.ranks.leads:
+        file = CostFile.of(engine.model, drafters, engine.config, engine.name, engine.ranks.size)
     data = None if file is None else file.data()
     costs = kept_costs(engine.model, drafters, data if ranks is None else ranks.first(data))
     if file is not None:
@@ -288,7 +391,7 @@ def _costs(engine: Engine) -> CostModel:
 
 
 def _with_context(config: EngineConfig, max_context: int | None) -> EngineConfig:
-    """The config with the limit that was given beside it. Raises ConfigError where they differ."""
+    """Return the config with `max_context` in it. Raises ConfigError where they differ."""
     if max_context is None:
         return config
     if config.max_context not in (None, max_context):
@@ -303,8 +406,8 @@ def _dtype(name: str | None) -> mx.Dtype | None:
 
 
 def _limits(tokenizer: Tokenizer, target: Assembled, given: str | os.PathLike[str] | None) -> Iterator[str]:
-    """Notices on what the model cannot do with the tokenizer and the template of its folder. given: a template of the user's own. Raises
-    ConfigError where that does not compile."""
+    """Yield notices on what the model cannot do with the tokenizer and the template of its folder. given: a template of the user's own.
+    Raises ConfigError where that does not compile."""
     rows = target.model.vocab_size
     if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
         named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
@@ -323,7 +426,7 @@ def _unused(
     spec: SpecConfig,
     drafters: Sequence[Drafter],
 ) -> Iterator[str]:
-    """Notices on heads and options that are not used. asked: None where the choice of drafters was left to us."""
+    """Yield notices on heads and options that are not used. asked: drafters that the caller named, None where the choice was ours."""
     beside = next((k.name for k in KINDS if k.folders and k.name != "mtp" and k.name in names), None)
     if asked is None and "mtp" not in names:
         if target.lacks_head:

@@ -8,14 +8,14 @@ no round is on its way that they are part of. Whose turn it is schedule.py says.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 
 from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.snapshot import Snapshot
 from mlxspec.engine.prefill import Prefills
-from mlxspec.engine.request import Request
+from mlxspec.engine.request import Ending, Request
 from mlxspec.engine.schedule import Queue, Shares, makes_room
 
 
@@ -98,6 +98,13 @@ class RequestPlaces:
         """All that have not left: waiting, being read, decoding."""
         return [*self.queue, *self.parked, *self.running]
 
+    def end(self, endings: Sequence[Ending]) -> None:
+        """End the requests that are named."""
+        by_number = {ending.number: ending for ending in endings}
+        for request in self.requests if by_number else ():
+            if request.number in by_number:
+                request.end(by_number[request.number])
+
     @property
     def parked(self) -> list[Request]:
         """Requests that have begun and have no place."""
@@ -107,6 +114,11 @@ class RequestPlaces:
     def running(self) -> list[Request]:
         """Requests that have a place."""
         return [*(p.request for p in self.prefills), *self.rows]
+
+    @property
+    def out_of_time(self) -> list[Ending]:
+        """The requests that end now by this process's clock."""
+        return [ending for r in self.requests if (ending := r.out_of_time) is not None]
 
     @property
     def is_busy(self) -> bool:

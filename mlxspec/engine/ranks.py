@@ -1,12 +1,12 @@
-"""Engines in several processes, the ranks, that run one model divided among them, over mx.distributed alone.
+"""Runs one model that is divided among several processes, the ranks, over mx.distributed alone.
 
 Every rank runs the same engine on the same requests. What an engine does follows from its requests and from what it has computed, which is
 the same on every rank, except for callers and clocks. Rank 0 alone has callers and reads clocks. At the beginning of each step, before
-anything of it is computed, it tells the others its orders: new requests, requests that end, rows that rest, and the time of the last round.
-With them comes a checksum of each rank's texts; where they differ all ranks stop. A rank that ends takes the others with it: MLX's sums
-fail then.
+anything of it is computed, rank 0 sends its orders to the others: new requests, requests that end, rows that pause, and the time of the
+last round. Each rank sends a checksum of its texts with them; where checksums differ all ranks stop. A rank that ends takes the others with
+it: MLX's sums fail then.
 
-The ranks trust each other: orders are pickled, as mlx-lm's server does it.
+An engine calls the five methods that `Alone` (alone.py) has. The ranks trust each other: orders are pickled, as mlx-lm's server does it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from mlxspec.drafters.drafts import Drafts
-from mlxspec.engine.request import Ending, Request
+from mlxspec.engine.alone import Alone, Orders
+from mlxspec.engine.places import RequestPlaces
+from mlxspec.engine.request import Ending
 from mlxspec.engine.rounds import TimedRound
 from mlxspec.errors import CacheError, MlxspecError, RankError
 from mlxspec.platform.host import numbers
@@ -35,43 +37,30 @@ _INLINE = 500  # bytes of orders that go with the first message
 _SAMPLED = 1 << 20  # bytes
 
 
-class Orders(NamedTuple):
-    """Decisions of rank 0 by its callers and clocks. submitted: arguments of `RequestFactory.new_request`. resting: requests whose
-    rows rest. seconds, is_warm: of the last round, as TimedRound has them. ends: the ranks end."""
-
-    submitted: Sequence[dict[str, Any]] = ()
-    endings: Sequence[Ending] = ()
-    resting: frozenset[int] = frozenset()
-    seconds: float = 0.0
-    is_warm: bool = True
-    ends: bool = False
-
-
 class RanksEnd(Exception):
-    """Rank 0 has ordered the end."""
+    """An order of rank 0: the ranks end."""
 
 
-class Ranks:
-    """This process among the ranks. on_fault: is told why the ranks cannot go on. is_between: no step is on its way, so that the end may be
-    ordered."""
+class Ranks(Alone):
+    """This process among the ranks. on_fault: receives why the ranks cannot go on. has_ended: no step may follow; has_engine: the other
+    ranks wait for orders."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self.group = group
+        self.size = group.size()
         self.on_fault: Callable[[RankError], None] | None = None
-        self.is_between, self.has_ended, self.has_engine = True, False, False
-        self._submitted: list[dict[str, Any]] = []
-        self._endings: list[Ending] = []
+        self.has_ended, self.has_engine = False, False
+        self._known = frozenset[int]()  # numbers of the requests that the other ranks have
         self._unlearned: tuple[TimedRound, Drafts] | None = None  # the last round that was read
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0."""
         return self.group.rank() == 0
 
     # --- all ranks call these, in the same order
 
     def share(self, value: Any = None, number: int = 0) -> tuple[Any, list[int]]:
-        """Rank 0's value, anything that pickle takes, and every rank's number. Raises RankError where a rank is gone."""
+        """Return rank 0's value, anything that pickle takes, and every rank's number. Raises RankError where a rank is gone."""
         data = pickle.dumps(value) if self.leads else b""
         head = np.zeros(self.group.size() + 1, np.int64)
         head[-1], head[self.group.rank()] = len(data), number
@@ -81,7 +70,7 @@ class Ranks:
         return pickle.loads(data), all_numbers
 
     def _sum(self, raw: bytes) -> bytes:
-        """The sum of all ranks' bytes: one sends some where the others send zeros."""
+        """Return the sum of all ranks' bytes: one sends bytes where the others send zeros."""
         total = mx.distributed.all_sum(mx.array(np.frombuffer(raw, np.uint8)), group=self.group)
         try:
             return numbers(total).tobytes()
@@ -89,15 +78,11 @@ class Ranks:
             raise self._because_of(error) from error
 
     def first(self, value: Any) -> Any:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         return self.share(value)[0]
 
-    def least(self, value: int) -> int:
-        """The least of the ranks' numbers."""
-        return min(self.share(number=value)[1])
-
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Raises RankError, on every rank alike, where one of a rank's facts is not rank 0's."""
+        """Check that every rank has rank 0's facts. Raises RankError, on every rank alike, where one differs."""
         told = {name: repr(value) for name, value in facts.items()}
         first = self.first(told)
         names = sorted({*first, *told})
@@ -107,17 +92,17 @@ class Ranks:
                 name = names[place - 1] if place <= len(names) else "configuration"
                 raise self.fault(f"Rank {rank} has another {name} than rank 0; every rank needs the same.")
 
-    def step(self, news: Orders, checksum: int) -> Orders:
-        """A step begins, and nothing of it has been computed. Returns rank 0's orders; `news` is a part of them. The
-        last round's time is learned. Raises RanksEnd, and RankError where the ranks cannot go on."""
-        own = None
-        unlearned, self._unlearned = self._unlearned, None
-        if self.leads:
-            own = news._replace(submitted=self._submitted, endings=(*self._endings, *news.endings))
-            if unlearned is not None:
-                own = own._replace(seconds=unlearned[0].seconds, is_warm=unlearned[0].is_warm)
-            self._submitted, self._endings = [], []
-        orders, sums = self.share(own, checksum)
+    # --- what an engine calls
+
+    def begin(self, left: int) -> int:
+        self.has_engine, self.has_ended, self._known = True, False, frozenset()
+        return min(self.share(number=left)[1])
+
+    def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:
+        """Return rank 0's orders, before anything of a step is computed, and teach the policies the last round's time. Raises RanksEnd, and
+        RankError where the ranks cannot go on."""
+        own = self._orders(places, paused) if self.leads else None
+        orders, sums = self.share(own, checksum())
         if orders.ends:
             self.has_ended = True
             raise RanksEnd
@@ -125,73 +110,78 @@ class Ranks:
             raise self.fault(
                 "The ranks have computed different texts, so all of them stop. Nothing of the last round can be trusted."
             )
-        self.is_between = False
+        unlearned, self._unlearned = self._unlearned, None
         if unlearned is not None:
             times, drafts = unlearned
             replace(times, seconds=orders.seconds, is_warm=orders.is_warm).teach(drafts)
+        return orders._replace(submitted=()) if self.leads else orders
+
+    def _orders(self, places: RequestPlaces, paused: frozenset[int]) -> Orders:
+        """Return what the other ranks do not know yet: requests that came, and those that a caller or a clock has ended."""
+        here = [*places.gone, *places.requests]
+        ended = [r for r in here if r.finish_reason is not None]
+        new = [r for r in places.queue if r.finish_reason is None and r.number not in self._known]
+        self._known = frozenset(r.number for r in here)
+        orders = Orders(
+            submitted=[
+                {
+                    "prompt": r.prompt,
+                    "params": replace(r.params, seed=r.sampler.seed),
+                    "spec": r.spec,
+                    "marks": r.marks,
+                    "client": r.client,
+                    "number": r.number,
+                }
+                for r in new
+            ],
+            endings=(*(Ending(number=r.number, error=r.error) for r in ended), *places.out_of_time),
+            paused=paused,
+        )
+        if self._unlearned is not None:
+            orders = orders._replace(seconds=self._unlearned[0].seconds, is_warm=self._unlearned[0].is_warm)
         return orders
 
-    # --- what an engine says
-
-    def submitted(self, request: Request, deadline: float | None) -> None:
-        """A request is queued on this rank. deadline: in seconds; only rank 0 looks at its clock."""
-        if self.leads:
-            self._submitted.append(
-                {
-                    "prompt": request.prompt,
-                    "params": replace(request.params, seed=request.sampler.seed),
-                    "spec": request.spec,
-                    "marks": request.marks,
-                    "deadline": deadline,
-                    "client": request.client,
-                    "number": request.number,
-                }
-            )
-
-    def ended(self, ending: Ending) -> None:
-        """A request has ended by what a caller did; its row leaves with the next step, on all ranks."""
-        self._endings.append(ending)
-
     def learn(self, times: TimedRound, drafts: Drafts) -> None:
-        """A round has been read. Its time is learned with the next orders."""
+        """Keep a round's time until the next orders, which carry rank 0's."""
         self._unlearned = times, drafts
 
-    def judge(self, error: BaseException) -> None:
-        """A computation failed. Raises RankError unless every rank has met the same error."""
+    def fail(self, error: BaseException) -> None:
+        """Raise RankError unless every rank has met the same error."""
         if isinstance(error, RankError):
             raise error
         if not isinstance(error, MlxspecError) or isinstance(error, CacheError):
             raise self._because_of(error) from error
 
+    def end(self) -> None:
+        """Order the end, if this is rank 0, an engine is here, and nothing has ended the ranks or broken a step off."""
+        if self.leads and self.has_engine and not self.has_ended:
+            self.has_ended = True
+            with suppress(RankError):
+                self.share(Orders(ends=True))
+
     def _because_of(self, error: BaseException) -> RankError:
-        """MLX says "[ring] connection to a peer was lost" where another rank has ended."""
+        """Return the error of a rank on which a computation failed. MLX says "[ring] connection to a peer was lost" where another rank has
+        ended."""
         said = str(error).strip().rstrip(".") or type(error).__name__
         return self.fault(f"Rank {self.group.rank()} cannot go on: {said}.")
 
     def fault(self, why: str) -> RankError:
-        """The ranks cannot go on."""
+        """Return the error that says why the ranks cannot go on, and note that they have ended."""
         error = RankError(why)
         self.has_ended = True
         if self.on_fault is not None:
             self.on_fault(error)
         return error
 
-    def end(self) -> None:
-        """Rank 0 orders the end, if nothing has ended the ranks and no step was broken off."""
-        if self.leads and self.has_engine and self.is_between and not self.has_ended:
-            self.has_ended = True
-            with suppress(RankError):
-                self.share(Orders(ends=True))
-
 
 def versions() -> dict[str, str]:
-    """The versions of what has a say in the text."""
+    """Return the versions of the packages that the text depends on."""
     found = {"mlxspec": __version__, **{name: version(name) for name in ("mlx", "tokenizers")}}
     return {f"version of {name}": each for name, each in found.items()}
 
 
 def files_of(folders: Sequence[Path]) -> dict[str, tuple[int, str]]:
-    """Size and digest of each file of model folders; beginning and end of a large one."""
+    """Return size and digest of each file of model folders. Of a large file beginning and end are read."""
     found = {}
     for path in sorted(p for folder in folders for p in folder.iterdir() if p.is_file()):
         size = path.stat().st_size
@@ -204,7 +194,7 @@ def files_of(folders: Sequence[Path]) -> dict[str, tuple[int, str]]:
 
 
 def follow(step: Callable[[], object]) -> None:
-    """The main loop of a rank other than rank 0: the steps of its engine, until rank 0 orders the end. Raises RankError where the ranks
+    """Run the main loop of a rank other than rank 0: the steps of its engine, until rank 0 orders the end. Raises RankError where the ranks
     cannot go on."""
     with suppress(RanksEnd):
         while True:

@@ -178,7 +178,7 @@ class Request:
         if self.finish_reason is not None:
             return None
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:
-            return Ending(number=self.number, is_late=True)
+            return Ending(number=self.number, error=self._deadline[1], is_late=True)
         why = None if self.constraints is None else self.constraints.overdue
         return None if why is None else Ending(number=self.number, error=why)
 
@@ -186,10 +186,9 @@ class Request:
         """End it so, unless it has ended."""
         if self.finish_reason is not None:
             return
-        if ending.is_late and self._deadline is not None:
-            self.finish_reason, self.error, self.has_expired = "error", self._deadline[1], True
-        elif ending.error is not None:
+        if ending.error is not None:
             self.fail(ending.error)
+            self.has_expired = ending.is_late
         else:
             self.finish_reason = "cancelled"
 
