@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,7 +19,7 @@ import mlx.nn as nn
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import Ask, Draft, Drafter
 from mlxspec.drafters.model_based import ModelDrafter
-from mlxspec.drafters.policy import RowTexts
+from mlxspec.drafters.policy import LearnedRound, Policy, RowChoice, RowTexts
 from mlxspec.drafters.row import DraftRow
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
@@ -30,10 +31,8 @@ from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
 from mlxspec.models.runners import retrace
 from mlxspec.platform import device, kept_json
-from mlxspec.policy.auto import Auto
-from mlxspec.policy.controller import PLAIN, Choice, Controller, PolicyRow
 from mlxspec.policy.cost_file import CostFile, described
-from mlxspec.policy.costs import GREEDY
+from mlxspec.policy.costs import GREEDY, CostModel, DraftCall, bucket
 from mlxspec.sampling.sampler import BatchSampler
 
 IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
@@ -45,8 +44,18 @@ _TURNS = 2  # the first run of a shape compiles, and so does the first that undo
 _MEASURED = 8  # turns of each round where costs are measured
 
 
+class Step(NamedTuple):
+    """A round. drafter: its name. depth: tokens of the draft; 0: a plain round."""
+
+    drafter: str | None = None
+    depth: int = 0
+
+
+_PLAIN = Step()
+
+
 class Zeros(Drafter):
-    """A lookup's stand-in: zeros, as many as it is asked for."""
+    """A drafter of zeros, as many as are requested."""
 
     name, max_draft = "zeros", _WIDEST - 1
 
@@ -54,15 +63,18 @@ class Zeros(Drafter):
         return [Draft.of([0] * ask.limit) for ask in asks]
 
 
-class Script(Auto):
-    """Policy auto with its choices given in advance. steps: who drafts, None for `Zeros`, and how many tokens; 0: a plain round."""
+class Script(Policy):
+    """Rounds of one row that are given in advance, and that teach `costs`. steps: name of the drafter and tokens of its draft; 0: a plain
+    round. Zeros are verified; a model's draft is only made, so that its time is not mixed with that of a verify."""
 
-    def __init__(self, engine: Engine, steps: Sequence[tuple[str | None, int]]) -> None:
-        super().__init__(Controller(engine.policies.costs.apart()))
-        self._steps = list(reversed(steps))
+    runs_ahead = False
+
+    def __init__(self, costs: CostModel, steps: Sequence[Step]) -> None:
+        self._costs, self._steps = costs, list(reversed(steps))
+        self._drafter: str | None = None  # in this round, until its draft is here
+        self._follows_drafts = False
 
     def begin(self, row: DraftRow) -> None:
-        super().begin(row)
         row.add(Zeros())
 
     @property
@@ -71,26 +83,37 @@ class Script(Auto):
         return not self._steps
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
-        if not self._steps or self._steps[-1][1]:
+        if not self._steps or self._steps[-1].depth:
             return False
         self._steps.pop()
         return True
 
-    def _choose(
-        self,
-        rows: Sequence[DraftRow],
-        own: Sequence[PolicyRow],
-        offers: Sequence[Mapping[str, Draft]],
-    ) -> list[Choice]:
-        name, depth = self._steps.pop() if self._steps else (None, 0)
-        if not depth:
-            return [PLAIN for _ in rows]
-        if name is None:
-            return [Choice(offer=[*given].index(Zeros.name), depth=depth) for given in offers]
-        return [Choice(model=name, depth=depth, probe=True) for _ in rows]
+    def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> list[RowChoice]:
+        draft = offers[0].get(self._drafter or "")
+        if draft is not None:
+            name, self._drafter = self._drafter, None
+            return [RowChoice(drafter=name, length=draft.length if name == Zeros.name else 0)]
+        step = self._steps.pop() if self._steps else _PLAIN
+        self._drafter = step.drafter if step.depth else None
+        return [RowChoice(drafter=self._drafter, length=step.depth)]
+
+    def learn(self, done: LearnedRound) -> None:
+        calls = [DraftCall(c.name, GREEDY, c.depth, c.queued, len(c.rows)) for c in done.calls]
+        is_plain = not calls and done.num_tokens == done.num_rows
+        self._costs.learn(
+            self._costs.curve(bucket(len(done.rows[0].history)), done.num_rows),
+            done.num_tokens,
+            calls,
+            done.seconds,
+            is_plain=is_plain,
+            follows_drafts=self._follows_drafts,
+            is_ahead=done.ahead,
+            is_warm=done.is_warm,
+        )
+        self._follows_drafts = not is_plain
 
 
-def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]]:
+def steps_of(engine: Engine, turns: int = _TURNS) -> list[Step]:
     """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
     of each width of the ladder and drafts of each model."""
     if engine.spec.policy == "auto" and engine.spec.drafters:
@@ -98,32 +121,32 @@ def steps_of(engine: Engine, turns: int = _TURNS) -> list[tuple[str | None, int]
     return [] if (1, 1) in engine.policies.costs.ran else _plain(turns)
 
 
-def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[tuple[str | None, int]]:
+def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[Step]:
     """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has. widest: tokens of a round
     at most."""
     costs = engine.policies.costs
-    steps: list[tuple[str | None, int]] = []
+    steps: list[Step] = []
     for width in [w for w in LADDER if 1 < w <= min(_WIDEST, widest) and (1, w) not in costs.ran]:
-        steps += [(None, width - 1)] * turns
+        steps += [Step(Zeros.name, width - 1)] * turns
     for name, drafter in engine.drafts.drafters.items():
         if (
             isinstance(drafter, ModelDrafter)
             and name in engine.spec.drafters
             and costs.is_guess(name, GREEDY)
         ):
-            steps += [(name, 1), (name, _DEPTH)] * 2 * turns
+            steps += [Step(name, 1), Step(name, _DEPTH)] * 2 * turns
     return [*_plain(turns), *steps, *_plain(turns)] if steps else []
 
 
-def _plain(turns: int) -> list[tuple[str | None, int]]:
-    return [(None, 0)] * (turns + 1)
+def _plain(turns: int) -> list[Step]:
+    return [_PLAIN] * (turns + 1)
 
 
-def rehearse(engine: Engine, steps: Sequence[tuple[str | None, int]] | None = None) -> Generator[None]:
+def rehearse(engine: Engine, steps: Sequence[Step] | None = None) -> Generator[None]:
     """All pieces, each a step of the engine. Closing it ends the artificial request, which leaves nothing in the engine's statistics and
     stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it. Behind
     them the exactness probe, once on a machine."""
-    if engine.ranks is not None:
+    if engine.ranks.size > 1:
         return
     yield from _race(engine)
     yield from _rounds(engine, steps_of(engine) if steps is None else steps)
@@ -145,12 +168,16 @@ def _widths_file(engine: Engine) -> Path:
     return kept_json.kept_file("widths", [made, list(engine.probed_widths), model], *texts)
 
 
-def _rounds(engine: Engine, steps: Sequence[tuple[str | None, int]]) -> Iterator[None]:
+def _rounds(engine: Engine, steps: Sequence[Step]) -> Iterator[None]:
     if not steps:
         return
-    if engine.max_context < len(_PROMPT) + 2 + sum(1 + depth for _, depth in steps):
+    if engine.max_context < len(_PROMPT) + 2 + sum(1 + step.depth for step in steps):
         return
-    script, was_on, stats = Script(engine, steps), engine.prefix.is_on, vars(engine.stats).copy()
+    script, was_on, stats = (
+        Script(engine.policies.costs, steps),
+        engine.prefix.is_on,
+        vars(engine.stats).copy(),
+    )
     engine.prefix.is_on = False
     params = SamplingParams(max_tokens=len(steps) * (1 + _WIDEST), ignore_eos=True)
     names = tuple(n for n in engine.spec.drafters if isinstance(engine.drafts.drafters.get(n), ModelDrafter))
@@ -219,7 +246,7 @@ def _race(engine: Engine) -> Iterator[None]:
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
     """Products of a weight with so many rows that a kernel of ours may win, and of which no race is on record. On an M1 or M2 MLX reads the
     weights once for each row; on later GPUs it reads them twice from 6 rows on."""
-    if device.gpu_generation() is None or engine.ranks is not None:
+    if device.gpu_generation() is None or engine.ranks.size > 1:
         return []  # MLX may compile a product for CUDA for a long time; ranks must choose the same kernels
     found = []
     for weight in tune.raced_weights(*modules_of(engine)):

@@ -385,27 +385,27 @@ class Controller:
         is_warm: bool = True,
         num_rounds: int = 1,
     ) -> None:
-        """A round of `num_rows` rows and `width` tokens took `seconds`, from drafting to reading it. parts: rows of this controller, and
-        how many tokens each got. is_ahead: it was launched before the one in front was read; is_warm: nothing was compiled in it.
-        num_rounds: so many plain ones together.
-
-        A plain round behind drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that something else held up
-        counts as expected (`CostModel.took`)."""
+        """Learn from a round of `num_rows` rows and `width` tokens, and charge it to accounts. parts: rows of this controller, and how many
+        tokens each got. The others: as `CostModel.learn` has them."""
         rows = [row for row, _ in parts]
         curve, worst, gained = self.curve(rows, num_rows), decision.worst, 0.0
-        usual = 0.0 if is_warm else self.costs.seconds(curve, width, decision.calls)
-        self.costs.compiled(num_rows, width, None if is_warm else seconds - usual)
-        if not is_warm:
-            seconds = min(seconds, usual)
-        elif worst is None and width == num_rows and rows[0].is_behind_drafts and not is_ahead:
-            longer = max(0.0, min(seconds - curve.plain, curve.plain))
-            curve.pause += 2.0 * FADE * (longer - curve.pause)
-            gained, seconds = -curve.pause / curve.plain, curve.plain + curve.pause
-        elif decision.calls or width > num_rows or worst is None:
-            seconds = num_rounds * self.costs.took(curve, width, decision.calls, seconds / num_rounds)
+        is_behind = worst is None and rows[0].is_behind_drafts and not is_ahead and is_warm
+        seconds = self.costs.learn(
+            curve,
+            width,
+            decision.calls,
+            seconds,
+            is_plain=worst is None,
+            follows_drafts=rows[0].is_behind_drafts,
+            is_ahead=is_ahead,
+            is_warm=is_warm,
+            num_rounds=num_rounds,
+        )
         rounds = seconds / curve.plain
         if worst is not None:
             gained = sum(num for _, num in parts) / len(parts) - rounds
+        elif is_behind and width == num_rows:
+            gained = 1.0 - rounds
         self.bank.settle(rounds, gained)
         self.costs.bank = self.bank.balance
         for row, num_tokens in parts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite, log
 from typing import Any, NamedTuple
@@ -277,12 +276,6 @@ class CostModel:
         self.doubt = Doubt()
         self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
 
-    def apart(self) -> CostModel:
-        """The same costs, and acceptance of its own: for rounds whose texts are nobody's."""
-        made = copy(self)
-        made.acceptance, made.lengths, made.judged = {}, {}, {}
-        return made
-
     def compiled(self, num_rows: int, width: int, seconds: float | None) -> None:
         """A round of this shape has run; seconds: how much longer than usual it took where it compiled, None where nothing did."""
         self.ran.add((num_rows, width))
@@ -354,6 +347,37 @@ class CostModel:
     def seconds(self, curve: Curve, width: int, calls: Sequence[DraftCall]) -> float:
         """What a round of so many tokens is expected to take, and these drafts for it."""
         return curve.seconds(width) + sum(self._drafting(call, curve.plain) for call in calls)
+
+    def learn(
+        self,
+        curve: Curve,
+        width: int,
+        calls: Sequence[DraftCall],
+        seconds: float,
+        *,
+        is_plain: bool,
+        follows_drafts: bool,
+        is_ahead: bool,
+        is_warm: bool,
+        num_rounds: int = 1,
+    ) -> float:
+        """Learn from a round of `width` tokens that took `seconds`, from drafting to reading it. Returns the seconds that count.
+
+        is_plain: no drafter was asked for it; follows_drafts: one was for the round before. is_ahead: it was launched before the one in
+        front was read; is_warm: nothing was compiled in it. num_rounds: a number of plain rounds, together. A plain round that follows
+        drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that something else held up counts as expected
+        (`took`)."""
+        usual = 0.0 if is_warm else self.seconds(curve, width, calls)
+        self.compiled(curve.num_rows, width, None if is_warm else seconds - usual)
+        if not is_warm:
+            return min(seconds, usual)
+        if is_plain and width == curve.num_rows and follows_drafts and not is_ahead:
+            longer = max(0.0, min(seconds - curve.plain, curve.plain))
+            curve.pause += 2.0 * FADE * (longer - curve.pause)
+            return curve.plain + curve.pause
+        if is_plain or calls or width > curve.num_rows:
+            return num_rounds * self.took(curve, width, calls, seconds / num_rounds)
+        return seconds
 
     def took(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> float:
         """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count: what was expected,

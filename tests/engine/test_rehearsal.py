@@ -73,8 +73,13 @@ def test_the_first_answer_compiles_nothing(is_rehearsed: bool, monkeypatch: pyte
     "mlxspec.engine.rehearsal:steps_of",
     lambda right: lambda engine, turns=1: right(engine, 1),
 )
-def test_each_width_of_the_ladder_and_each_model_run_twice() -> None:
-    """The first run of a shape compiles, and so does the first that takes back what that one tried."""
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_each_width_of_the_ladder_and_each_model_run_twice(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run of a shape compiles, and so does the first that takes back what that one tried. Also where answers' drafted rounds run
+    ahead."""
+    monkeypatch.setattr(device, "has_gpu", lambda: has_gpu)
     engine, widths = make(), []
     engine.policies.follow(Controller(known_costs({1: 0.01, 2: 0.01})))
     engine.policies.costs.guesses["mtp"] = DraftCost(step=0.1)
@@ -149,7 +154,7 @@ def test_answers_and_what_is_kept_are_as_without() -> None:
 def test_an_engine_that_does_not_choose_its_drafts_rehearses_plain_rounds(spec: SpecConfig) -> None:
     engine = make()
     engine.spec = spec
-    assert {depth for _, depth in steps_of(engine)} == {0}
+    assert {step.depth for step in steps_of(engine)} == {0}
     assert len(list(rehearse(engine))) >= 2
 
 

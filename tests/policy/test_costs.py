@@ -368,23 +368,6 @@ def test_the_ladder_has_few_widths() -> None:
     assert [w for w in LADDER if w <= 64] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
 
 
-@catches(
-    "artificial rounds teach acceptance",
-    "mlxspec.policy.costs:CostModel.apart",
-    lambda right: lambda self: self,
-)
-def test_costs_apart_share_what_rounds_take_and_nothing_of_texts() -> None:
-    costs = known_costs({1: 1.0}, {"mtp": DraftCost(step=0.1)})
-    costs.accepted("greedy", "mtp").count(costs.accepted("greedy", "mtp").sure, [3], 1)
-    apart = costs.apart()
-    apart.accepted("greedy", "mtp").count(apart.accepted("greedy", "mtp").sure, [3], 0)
-    apart.curve(0).refine(4, 2.0)
-    apart.compiled(1, 4, None)
-    assert costs.accepted("greedy", "mtp").sure.rates != apart.accepted("greedy", "mtp").sure.rates
-    assert costs.curve(0) is apart.curve(0)
-    assert (1, 4) in costs.ran
-
-
 def test_the_first_run_of_a_shape_is_expected_to_take_what_others_did() -> None:
     """One of three may have been held up, whichever it was."""
     for seconds in ((90.0, 4.0, 3.0), (4.0, 90.0, 3.0), (4.0, 3.0, 90.0)):
