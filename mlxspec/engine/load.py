@@ -185,7 +185,7 @@ class _Folders:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """What an engine is made of. names: of the drafters that draft, those without an object of their own included. modules: whatever has
+    """The parts of an engine. names: of the drafters that draft, those without an object of their own included. modules: whatever has
     weights, the target first. notices: whole sentences."""
 
     target: Assembled
