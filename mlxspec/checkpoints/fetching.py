@@ -14,13 +14,15 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlxspec.checkpoints import head, pairing
 from mlxspec.checkpoints.head import HeadOffer
+from mlxspec.checkpoints.memory import MemoryEstimate
 from mlxspec.checkpoints.pairing import DrafterOffer
-from mlxspec.checkpoints.pull import check_chat, check_fits
+from mlxspec.checkpoints.pull import check_chat, check_fits, memory_of
 from mlxspec.errors import MlxspecError
 from mlxspec.loading import download, progress
 from mlxspec.loading.download import Plan
@@ -35,14 +37,29 @@ class Beside(NamedTuple):
     drafter: DrafterOffer | None
     notices: tuple[str, ...]
 
+    def memory(self, model: MemoryEstimate) -> MemoryEstimate:
+        """Return the memory of a model and of this beside it. model: of the model alone."""
+        held = [offer.memory for offer in (self.head, self.drafter) if offer is not None]
+        return replace(
+            model,
+            drafter_weights=sum(both.drafter_weights for both in held),
+            drafter_state=sum(both.drafter_state for both in held),
+        )
+
 
 def beside(
-    wanted: Plan, *, drafter: str | None = None, with_head: bool = False, original: str | None = None
+    wanted: Plan,
+    memory: MemoryEstimate,
+    *,
+    drafter: str | None = None,
+    with_head: bool = False,
+    original: str | None = None,
 ) -> Beside:
     """What drafts for a model that is about to be fetched. Fetches configs and headers, and no tensor.
 
-    drafter: None for the MTP head, or the best published drafter that fits where the model can have no head; auto for that drafter
-    beside the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the repository of that head.
+    memory: of the model alone. drafter: None for the MTP head, or the best published drafter that fits where the model can have no head;
+    auto for that drafter beside the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the
+    repository of that head.
     Raises MlxspecError where a head or a repository that was named cannot be had.
     """
     notices: list[str] = []
@@ -51,7 +68,7 @@ def beside(
     try:
         if is_asked or (drafter != "none" and head.may_have_head(wanted)):
             has_head = head.may_have_head(wanted) and head.has_head(wanted)
-            offer = None if has_head else head.find(wanted, original)
+            offer = None if has_head else head.find(wanted, memory, original)
     except MlxspecError as error:
         if is_asked:
             raise
@@ -60,9 +77,9 @@ def beside(
         notices.append(f"{wanted.repo} has its MTP head already.")
     found = None
     if drafter not in (None, "auto", "none"):
-        found, _ = pairing.find(wanted, drafter)
+        found, _ = pairing.find(wanted, memory, drafter)
     elif drafter == "auto" or (drafter is None and not has_head and offer is None):
-        found, refused = pairing.find(wanted)
+        found, refused = pairing.find(wanted, memory)
         notices += [f"Not taken: {sentence}" for sentence in refused]
         if found is None and drafter == "auto":
             notices.append(
@@ -74,6 +91,8 @@ def beside(
 def fetch(wanted: Plan, found: Beside, bits: int | None = None) -> tuple[Path, int]:
     """Fetch a model and what was found beside it. bits: of its head. Returns the model's folder and the bytes that its head takes. Raises
     MlxspecError; what has come by then stays."""
+    more = [offer.num_bytes for offer in (found.head, found.drafter) if offer is not None]
+    download.check_disk(wanted, sum(more))
     folder = download.fetch(wanted)
     kept = 0 if found.head is None else head.add(found.head, bits)
     if found.drafter is not None:
@@ -88,7 +107,8 @@ def main(name: str) -> int:
             wanted = download.plan(name)
             check_fits(wanted)
             check_chat(wanted)
-            found = beside(wanted)
+            memory = memory_of(wanted)
+            found = Beside(None, None, ()) if memory is None else beside(wanted, memory)
             for notice in found.notices:
                 _say(notice=notice)
             fetch(wanted, found)

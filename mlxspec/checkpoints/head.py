@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxspec.checkpoints.graft import GraftedHead, RemoteHead, head_in
+from mlxspec.checkpoints.memory import MemoryEstimate, with_drafter
 from mlxspec.checkpoints.quantize import Format, quantize
 from mlxspec.checkpoints.writing import save
 from mlxspec.errors import ConfigError, ModelError, StorageError
@@ -30,7 +31,7 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, read_file, read_folder, split_experts
 from mlxspec.models.assemble import assemble_lazily
-from mlxspec.models.assemble_drafter import check_head
+from mlxspec.models.assemble_drafter import head_alone
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import ARCHITECTURES, architecture
@@ -43,10 +44,11 @@ _MOST_STEPS = 4  # from a conversion over other conversions to the original
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOffer:
-    """A head that can be fetched for a model. original: the repository that holds it."""
+    """A head that can be fetched for a model. original: the repository that holds it; memory: of both, at most."""
 
     plan: Plan
     original: str
+    memory: MemoryEstimate
     remote: RemoteHead
 
     @property
@@ -86,9 +88,9 @@ def has_head(plan: Plan) -> bool:
     return any(HEAD.match(name) for _, tensors in held.values() for name in tensors)
 
 
-def find(plan: Plan, original: str | None = None) -> HeadOffer:
-    """Where the head of a model that lacks it is. original: the repository to look in; None follows the cards' `base_model` until one holds
-    a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another model's."""
+def find(plan: Plan, memory: MemoryEstimate, original: str | None = None) -> HeadOffer:
+    """Where the head of a model that lacks it is. memory: of the model alone. original: the repository to look in; None follows the cards'
+    `base_model` until one holds a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another model's."""
     if not may_have_head(plan):
         raise ConfigError(
             f"{plan.repo} is of a kind that has no MTP head here; leave --with-mtp out (see `mlxspec models --drafters`)."
@@ -105,8 +107,8 @@ def find(plan: Plan, original: str | None = None) -> HeadOffer:
             raise ModelError(
                 f"{where.repo} holds no MTP head (no tensors named mtp.*); name the original with --mtp-from OWNER/NAME."
             )
-    _check(plan, where, remote)
-    return HeadOffer(plan=plan, original=where.repo, remote=remote)
+    both = with_drafter(memory, _checked(plan, where, remote))
+    return HeadOffer(plan=plan, original=where.repo, memory=both, remote=remote)
 
 
 def _original(repo: str, named: tuple[str, ...]) -> Repository:
@@ -129,8 +131,8 @@ def _original(repo: str, named: tuple[str, ...]) -> Repository:
     return ranges.look(named[0])
 
 
-def _check(plan: Plan, where: Repository, remote: RemoteHead) -> None:
-    """Raise ModelError unless a repository's head is that of the plan's model, by configs, names and shapes."""
+def _checked(plan: Plan, where: Repository, remote: RemoteHead) -> Any:
+    """The module of a repository's head. Raises ModelError unless that is the plan's model's, by configs, names and shapes."""
     config = read_json(plan.folder / "config.json")
     ours = architecture(config).parse(config)
     other = ranges.read_json(where, "config.json")
@@ -151,7 +153,7 @@ def _check(plan: Plan, where: Repository, remote: RemoteHead) -> None:
     dtypes = {(n if n in named else f"mtp.{n}"): e.dtype for n, e in remote.selection.tensors.items()}
     try:
         unpack(named, dtypes)
-        check_head(config, head_of(named, {}, raw=True))
+        return head_alone(config, head_of(named, {}, raw=True))
     except ModelError as error:
         raise ModelError(f"The MTP head of {where.repo} does not fit {plan.repo}: {error}") from error
 

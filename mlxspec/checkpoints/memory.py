@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -108,6 +108,13 @@ def expected(
         reading=0 if plan is None else reading_bytes(plan),
         a_token=token_bytes(model),
     )
+
+
+def with_drafter(model: MemoryEstimate, drafter: Any) -> MemoryEstimate:
+    """Return the memory of a model and a drafter, which is assembled and need not be evaluated."""
+    bits, has_cache = SpecConfig.draft_kv_bits, hasattr(drafter, "make_cache")
+    state = state_bytes(drafter, model.context, model.rows, bits) if has_cache else 0
+    return replace(model, drafter_weights=bytes_of(drafter), drafter_state=state)
 
 
 def reading_bytes(vision: Vision) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from mlxspec.checkpoints.catalogue import PublishedDrafter, drafters_for
-from mlxspec.checkpoints.pull import memory_of
+from mlxspec.checkpoints.memory import MemoryEstimate, with_drafter
 from mlxspec.drafter_kinds import TITLES
 from mlxspec.errors import ConfigError, MemoryBudgetError, MlxspecError, ModelError, StorageError
 from mlxspec.loading import download, hub, ranges
@@ -27,10 +28,7 @@ from mlxspec.loading.safetensors import STORED
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, is_bare_head
-from mlxspec.models.assemble_drafter import (
-    assemble_drafter,
-    check_head,
-)
+from mlxspec.models.assemble_drafter import assemble_drafter, head_alone
 from mlxspec.models.dflash_config import kind_of
 from mlxspec.models.folder import kind_by
 from mlxspec.models.registry import architecture
@@ -43,12 +41,13 @@ _LARGEST = 4096  # bytes of PAIR_FILE
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterOffer:
-    """A drafter that fits a model. plan: of the model; title: with its article, "a DFlash2 drafter"; note: what its makers say of its
-    use."""
+    """A drafter that fits a model. plan: of the model; title: with its article, "a DFlash2 drafter"; memory: of both; note: what its makers
+    say of its use."""
 
     plan: Plan
     where: Repository
     title: str
+    memory: MemoryEstimate
     note: str = ""
 
     @property
@@ -78,22 +77,24 @@ def published_for(plan: Plan) -> list[PublishedDrafter]:
         names += following
 
 
-def find(plan: Plan, drafter: str | None = None) -> tuple[DrafterOffer | None, list[str]]:
-    """The first drafter of the catalogue that fits a model, and a sentence on each one before it that does not. drafter: the repository to
-    take in place of those; then whatever speaks against it is raised as ConfigError, ModelError or MemoryBudgetError. Fetches configs and
-    headers, and no tensor."""
+def find(
+    plan: Plan, memory: MemoryEstimate, drafter: str | None = None
+) -> tuple[DrafterOffer | None, list[str]]:
+    """The first drafter of the catalogue that fits a model, and a sentence on each one before it that does not. memory: of the model alone.
+    drafter: the repository to take in place of those; then whatever speaks against it is raised as ConfigError, ModelError or
+    MemoryBudgetError. Fetches configs and headers, and no tensor."""
     if drafter is not None:
-        return _looked_at(plan, drafter), []
+        return _looked_at(plan, memory, drafter), []
     refused: list[str] = []
     for listed in published_for(plan):
         try:
-            return _looked_at(plan, listed.repo, listed.note), refused
+            return _looked_at(plan, memory, listed.repo, listed.note), refused
         except MlxspecError as error:
             refused.append(str(error))
     return None, refused
 
 
-def _looked_at(plan: Plan, repo: str, note: str = "") -> DrafterOffer:
+def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") -> DrafterOffer:
     """Raises MlxspecError unless this repository holds a drafter for the model, and both fit into memory."""
     where = ranges.look(repo)
     config = ranges.read_json(where, "config.json")
@@ -115,20 +116,18 @@ def _looked_at(plan: Plan, repo: str, note: str = "") -> DrafterOffer:
         of_target = read_json(plan.folder / "config.json")
         family = architecture(of_target)
         if kind == "head":
-            check_head(of_target, head_of(weights, {}, raw=True))
+            module: Any = head_alone(of_target, head_of(weights, {}, raw=True))
         else:
             target = family.build(family.parse(of_target))
-            assemble_drafter(kind, config, lambda: weights, target)
+            module = assemble_drafter(kind, config, lambda: weights, target)
     except ModelError as error:
         raise ModelError(f"{repo} does not draft for {plan.repo}: {error}") from error
-    offer = DrafterOffer(plan=plan, where=where, title=title, note=note)
-    memory = memory_of(plan)
-    if memory is not None and memory.total + offer.num_bytes > memory.machine:
+    both = with_drafter(memory, module)
+    if not both.fits:
         raise MemoryBudgetError(
-            f"{plan.repo} with {repo} would need {amount(memory.total + offer.num_bytes)} of memory, and this machine gives "
-            f"{amount(memory.machine)}."
+            f"{plan.repo} with {repo} would need {amount(both.total)} of memory, and this machine gives {amount(both.machine)}."
         )
-    return offer
+    return DrafterOffer(plan=plan, where=where, title=title, memory=both, note=note)
 
 
 def _weight_files(where: Repository) -> list[str]:

@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Tell what it takes, fetch it, tell where it is."""
     from mlxspec.checkpoints import head
     from mlxspec.checkpoints.fetching import Beside, beside, fetch
-    from mlxspec.checkpoints.pull import check_chat, check_fits, check_runs, memory_of
+    from mlxspec.checkpoints.pull import check_chat, check_files, check_fits, memory_of
     from mlxspec.loading import repositories
     from mlxspec.loading.download import plan
     from mlxspec.loading.progress import amount
@@ -32,20 +32,16 @@ def run(args: argparse.Namespace) -> int:
     parts = [f"{wanted.repo} at {wanted.commit[:12]}: {amount(wanted.size)} in {len(wanted.files)} files"]
     if there * 100 >= wanted.size:  # more than the few files that were looked at just now
         parts.append(f"{amount(there)} of it here already")
-    if memory is not None:
-        parts.append(
-            f"runs in about {amount(memory.total)} of memory with {memory.context} tokens of context"
-        )
-    terminal.note(", ".join(parts) + ".")
+    terminal.note(f"{', '.join(parts)}.")
     with shown_progress():
         if args.force:
-            check_runs(wanted)
+            check_files(wanted)
         else:
             check_fits(wanted)
             check_chat(wanted)
     found = Beside(None, None, ())
     if memory is not None:
-        found = beside(wanted, drafter=args.drafter, with_head=args.with_mtp, original=args.mtp_from)
+        found = beside(wanted, memory, drafter=args.drafter, with_head=args.with_mtp, original=args.mtp_from)
     for notice in found.notices:
         terminal.note(notice)
     offer, drafter = found.head, found.drafter
@@ -55,6 +51,11 @@ def run(args: argparse.Namespace) -> int:
         note = f" ({drafter.note})" if drafter.note else ""
         terminal.note(
             f"Its drafter is {drafter.repo}, {drafter.title}{note}: {amount(drafter.num_bytes)} more."
+        )
+    if memory is not None:
+        both = found.memory(memory)
+        terminal.note(
+            f"It runs in about {amount(both.total)} of memory with {both.context} tokens of context."
         )
     with shown_progress():
         folder, kept = fetch(wanted, found, args.mtp_bits)

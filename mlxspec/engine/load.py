@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ def _find(wanted: _Wanted) -> _Folders:
     ranks, draft_model = wanted.ranks, wanted.draft_model
     if draft_model is None and wanted.model in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
-    folder = ModelFolder(hub.resolve(wanted.model, revision=wanted.revision, judge=check_fits))
+    judged = partial(check_fits, engine=wanted.engine)
+    folder = ModelFolder(hub.resolve(wanted.model, revision=wanted.revision, judge=judged))
     config = folder.config()
     by_mlx_lm = judge(config, wanted.engine, kind="model").by_mlx_lm
     beside: ModelFolder | None = None

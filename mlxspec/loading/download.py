@@ -164,12 +164,13 @@ def _counted(step: progress.Step) -> type:
     return Counted
 
 
-def check_disk(wanted: Plan) -> None:
-    """Raise StorageError unless what is missing fits on the disk of the cache."""
+def check_disk(wanted: Plan, more: int = 0) -> None:
+    """Raise StorageError unless what is missing fits on the disk of the cache. more: bytes that are to be fetched beside it."""
     free = shutil.disk_usage(wanted.folder).free
-    if wanted.missing and wanted.missing + _SPARE > free:
+    needed = wanted.missing + more
+    if needed and needed + _SPARE > free:
         raise StorageError(
-            f"{wanted.repo} needs {progress.amount(wanted.missing)} and {progress.amount(_SPARE)} to spare, but the disk of "
+            f"{wanted.repo} needs {progress.amount(needed)} and {progress.amount(_SPARE)} to spare, but the disk of "
             f"{repositories.cache_folder()} has {progress.amount(free)} left; free some (`mlxspec rm`) or set HF_HOME to another disk."
         )
 

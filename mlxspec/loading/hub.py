@@ -18,7 +18,7 @@ from mlxspec.loading.repositories import cache_folder, check_form, check_repo, c
 from mlxspec.loading.short_names import repository
 from mlxspec.platform.resources import demo_folder
 
-Judge = Callable[[Plan], None]
+Judge = Callable[[Plan], object]
 
 DEMO = "demo"
 DEMO_DRAFT = "demo-draft"

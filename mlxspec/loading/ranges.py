@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxspec.errors import ModelError
+from mlxspec.errors import ModelError, StorageError
 from mlxspec.loading import download, progress, repositories
 from mlxspec.loading.safetensors import TensorEntry, entries, header_length, header_of
 
 _LARGEST_JSON = 64 << 20  # bytes of a config or an index
 _AT_ONCE = 64 << 20  # bytes of one request
+_ONE = {"F16": b"\0\x3c", "BF16": b"\x80\x3f", "F32": b"\0\0\x80\x3f"}  # the number, as it is stored
 
 
 Held = dict[str, tuple[int, dict[str, TensorEntry]]]  # by file, where its data begins and its tensors
@@ -102,14 +104,45 @@ def read_json(where: Repository, name: str) -> dict[str, Any]:
 
 def headers(where: Repository, files: Iterable[str]) -> Held:
     """By safetensors file, where its data begins and what it holds. Fetches headers only. Raises ModelError."""
-    found = {}
-    with download.explained(where.repo, where.commit):
+    return {name: _parsed(where, name, raw) for name, raw in _raw_headers(where, list(files)).items()}
+
+
+def write_outline(where: Repository, files: Iterable[str], folder: Path) -> None:
+    """Write safetensors files into `folder` that have the names, shapes and sizes of a repository's, and other values: vectors hold ones,
+    as norms and signs may, and the rest is a hole, which takes no room on the disk. Fetches headers only. Raises ModelError, StorageError.
+    """
+    for name, raw in _raw_headers(where, list(files)).items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as out:
+                out.write(raw)
+                out.truncate(where.sizes[name])
+                for entry in _parsed(where, name, raw)[1].values():
+                    if len(entry.shape) == 1 and entry.dtype in _ONE:
+                        out.seek(len(raw) + entry.begin)
+                        out.write(_ONE[entry.dtype] * entry.shape[0])
+        except OSError as error:
+            raise StorageError(
+                f"The outline of {where.repo} could not be written to {folder}: {error.strerror or error}."
+            ) from error
+
+
+def _raw_headers(where: Repository, files: Sequence[str]) -> dict[str, bytes]:
+    """The first bytes of safetensors files, up to where their data begins."""
+    with download.explained(where.repo, where.commit), ThreadPoolExecutor() as pool:
         read = _reader(where.repo, where.commit)
-        for name in files:
+
+        def raw(name: str) -> bytes:
             size = where.sizes[name]
-            begin = 8 + header_length(read(FileRange(name, 0, min(8, size))), size, name)
-            found[name] = begin, entries(read(FileRange(name, 8, begin)), size - begin, name)
-    return found
+            first = read(FileRange(name, 0, min(8, size)))
+            return first + read(FileRange(name, 8, 8 + header_length(first, size, name)))
+
+        return dict(zip(files, pool.map(raw, files), strict=True))
+
+
+def _parsed(where: Repository, name: str, raw: bytes) -> tuple[int, dict[str, TensorEntry]]:
+    return len(raw), entries(raw[8:], where.sizes[name] - len(raw), name)
 
 
 def select(where: Repository, held: Held, wanted: Callable[[str, str], bool]) -> Selection:

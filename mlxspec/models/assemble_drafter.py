@@ -60,13 +60,16 @@ def assemble_head_lazily(
     return mtp
 
 
-def check_head(config: Mapping[str, Any], head: Weights) -> None:
-    """Raise ModelError unless these tensors, under our names, are an MTP head of the model that config.json describes. Reads no value."""
+def head_alone(config: Mapping[str, Any], head: Weights) -> nn.Module:
+    """Return the MTP head that these tensors, under our names, are of the model that config.json describes. Reads no value. Raises
+    ModelError where they are none of it."""
     kind = architecture(config)
     if kind.head is None:
         raise ModelError("Models of this family have no MTP head.")
     parsed = kind.parse(config)
-    fill(kind.head(parsed, kind.build(parsed)), head, None, "The MTP head")
+    module = kind.head(parsed, kind.build(parsed))
+    fill(module, head, None, "The MTP head")
+    return module
 
 
 def assemble_drafter(

@@ -18,7 +18,8 @@ from published_shapes import CONFIGS
 
 from mlxspec.checkpoints import pairing
 from mlxspec.checkpoints.catalogue import KINDS, PublishedDrafter, catalogue, drafters_for
-from mlxspec.errors import ConfigError, ModelError
+from mlxspec.errors import ConfigError, ModelError, StorageError
+from mlxspec.loading import download
 from mlxspec.platform.resources import demo_folder
 
 # names of the catalogue, over the demo family's files
@@ -231,9 +232,11 @@ def test_a_model_that_can_have_no_head_comes_with_a_drafter(
     script = (
         "import sys\n"
         "from mlxspec.checkpoints import fetching, head\n"
+        "from mlxspec.checkpoints.pull import memory_of\n"
         "from mlxspec.loading.download import plan\n"
         "head.may_have_head = lambda plan: False\n"
-        "print(fetching.beside(plan(sys.argv[1])).drafter.repo)"
+        "wanted = plan(sys.argv[1])\n"
+        "print(fetching.beside(wanted, memory_of(wanted)).drafter.repo)"
     )
     command = [sys.executable, "-c", script, CONVERSION]
     ran = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=True)
@@ -260,10 +263,11 @@ def test_a_drafter_that_does_not_fit_into_memory_is_not_taken(
         "import sys\n"
         "from dataclasses import replace\n"
         "from mlxspec.checkpoints import pairing\n"
+        "from mlxspec.checkpoints.pull import memory_of\n"
         "from mlxspec.loading.download import plan\n"
-        "real = pairing.memory_of\n"
-        "pairing.memory_of = lambda p: replace(real(p), machine=real(p).total + 100)\n"
-        "print(pairing.find(plan(sys.argv[1])))"
+        "wanted = plan(sys.argv[1])\n"
+        "memory = memory_of(wanted)\n"
+        "print(pairing.find(wanted, replace(memory, machine=memory.total + 100)))"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, CONVERSION],
@@ -274,6 +278,19 @@ def test_a_drafter_that_does_not_fit_into_memory_is_not_taken(
     )
     assert ran.stdout.startswith("(None, [")
     assert f"{CONVERSION} with {RIGHT} would need" in ran.stdout
+
+
+def test_what_is_fetched_together_is_counted_together(hub: Machine) -> None:
+    """The memory that is told has the drafter's weights, as floats, and its keys and values; the disk must hold both."""
+    told = [hub.run("pull", CONVERSION, "--drafter", which) for which in ("none", RIGHT)]
+    assert [ran.code for ran in told] == [0, 0]
+    sizes = [float(re.findall(r"about ([\d.]+) MB of memory", ran.err)[0]) for ran in told]
+    held = sum(4 * value.size for value in mx.load(str(demo_folder("dflash") / "model.safetensors")).values())
+    assert sizes[1] - sizes[0] > held / 1e6 > 0.1
+    there = download.Plan(CONVERSION, None, COMMIT, demo_folder("draft"), ())
+    download.check_disk(there)
+    with pytest.raises(StorageError, match="needs 5e\\+04 TB"):
+        download.check_disk(there, 5 * 10**16)
 
 
 def test_the_drafters_are_listed(hub: Machine) -> None:

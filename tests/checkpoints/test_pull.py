@@ -76,7 +76,7 @@ def test_an_interrupted_pull_keeps_whole_files(machine: Machine) -> None:
     assert "incomplete" in machine.run("models").err
     second = machine.run("pull", "owner/large", "--drafter", "none")
     assert second.code == 0, second
-    assert machine.hub.served["model.safetensors"] == len(whole)
+    assert len(whole) <= machine.hub.served["model.safetensors"] < len(whole) + (1 << 16)  # its header
     assert machine.hub.served["tokenizer.json"] == 0
     folder = Path(second.out.splitlines()[1])
     assert (folder / "model.safetensors").read_bytes() == whole

@@ -1,4 +1,5 @@
-"""`mlxspec pull` of repositories whose small files show that nothing could be answered: they are refused before any weight is fetched."""
+"""`mlxspec pull` of repositories whose small files or headers show that nothing could be answered: they are refused before any weight is
+fetched."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -13,6 +15,7 @@ from hub_machine import Machine
 
 from mlxspec.loading.folder import INDEX
 from mlxspec.platform.resources import demo_folder
+from tests.models import adapted_zoo
 
 Edit = Callable[[Path], None]
 
@@ -108,13 +111,72 @@ SHARDS: dict[str, tuple[Edit, str]] = {
 }
 
 
+def setting(**changes: Any) -> Edit:
+    """Other values in config.json than its tensors are of."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+def tensors(change: Callable[[str, mx.array], tuple[str, mx.array] | None]) -> Edit:
+    """Other tensors than config.json tells. change: of a name and a value, None to leave it out."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        changed = dict(filter(None, (change(*item) for item in mx.load(str(path)).items())))
+        mx.eval(changed)
+        path.unlink()
+        mx.save_safetensors(str(path), changed, {"format": "mlx"})
+
+    return edit
+
+
+def cut_short(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def no_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"{" * 100)
+
+
 def repository(machine: Machine, folder: Path, edit: Edit, source: str = "draft") -> str:
-    """Its id: one of its own, for the hub's library remembers which files a commit of an id has."""
-    shutil.copytree(demo_folder(source), folder)
+    """Its id: one of its own, for the hub's library remembers which files a commit of an id has. source: one of the built-in models, or an
+    architecture of mlx-lm's."""
+    if source in adapted_zoo.ARCHITECTURES:
+        adapted_zoo.write(source, folder)
+    else:
+        shutil.copytree(demo_folder(source), folder)
     edit(folder)
     repo = f"owner/{folder.parent.name[-60:]}"
     machine.hub.repos[repo] = folder
     return repo
+
+
+HEADERS: dict[str, tuple[Edit, str]] = {
+    "a name that is unknown": (
+        tensors(lambda name, value: (name.replace("down_proj", "w2"), value)),
+        "mlp.w2",
+    ),
+    "a tensor is absent": (
+        tensors(lambda name, value: None if name.endswith("1.mlp.up_proj.weight") else (name, value)),
+        "1.mlp.up_proj.weight",
+    ),
+    "a tensor too many": (
+        tensors(lambda name, value: (name.replace("mlp.up_proj.weight", "mlp.up_proj.extra"), value)),
+        "up_proj.extra",
+    ),
+    "a shape of another config": (setting(intermediate_size=96), "shape"),
+    "a format of others, by names": (
+        tensors(lambda name, value: (name.replace("up_proj.weight", "up_proj.qweight"), value)),
+        "GPTQ or AWQ",
+    ),
+    "a file that is cut short": (cut_short, "cut short"),
+    "a file without a header": (no_header, "no safetensors file"),
+}
 
 
 def weights(machine: Machine) -> int:
@@ -133,6 +195,40 @@ def test_refused_before_the_weights(machine: Machine, tmp_path: Path, case: str)
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize("source", ["draft", "llama"])
+@pytest.mark.parametrize("case", HEADERS)
+def test_refused_by_headers(machine: Machine, tmp_path: Path, case: str, source: str) -> None:
+    """Of models by our code and by mlx-lm's: pull refuses them in the words of loading the folder."""
+    edit, words = HEADERS[case]
+    repo = repository(machine, tmp_path / "repo", edit, source)
+    ran = machine.run("pull", repo, "--drafter", "none")
+    assert ran.code == 2, ran
+    assert words in ran.err.splitlines()[-1]
+    assert weights(machine) < 1 << 16
+    assert "Traceback" not in ran.err
+    there = machine.run("generate", "-m", str(tmp_path / "repo"), "-p", "hi", "--draft", "off")
+    assert there.code == 2, there
+    assert there.err.splitlines()[-1].removeprefix("mlxspec: error: ") in ran.err
+
+
+@pytest.mark.parametrize("source", ["draft", "gemma", "llama", "gpt_oss", "falcon_h1"])
+def test_what_is_not_refused_loads(machine: Machine, tmp_path: Path, source: str) -> None:
+    repo = repository(machine, tmp_path / "repo", lambda _: None, source)
+    ran = machine.run("pull", repo, "--drafter", "none")
+    assert ran.code == 0, ran
+    ran = machine.run("generate", "-m", repo, "-p", "hi", "--max-tokens", "2", "--draft", "off")
+    assert ran.code == 0, ran
+
+
+@pytest.mark.parametrize("source", ["eagle3", "dflash"])
+def test_a_drafter_is_judged_by_headers(machine: Machine, tmp_path: Path, source: str) -> None:
+    edit = tensors(lambda name, value: (name, value[1:]) if "mlp.up_proj" in name else (name, value))
+    ran = machine.run("pull", repository(machine, tmp_path / "repo", edit, source))
+    assert ran.code == 2, ran
+    assert "has shape" in ran.err
+    assert weights(machine) < 1 << 16
+
+
 @pytest.mark.parametrize("case", ["only tokenizer.model", "a shard is absent"])
 def test_commands_that_fetch_refuse_too(machine: Machine, tmp_path: Path, case: str) -> None:
     edit, words = (TOKENIZERS | SHARDS)[case]
@@ -142,9 +238,9 @@ def test_commands_that_fetch_refuse_too(machine: Machine, tmp_path: Path, case: 
     assert weights(machine) < 1 << 16
 
 
-@pytest.mark.parametrize("case", ["no tokenizer", "a template that does not compile"])
+@pytest.mark.parametrize("case", ["no tokenizer", "a template that does not compile", "a tensor is absent"])
 def test_a_forced_pull_fetches_it(machine: Machine, tmp_path: Path, case: str) -> None:
-    edit, _ = (TOKENIZERS | TEMPLATES)[case]
+    edit, _ = (TOKENIZERS | TEMPLATES | HEADERS)[case]
     ran = machine.run("pull", repository(machine, tmp_path / "repo", edit), "--force", "--drafter", "none")
     assert ran.code == 0, ran
 
