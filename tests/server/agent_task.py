@@ -1,5 +1,6 @@
-"""What a model says in a task of three commands, in place of `demo-agent`'s own script: the first fails, and the answers behind the results
-go on. A request that says CUT gets a call that the limit of tokens ends in the middle of its command."""
+"""What a model says in a task of three calls, in place of `demo-agent`'s own script: a command that fails, one that does not, and a call of
+union_tool.py's tool whose arguments the model chooses itself. The answers behind the results go on. A request that says CUT gets a call
+that the limit of tokens ends in the middle of its command."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from typing import Any
 from mlxspec.loading.hub import DEMO_AGENT
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.server import app, demo_agent, params
-from mlxspec.server.job import ChatRequest, ToolChoice
+from mlxspec.server.job import ChatRequest, ToolChoice, tool_name
 from mlxspec.server.rules import Rules
+from tests.server import union_tool
 
 FILE = "ran.txt"
-COMMANDS = (f"echo one >> {FILE}; exit 3", f"echo two >> {FILE}", f"echo three >> {FILE}")
+COMMANDS = (f"echo one >> {FILE}; exit 3", f"echo two >> {FILE}")
 WHOLE = f"echo four >> {FILE}; echo five >> {FILE}"  # of which a beginning would run too
 CUT = "Be cut."
 _lock = threading.Lock()
@@ -34,6 +36,10 @@ def rules(
     asked = max((i for i, m in enumerate(talk.messages) if m["role"] == "user" and _says(m)), default=0)
     num_results = roles[asked:].count("tool")
     is_cut = any(CUT in str(m["content"]) for m in talk.messages if m["role"] == "user") and not num_results
+    unions = [t for t in tools if tool_name(t).endswith(union_tool.NAME)]
+    if num_results == len(COMMANDS) and unions:
+        named = ToolChoice(kind="required", named=tool_name(unions[0]))
+        return demo_agent.scripted_rules(replace(talk, several_calls=False), tools, named, form, engine)
     with _lock:
         before = demo_agent.ECHO
         try:

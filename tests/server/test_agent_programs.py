@@ -105,7 +105,7 @@ def run(
     """Run an agent by `mlxspec launch` beside files of the user's own that say otherwise and stay so. It works in FOLDER/work."""
     home, work, programs = folder / "home", folder / "work", folder / "programs"
     for made in (work, programs):
-        made.mkdir()
+        made.mkdir(exist_ok=True)
     for name, text in OWN_FILES.items():
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(text)

@@ -1,16 +1,20 @@
-"""Agents as people run them, from npm, to the end of a task of three commands of which the first fails; and a call that is cut, of which
-nothing runs. What was run is read from a file that the commands write."""
+"""Agents as people run them, from npm, to the end of a task of three calls, of which the first fails and the last has a union for its
+argument; and a call that is cut, of which nothing runs. What was run is read from a file that the calls write."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxspec.server.demo_agent import SENTENCE
+from tests.server import union_tool
 from tests.server.agent_task import CUT, FILE, SAID
 from tests.server.serving import Served
 from tests.server.test_agent_programs import (
@@ -37,8 +41,10 @@ def task_server() -> Iterator[Served]:
 
 def qwen_code(served: Served, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """Run qwen-code, which is told of a server by variables."""
+    # a tool of a server waits else until the model searches for it
+    told = {"mcpServers": {"notes": notes_in(folder)}, "permissions": {"deny": ["tool_search"]}}
+    write(folder / "home/.qwen/settings.json", told)
     (folder / "work").mkdir()
-    (folder / "home").mkdir()
     given = {
         "PATH": os.environ["PATH"], "HOME": str(folder / "home"), "TERM": "dumb", "CI": "1", "NO_COLOR": "1",
         "OPENAI_BASE_URL": served.base, "OPENAI_API_KEY": "none", "OPENAI_MODEL": "demo-agent",
@@ -55,14 +61,44 @@ def qwen_code(served: Served, folder: Path, text: str) -> subprocess.CompletedPr
     )
 
 
+def notes_in(folder: Path) -> dict[str, Any]:
+    """The server of the tool with a union, as most agents are told of one."""
+    return {"command": sys.executable, "args": [str(union_tool.__file__), str(folder / "work" / FILE)]}
+
+
+def write(file: Path, told: dict[str, Any]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(told))
+    return file
+
+
+def claude(served: Served, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    notes = write(folder / "notes.json", {"mcpServers": {"notes": notes_in(folder)}})
+    told = ("--mcp-config", str(notes), "--allowedTools", f"Bash,mcp__notes__{union_tool.NAME}")
+    return run("claude", claude_code_in(folder), served, folder, *told, *CLAUDE, text)
+
+
+def codex(served: Served, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    told = [
+        word
+        for name, value in notes_in(folder).items()
+        for word in ("-c", f"mcp_servers.notes.{name}={json.dumps(value)}")
+    ]
+    return run("codex", codex_in(folder), served, folder, *told, *CODEX, text)
+
+
+def opencode(served: Served, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    notes = notes_in(folder)
+    local = {"type": "local", "command": [notes["command"], *notes["args"]]}
+    write(folder / "work/opencode.json", {"mcp": {"notes": local}})
+    return run("opencode", opencode_in(folder), served, folder, *OPENCODE, text)
+
+
 Run = Callable[[Served, Path, str], subprocess.CompletedProcess[str]]
 AGENTS: dict[str, tuple[str, Run]] = {
-    "claude": (
-        "@anthropic-ai/claude-code",
-        lambda s, f, text: run("claude", claude_code_in(f), s, f, *CLAUDE, text),
-    ),
-    "codex": ("@openai/codex", lambda s, f, text: run("codex", codex_in(f), s, f, *CODEX, text)),
-    "opencode": ("opencode-ai", lambda s, f, text: run("opencode", opencode_in(f), s, f, *OPENCODE, text)),
+    "claude": ("@anthropic-ai/claude-code", claude),
+    "codex": ("@openai/codex", codex),
+    "opencode": ("opencode-ai", opencode),
     "qwen": ("@qwen-code/qwen-code", qwen_code),
 }
 each = pytest.mark.parametrize("agent", AGENTS)
@@ -74,7 +110,7 @@ def commands_run(folder: Path) -> list[str]:
 
 
 @each
-def test_a_task_of_three_commands_is_done(task_server: Served, tmp_path: Path, agent: str) -> None:
+def test_a_task_of_three_calls_is_done(task_server: Served, tmp_path: Path, agent: str) -> None:
     package, ask = AGENTS[agent]
     install(tmp_path, package)
     done = ask(task_server, tmp_path, "Say it.")
