@@ -62,7 +62,7 @@ def test_an_answer_and_its_figures(
 
 
 def test_the_rows_of_the_demo() -> None:
-    """Names of prompts, and the ratio of the speeds beside it, below the text that the built-in model gives."""
+    """Names of prompts, and a range that holds the ratio of the speeds, below the text that the built-in model gives."""
     (block,) = (body for body in shown(COMMANDS) if "same text · off" in body)
     prompts = {prompt.name: prompt for prompt in demo_prompts.PROMPTS}
     answers = re.findall(r"^([a-z]+): .*\n((?:    .*\n)+?)    same text · (.*)$", block, re.MULTILINE)
@@ -70,9 +70,9 @@ def test_the_rows_of_the_demo() -> None:
     for name, text, row in answers:
         lines = [line for line in prompts[name].wanted.splitlines() if line]
         assert text.splitlines() == [f"    {line}" for line in (*lines[:4], *["..."] * (len(lines) > 4))]
-        off, on, ratio = map(float, re.findall(r"[\d.]+", row))
-        assert on / off == pytest.approx(ratio, rel=0.02)
-    assert re.fullmatch(r"Same text in 6 of 6\. Median: .* worst .*\.", block.rstrip().splitlines()[-1])
+        off, on, *_, least, most = map(float, re.findall(r"[\d.]+", row))
+        assert least / 1.02 <= on / off <= most * 1.02
+    assert block.rstrip().splitlines()[-1].startswith("Same text in 6 of 6. ")
 
 
 def test_pictures_are_of_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_the_page_on_drafters_lists_all_of_them() -> None:
 
 
 def test_workloads_that_the_bench_shows_are_there() -> None:
-    (block,) = (body for body in shown(COMMANDS) if "x plain (" in body)
-    names = re.findall(r"^(\S+) +[\d.]+x plain", block, re.MULTILINE)
+    (block,) = (body for body in shown(COMMANDS) if "tokens a round, mtp" in body)
+    names = re.findall(r"^(\S+) +(?:not settled|[\d.]+x) \(", block, re.MULTILINE)
     assert names
     assert set(names) <= set(WORKLOADS)
 

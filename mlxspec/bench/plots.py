@@ -79,7 +79,7 @@ def _draw_kinds(axes: Any, scores: Sequence[Score]) -> None:
     """Draw medians without and with drafting, with whiskers from the slowest run to the fastest."""
     names = [s.name for s in scores]
     for offset, label, color in ((-0.12, "off", "0.45"), (0.12, "on", "#2f5d8a")):
-        speeds = [s.plain_speeds if label == "off" else s.speeds for s in scores]
+        speeds = [[pair[label == "off"] for pair in s.pairs] for s in scores]
         medians = [median(found) for found in speeds]
         below = [m - min(found) for m, found in zip(medians, speeds, strict=True)]
         above = [max(found) - m for m, found in zip(medians, speeds, strict=True)]
@@ -113,7 +113,7 @@ def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
 
 def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
     """Draw models along their depths, then one place for each drafter without depths; whiskers from the slowest pair to the fastest."""
-    shown = [s for s in scores if s.speedup is not None and not s.whole]
+    shown = [s for s in scores if not s.ratio.refusal and not s.whole]
     depths = sorted({s.depth for s in shown if s.depth is not None})
     others = [s for s in shown if s.depth is None]
     names = dict.fromkeys(s.name for s in shown if s.depth is not None)
@@ -134,9 +134,9 @@ def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
 def _whiskers(
     axes: Any, places: Sequence[int], scores: Sequence[Score], style: str, color: str, label: str | None
 ) -> None:
-    medians = [s.speedup or 0.0 for s in scores]
-    below = [m - min(s.pairs) for m, s in zip(medians, scores, strict=True)]
-    above = [max(s.pairs) - m for m, s in zip(medians, scores, strict=True)]
+    ratios = [s.ratio for s in scores]
+    medians = [r.median for r in ratios]
+    below, above = [r.median - r.least for r in ratios], [r.most - r.median for r in ratios]
     axes.errorbar(
         places,
         medians,

@@ -83,14 +83,14 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
 
 
 def best(scores: Sequence[Score]) -> Score | None:
-    """Return the fastest contestant that beats plain decoding with the same texts; None where there is none."""
-    faster = [s for s in scores if (s.speedup or 0.0) >= MARGIN]
-    return max(faster, key=lambda s: s.speedup or 0.0, default=None)
+    """Return the fastest contestant that is settled to beat plain decoding with the same texts; None where there is none."""
+    faster = [s for s in scores if s.ratio.is_settled and s.ratio.median >= MARGIN]
+    return max(faster, key=lambda s: s.ratio.median, default=None)
 
 
 def is_clear(faster: Score, slower: Score) -> bool:
-    """Return whether one contestant beats another by more than the spread of their answers: in three of four pairs."""
-    ratios = sorted(a / b for a, b in zip(faster.pairs, slower.pairs, strict=True) if b > 0)
+    """Return whether one contestant beats another by more than the spread of their turns: in three of four."""
+    ratios = sorted(a / b for (a, _), (b, _) in zip(faster.pairs, slower.pairs, strict=True))
     return bool(ratios) and ratios[len(ratios) // 4] > 1.0
 
 

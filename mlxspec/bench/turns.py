@@ -1,8 +1,8 @@
 """Compares ways to draft with plain decoding on the same prompts, in turns: the speed-up of each pair, and whether the texts are the same.
 
 Every way answers a group of prompts in each turn, in an order that turns, so what slows the machine slows all of them. Decode time only,
-behind the first token. Where a text differs there is no speed-up: whatever was measured, it was not the same work. Knows the engine;
-prints nothing.
+behind the first token. A pair is one turn over all groups. Where a text differs there is no speed-up: whatever was measured, it was not
+the same work. Knows the engine; prints nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mlxspec.drafters.model_based import ModelDrafter
 from mlxspec.engine.api import Result
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.image_prompt import PromptWithImages
+from mlxspec.engine.ratio import Ratio, ratio
 from mlxspec.engine.stats import DrafterStats
 
 PLAIN = "plain"
@@ -35,10 +36,20 @@ class Contestant:
 
 
 @dataclass(kw_only=True)
+class TimedTurn:
+    """One turn over all groups: tokens that rounds gave, and the seconds they took, of a contestant and of plain decoding."""
+
+    num_decoded: int = 0
+    seconds: float = 0.0
+    num_plain: int = 0
+    plain_seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
 class Score:
-    """The measured answers of one contestant. pairs: its speed over plain decoding's, one a group of prompts and turn; plain_speeds,
-    speeds: tokens a second over the rows of a group. works: what each drafter did. newest: answers of the last turn. different: the first
-    answer that was not plain decoding's, and plain decoding's; num_different counts them in turns that are not measured, too."""
+    """The measured answers of one contestant. turns: what each took. works: what each drafter did. newest: answers of the last turn.
+    different: the first answer that was not plain decoding's, and plain decoding's; num_different counts them in turns that are not
+    measured, too."""
 
     name: str
     drafters: tuple[str, ...]
@@ -47,28 +58,35 @@ class Score:
     num_answers: int = 0
     num_different: int = 0
     num_rounds: int = 0
+    num_drafted_rounds: int = 0
     num_decoded: int = 0
-    pairs: list[float] = field(default_factory=list)
-    plain_speeds: list[float] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
+    turns: list[TimedTurn] = field(default_factory=list)
     works: dict[str, DrafterStats] = field(default_factory=dict)
     newest: Sequence[Result] = ()
     different: tuple[Result, Result] | None = None
 
     @property
-    def speedup(self) -> float | None:
-        """The median over groups and turns; None where a text differed or nothing was decoded."""
-        return median(self.pairs) if self.pairs and not self.num_different else None
+    def pairs(self) -> list[tuple[float, float]]:
+        """Tokens a second with drafting and without, one pair a turn."""
+        timed = [t for t in self.turns if t.seconds > 0 and t.plain_seconds > 0]
+        return [(t.num_decoded / t.seconds, t.num_plain / t.plain_seconds) for t in timed]
+
+    @property
+    def ratio(self) -> Ratio:
+        """How many times as fast as plain decoding."""
+        if self.num_different:
+            return Ratio(refusal="the texts differ")
+        return ratio(self.pairs, num_rounds=self.num_rounds, num_drafted_rounds=self.num_drafted_rounds)
 
     @property
     def decode_speed(self) -> float:
-        """Tokens a second, the median."""
-        return median(self.speeds) if self.speeds else 0.0
+        """Tokens a second, the median of the turns."""
+        return median([speed for speed, _ in self.pairs] or [0.0])
 
     @property
     def plain_speed(self) -> float:
         """Tokens a second of plain decoding in the same turns, the median."""
-        return median(self.plain_speeds) if self.plain_speeds else 0.0
+        return median([speed for _, speed in self.pairs] or [0.0])
 
     @property
     def num_drafted(self) -> int:
@@ -99,10 +117,10 @@ class Score:
                 "num_drafted",
                 "num_accepted",
             ),
-            *("acceptance", "tokens_per_round", "speedup", "pairs"),
-            *("plain_speed", "plain_speeds", "decode_speed", "speeds"),
+            *("acceptance", "tokens_per_round", "pairs", "plain_speed", "decode_speed"),
         )
         return {n: getattr(self, n) for n in names} | {
+            "ratio": self.ratio.data(),
             "drafted": {n: (w.num_drafted, w.num_accepted) for n, w in self.works.items()},
             "by_position": {n: w.by_position for n, w in self.works.items()},
         }
@@ -113,16 +131,26 @@ class Score:
         self.num_different += len(differing)
         self.different = self.different or next(iter(differing), None)
 
-    def add(self, answers: Sequence[Result], speed: float, plain_speed: float) -> None:
-        """Add one measured turn."""
+    def add(
+        self,
+        number: int,
+        answers: Sequence[Result],
+        seconds: float,
+        plain: Sequence[Result],
+        plain_seconds: float,
+    ) -> None:
+        """Add the answers of one group to a turn, and plain decoding's."""
         self.newest = answers
         self.num_answers += len(answers)
-        if plain_speed > 0:
-            self.pairs.append(speed / plain_speed)
-            self.plain_speeds.append(plain_speed)
-            self.speeds.append(speed)
+        self.turns += [TimedTurn() for _ in range(len(self.turns), number + 1)]
+        turn = self.turns[number]
+        turn.num_decoded += sum(a.stats.num_decoded for a in answers)
+        turn.seconds += seconds
+        turn.num_plain += sum(a.stats.num_decoded for a in plain)
+        turn.plain_seconds += plain_seconds
         for stats in (a.stats for a in answers):
             self.num_rounds += stats.num_rounds
+            self.num_drafted_rounds += stats.num_drafted_rounds
             self.num_decoded += stats.num_decoded
             for name, work in stats.drafters.items():
                 total = self.works.setdefault(name, DrafterStats())
@@ -161,20 +189,19 @@ def compare(
         turn, last = 0, repeat
         while turn <= last:
             answers: dict[int, list[Result]] = {}
-            speeds: dict[int, float] = {}
+            seconds: dict[int, float] = {}
             start = (number + turn) % len(everybody)
             for i in [*range(start, len(everybody)), *range(start)]:
                 before = engine.stats.round_seconds
                 with proposing(engine, everybody[i].whole):
                     answers[i] = engine.generate(list(group), seeds, spec=everybody[i].spec)
-                seconds = engine.stats.round_seconds - before
-                speeds[i] = sum(a.stats.num_decoded for a in answers[i]) / seconds if seconds > 0 else 0.0
+                seconds[i] = engine.stats.round_seconds - before
                 done += len(group)
                 told(done, total)
             for i, score in enumerate(scores):
                 score.compare(answers[i], answers[0])
                 if turn:
-                    score.add(answers[i], speeds[i], speeds[0])
+                    score.add(turn - 1, answers[i], seconds[i], answers[0], seconds[0])
             if turns is not None and not turn:
                 last = turns(answers[0])
             turn += 1

@@ -112,15 +112,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def line(score: Score) -> str:
-    """`edit             1.92x plain (0.98x to 3.10x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
+    """`edit             1.92x (1.78x to 2.03x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
     begin = f"{score.name:{_NAME_WIDTH}s} "
     if score.num_different:
         return f"{begin}{score.num_different} texts differ from plain decoding: no speed-up to tell."
-    if score.speedup is None:
-        return f"{begin}nothing was decoded."
+    if score.ratio.refusal:
+        return f"{begin}no ratio, as {score.ratio.refusal}"
     works = [f"{n} {w.num_accepted}/{w.num_drafted}" for n, w in score.works.items() if w.num_drafted]
     return (
-        f"{begin}{score.speedup:.2f}x plain ({min(score.pairs):.2f}x to {max(score.pairs):.2f}x)  "
+        f"{begin}{score.ratio}  "
         f"{score.plain_speed:.0f} -> {score.decode_speed:.0f} tok/s, {score.tokens_per_round:.2f} tokens a round, "
         f"{', '.join(works) or 'nothing drafted'}"
     )

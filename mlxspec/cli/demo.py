@@ -195,10 +195,10 @@ def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
 
 
 def _row(c: Score) -> str:
-    """`    same text · off 161 tok/s · auto 426 tok/s · 2.65x`"""
-    ratio = "" if c.speedup is None else f" · {c.speedup:.2f}x"
-    text = "texts differ" if c.num_different else "same text"
-    return f"    {text} · off {c.plain_speed:4.0f} tok/s · auto {c.decode_speed:4.0f} tok/s{ratio}"
+    """`    same text · off 161 tok/s · auto 426 tok/s · 2.65x (2.50x to 2.71x)`"""
+    if c.ratio.refusal:
+        return f"    {'' if c.num_different else 'same text · '}{c.ratio}"
+    return f"    same text · off {c.plain_speed:4.0f} tok/s · auto {c.decode_speed:4.0f} tok/s · {c.ratio}"
 
 
 def _table(console: Console, outcomes: Sequence[DemoOutcome]) -> None:
@@ -223,13 +223,12 @@ def _cells(c: Score) -> list[str]:
         f"{name} {works[name].num_accepted}/{works[name].num_drafted}" if name in works else f"{name} 0/0"
         for name in c.drafters
     ]
-    ratio = "-" if c.speedup is None else f"{c.speedup:.2f}x"
-    colour = "" if c.speedup is None else "[green]" if c.speedup >= 1 else "[yellow]"
+    colour = "" if not c.ratio.is_settled else "[green]" if c.ratio.median >= 1 else "[yellow]"
     return [
         "[bold red]differ[/]" if c.num_different else "identical",
         f"{c.plain_speed:.0f}",
         f"{c.decode_speed:.0f}",
-        f"{colour}{ratio}",
+        f"{colour}{c.ratio}" if not c.ratio.refusal else "-",
         f"{c.tokens_per_round:.2f}",
         ", ".join(who),
     ]
@@ -259,12 +258,15 @@ def _summarize(console: Console, engine: Engine, outcomes: Sequence[DemoOutcome]
 def _conclusion(pairs: Sequence[tuple[DemoOutcome, Score]]) -> str:
     same = sum(not c.num_different for _, c in pairs)
     said = f"Same text in {same} of {len(pairs)}."
-    ratios = sorted((c.speedup, o.prompt.name) for o, c in pairs if c.speedup is not None)
-    if not ratios:
-        return said
-    middle, (least, where) = median(ratio for ratio, _ in ratios), ratios[0]
-    begin, worst = ("Median: ", f", worst {least:.2f} ({where})") if len(ratios) > 1 else ("", "")
-    return f"{said} {begin}{middle:.2f} times as fast as without drafting{worst}."
+    settled = sorted((c.ratio.median, o.prompt.name) for o, c in pairs if c.ratio.is_settled)
+    num_open = sum(not c.ratio.refusal and not c.ratio.is_settled for _, c in pairs)
+    if settled:
+        middle, (least, where), (most, best) = median(r for r, _ in settled), settled[0], settled[-1]
+        span = f"{where} {least:.2f} to {best} {most:.2f}" if len(settled) > 1 else where
+        said += f" {middle:.2f} times as fast as without drafting ({span})."
+    if num_open:
+        said += f" Not settled: {num_open} of {len(pairs)}; a larger --repeat asks again."
+    return said
 
 
 def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
@@ -315,7 +317,7 @@ def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
                 "identical": not c.num_different,
                 "plain_speed": round(c.plain_speed, 2),
                 "decode_speed": round(c.decode_speed, 2),
-                "speedup": None if c.speedup is None else round(c.speedup, 4),
+                "ratio": c.ratio.data(),
                 "difference": asdict(outcome.differences[i]) if i in outcome.differences else None,
                 "stats": c.newest[0].stats.data(),
             }

@@ -255,6 +255,7 @@ def _print_json(
             "prompt": prompt,
             "text": request.answer.text,
             **_record(engine, request),
+            **({"ratio": engine.stats.plain.ratio(request.stats).data()} if len(requests) == 1 else {}),
             "device": stats_line.device_data(),
             **({"receipt": asdict(proofs[i])} if proofs else {}),
         }

@@ -54,15 +54,17 @@ def kept_bits(engine: Engine) -> str:
 
 
 def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float | None = None) -> str:
-    """`34 tokens · 189 tok/s, 1.6 times as fast as without drafting · 58 % of 43 drafted tokens accepted`. The ratio is said of one answer,
-    where plain rounds settle it. decode_seconds: wall time of rounds that several answers shared; None adds their own."""
+    """Return `34 tokens · 189 tok/s, 1.62 times as fast as without drafting (1.50 to 1.71) · 58 % of 43 drafted tokens accepted`.
+
+    The ratio is said of one answer, where there are plain rounds to compare it with. decode_seconds: wall time of rounds that several
+    answers shared; None adds their own.
+    """
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
-    alone = all_stats[0] if len(answers) == 1 and all_stats[0].drafters else None
-    ratio = None if alone is None else plain.speedup(alone)
-    beside = f", {ratio:.1f} times as fast as without drafting" if ratio is not None else ""
+    words = plain.ratio(all_stats[0]).words if len(answers) == 1 else ""
+    beside = f", {words}" if words else ""
     if any(s.num_compiling_rounds for s in all_stats):
         beside = " (compiling included)"
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "PATH",
             "count this file's or folder's tokens: models propose the most frequent of them",
         ),
-        ("--repeat", int, "N", "measured answers of each drafter to each prompt (default 2)", 2),
+        ("--repeat", int, "N", "measured answers of each drafter to each prompt (default 3)", 3),
         ("--max-tokens", int, "N", "longest answer in tokens (default 96)", 96),
         options.PLOT,
         options.JSON,
@@ -175,7 +175,7 @@ def table(scores: list[Score]) -> list[list[str]]:
             f"{s.name}, whole vocabulary" if s.whole else s.name,
             "" if s.depth is None else str(s.depth),
             f"{s.decode_speed:.1f}",
-            _speedup(s),
+            str(s.ratio),
             "nothing drafted" if s.acceptance is None else f"{100 * s.acceptance:.0f} %",
             f"{s.tokens_per_round:.2f}",
         ]
@@ -183,23 +183,16 @@ def table(scores: list[Score]) -> list[list[str]]:
     ]
 
 
-def _speedup(score: Score) -> str:
-    """`1.30x (1.12x to 1.41x)`: the median and its extremes, so that chance can be seen."""
-    if score.num_different:
-        return "texts differ"
-    if score.speedup is None:
-        return "-"
-    return f"{score.speedup:.2f}x ({min(score.pairs):.2f}x to {max(score.pairs):.2f}x)"
-
-
 def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) -> str:
     """What to do, and where the default is not the best, why."""
+    if winner is None and any(not s.ratio.refusal and not s.ratio.is_settled for s in scores):
+        return "Nothing is settled to beat plain decoding: the turns differ too much. A larger --repeat asks again."
     if winner is None:
         return (
             "Nothing beats plain decoding here with these prompts: use --draft off, or --policy auto (the default), "
             "which drafts only where it pays."
         )
-    gain = f"{winner.speedup:.2f}x plain decoding ({plain.decode_speed:.1f} -> {winner.decode_speed:.1f} tokens a second)"
+    gain = f"{winner.ratio} plain decoding ({plain.decode_speed:.1f} -> {winner.decode_speed:.1f} tokens a second)"
     whole = " --draft-vocab 0" if winner.whole else ""
     if winner.name.startswith("policy"):
         return f"Best: --{winner.name}{whole} with {', '.join(winner.drafters)}, {gain}.{_beside_auto(winner, scores)}"
@@ -211,10 +204,10 @@ def _beside_auto(winner: Score, scores: Sequence[Score]) -> str:
     """Why the default is behind, where it was measured and that is more than chance."""
     from mlxspec.bench import tune as bench
 
-    auto = next((s for s in scores if s.name == "policy auto" and s.speedup is not None), None)
+    auto = next((s for s in scores if s.name == "policy auto" and not s.ratio.refusal), None)
     if auto is None or winner is auto:
         return ""
-    behind = f" --policy auto, the default, came to {auto.speedup:.2f}x"
+    behind = f" --policy auto, the default, came to {auto.ratio}"
     if not bench.is_clear(winner, auto):
         return f"{behind}: the difference is within the spread of these answers, so nothing need be set."
     length = auto.num_decoded // max(1, auto.num_answers)

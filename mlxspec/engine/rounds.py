@@ -47,13 +47,19 @@ class TimedRound:
         )
 
     def count(self, rows: Sequence[Request], plain: PlainRounds) -> None:
-        """Count a round that compiled for its requests, and one of plain decoding, unless it was not launched ahead and so took longer."""
+        """Count a round that compiled for its requests, and the time of one that a request had alone: as plain decoding's where it was
+        launched ahead, since others take longer."""
         own = [request for request in rows if request.number in self.numbers]
         if not self.is_warm:
             for request in own:
                 request.stats.num_compiling_rounds += 1
-        elif self.ahead and self.num_tokens == len(self.numbers) == len(own) == 1:
-            plain.add(len(own[0].history), self.seconds)
+        elif len(self.numbers) == len(own) == 1:
+            ended, (request,) = time.perf_counter(), own
+            if self.ahead and self.num_tokens == 1:
+                request.stats.num_plain_rounds += 1
+                plain.add(ended, len(request.history), self.seconds)
+            else:
+                request.stats.other_rounds.append((ended, self.seconds))
 
     def teach(self, drafts: Drafts) -> None:
         """Tell the policies."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from math import sqrt
-from statistics import median
+from statistics import mean
 from typing import TYPE_CHECKING, Any
+
+from mlxspec.engine.ratio import Ratio, ratio
 
 if TYPE_CHECKING:
     from mlxspec.engine.probe import ProbeReport
 
-_MOST_ROUNDS = 64
-_FEWEST_ROUNDS = 8  # of fewer, the bounds of the median would be the fastest and the slowest round
-_FEWEST_DRAFTED = 4  # one round of so many; with fewer, other programs change the speed more than drafts do
-_SMALLEST = 1.05  # ratios nearer to 1 say nothing to a person
+_MOST_ROUNDS = 512
+_PAIRS = 6  # parts of an answer; the right ratio is outside of the range of six honest ones once in 32 times
+_SECONDS_BEFORE = 10.0  # an answer may be compared with plain rounds of this long before it began
 
 
 @dataclass
@@ -60,6 +60,8 @@ class RequestStats:
     num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
     thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
     forced. num_loops: how often a text that looped was closed or ended.
+    num_plain_rounds: rounds that decoded it alone as plain decoding does; other_rounds: the newest of its other rounds that compiled
+    nothing and had no second row, when each ended and how long it took, in seconds.
     widest: tokens of the widest round that it took part in, of all rows; exact_width: up to how many a round is known to have the bits of
     plain steps, None where that is not known.
     num_predicted: tokens of the prediction that the request brought along; num_foretold: tokens of the answer that stand in it, whoever
@@ -85,6 +87,10 @@ class RequestStats:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     num_compiling_rounds: int = 0
+    num_plain_rounds: int = 0
+    other_rounds: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=_MOST_ROUNDS), repr=False, compare=False
+    )
     drafters: dict[str, DrafterStats] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
@@ -145,6 +151,7 @@ class RequestStats:
             "is_bit_exact",
         )
         found = asdict(self) | {name: getattr(self, name) for name in computed}
+        del found["other_rounds"]
         for name, work in self.drafters.items():
             found["drafters"][name]["acceptance"] = work.acceptance
         return found
@@ -154,32 +161,42 @@ class PlainRounds:
     """Times of the newest rounds that decoded one row as plain decoding does: without drafts, launched ahead, and compiling nothing."""
 
     def __init__(self) -> None:
-        self._rounds: deque[tuple[int, float]] = deque(maxlen=_MOST_ROUNDS)
+        self._rounds: deque[tuple[float, int, float]] = deque(maxlen=_MOST_ROUNDS)
 
-    def add(self, context: int, seconds: float) -> None:
-        """Add a round of a row with so many tokens of context."""
-        self._rounds.append((context, seconds))
+    def add(self, at: float, context: int, seconds: float) -> None:
+        """Add a round that ended at a time in seconds, of a row with a number of tokens of context."""
+        self._rounds.append((at, context, seconds))
 
-    def speedup(self, stats: RequestStats) -> float | None:
-        """The factor by which an answer that was decoded alone was faster than plain rounds of half to twice its context.
+    def ratio(self, stats: RequestStats) -> Ratio:
+        """Return how much faster an answer that was decoded alone was than its tokens in plain rounds, or why that cannot be said.
 
-        None where that is not settled: less than a quarter of the answer's rounds verified a draft, the 95 % bounds of the plain rounds'
-        median allow for less than 5 % either way, they are fewer than 8, or rounds of the answer compiled or looped.
+        Its tokens and rounds are counted; only seconds are measured. A pair is the mean time of a sixth of its rounds that were not plain,
+        beside that of a sixth of the plain ones, its own and those of the last seconds before it, with half to twice its context. A plain
+        round of its own counts as one on both sides.
         """
+        began = stats.other_rounds[0][0] - stats.other_rounds[0][1] if stats.other_rounds else 0.0
         middle = stats.num_prompt + stats.num_generated / 2
-        times = sorted(s for context, s in self._rounds if middle / 2 <= context <= middle * 2)
-        if (
-            len(times) < _FEWEST_ROUNDS
-            or stats.num_compiling_rounds
-            or stats.num_loops
-            or not 0 < stats.num_rounds <= _FEWEST_DRAFTED * stats.num_drafted_rounds
-            or not stats.decode_speed
+        plain = [
+            seconds
+            for at, context, seconds in self._rounds
+            if at >= began - _SECONDS_BEFORE and middle / 2 <= context <= middle * 2
+        ]
+        pairs = []
+        if min(len(plain), len(stats.other_rounds)) >= _PAIRS and not (
+            stats.num_compiling_rounds or stats.num_loops
         ):
-            return None
-        low = int((len(times) - 2 * sqrt(len(times))) / 2)
-        least, most = (stats.decode_speed * times[place] for place in (low, -1 - low))
-        is_settled = least > _SMALLEST or most * _SMALLEST < 1
-        return stats.decode_speed * median(times) if is_settled else None
+            share = stats.num_plain_rounds / stats.num_rounds
+            parts = zip(_parts([seconds for _, seconds in stats.other_rounds]), _parts(plain), strict=True)
+            for other, own in parts:
+                seconds = share * mean(own) + (1 - share) * mean(other)
+                pairs.append((stats.tokens_per_round / seconds, 1 / mean(own)))
+        return ratio(pairs, num_rounds=stats.num_rounds, num_drafted_rounds=stats.num_drafted_rounds)
+
+
+def _parts(times: list[float]) -> list[list[float]]:
+    """Return the times in _PAIRS parts, each as it was measured, one behind the other."""
+    ends = [len(times) * i // _PAIRS for i in range(_PAIRS + 1)]
+    return [times[start:end] for start, end in zip(ends, ends[1:], strict=False)]
 
 
 @dataclass

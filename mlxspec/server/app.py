@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
+from mlxspec.engine.ratio import ratio
 from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.hub import DEMO_AGENT
 from mlxspec.server import (
@@ -322,6 +323,14 @@ class Server:
             raise ApiError(fetch.error, status=500, code="not_fetched")
         done = {"status": "success", "notices": fetch.notices}
         await (reply.event(LINES.frame(done), is_last=True) if streams else reply.json(done))
+
+    async def _ratio(self, asked: Asked, reply: Reply) -> None:
+        form = asked.form
+        if len(form.drafted) != len(form.plain):
+            raise ApiError("drafted and plain must have one number for each pair of runs.")
+        pairs = list(zip(form.drafted, form.plain, strict=True))
+        found = ratio(pairs, num_rounds=form.rounds, num_drafted_rounds=form.drafted_rounds)
+        await reply.json(found.data())
 
     # --- about models and this server
 

@@ -92,6 +92,7 @@ ROUTES: tuple[RouteForm, ...] = (
     _post("/api/pull", "pull", "Fetch a model; a download that runs is joined.", models.PullRequest, models.Pulled, JSON_LINES),
     _get("/api/library", "library", "The models of this machine, and those that fit it.", models.LibraryAnswer),
     _post("/api/library", "change_library", "Serve a model of this machine, or end a download.", models.LibraryRequest, models.Success),
+    _post("/api/ratio", "ratio", "How many times as fast pairs of runs say that drafting is.", models.RatioRequest, models.RatioAnswer),
     _get("/", "page", "A page to chat on.", ("text/html",)),
     _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),
     _get("/responses/{name}", "response", "Says that responses are not stored here.", responses_api.ResponsesAnswer, "404"),

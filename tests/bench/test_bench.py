@@ -11,7 +11,7 @@ import mlxspec
 from mlxspec.bench import plots
 from mlxspec.bench.answer_rounds import time_rounds
 from mlxspec.bench.tasks import TASKS
-from mlxspec.bench.turns import Contestant, Score, compare
+from mlxspec.bench.turns import Contestant, Score, TimedTurn, compare
 from mlxspec.bench.workloads import read_workloads
 from mlxspec.cli.bench import line
 from mlxspec.cli.main import main
@@ -52,7 +52,7 @@ def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str
     data = json.loads(capsys.readouterr().out)
     told = data["workloads"]
     assert [w["name"] for w in told] == ["ask", *NAMES]
-    assert all(w["num_answers"] == 1 and w["num_different"] == 0 and w["speedup"] > 0 for w in told)
+    assert all(w["num_answers"] == 1 and w["num_different"] == 0 and w["ratio"]["most"] > 0 for w in told)
     assert all(num_drafted > 0 for w in told for num_drafted, _ in [w["drafted"]["mtp"]])
     assert data["spec"]["policy"] == "fixed"
 
@@ -68,12 +68,14 @@ def test_each_row_of_a_group_has_a_seed_of_its_own(demo: Engine) -> None:
 
 def test_a_workload_is_one_line() -> None:
     score = Score(
-        name="long_code_review", drafters=("mtp",), num_rounds=4, num_decoded=10, pairs=[1.2, 2.5, 1.9]
+        name="long_code_review", drafters=("mtp",), num_rounds=4, num_drafted_rounds=4, num_decoded=10
     )
-    score.plain_speeds, score.speeds = [38.0, 40.0, 41.0], [76.2]
+    score.turns = [
+        TimedTurn(num_decoded=10, seconds=s, num_plain=10, plain_seconds=0.25) for s in (0.1, 0.12, 0.125)
+    ]
     score.works = {"mtp": DrafterStats(num_drafted=153, num_accepted=140), "suffix": DrafterStats()}
     assert line(score) == (
-        "long_code_review 1.90x plain (1.20x to 2.50x)  40 -> 76 tok/s, 2.50 tokens a round, mtp 140/153"
+        "long_code_review 2.08x (2.00x to 2.50x)  40 -> 83 tok/s, 2.50 tokens a round, mtp 140/153"
     )
     score.num_different = 2
     assert "2 texts differ" in line(score)

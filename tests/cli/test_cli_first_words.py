@@ -5,21 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from cli_runs import Run, refused
 
 import mlxspec
 from mlxspec.cli import progress_bar, terminal
-from mlxspec.cli.stats_line import Finished, line
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.pipeline import TimedRound
-from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
 
 SHORT = ("--max-tokens", 6)
 
@@ -147,68 +141,6 @@ def test_more_context_than_the_model_has_is_said(run: Run, model: Path) -> None:
     assert "The model has 256 tokens of context, less than --max-context 100,000; 256 are used" in ran.err
 
 
-def plain_rounds(*seconds: float, context: int = 100) -> PlainRounds:
-    found = PlainRounds()
-    for each in seconds:
-        found.add(context, each)
-    return found
-
-
-def drafted(num_rounds: int, drafted_rounds: int, seconds: float = 1.0) -> RequestStats:
-    """An answer of 21 tokens whose drafts of one token were all rejected."""
-    work = DrafterStats(
-        num_calls=num_rounds, num_rounds=drafted_rounds, num_drafted=drafted_rounds, num_accepted=0
-    )
-    return RequestStats(
-        num_prompt=90,
-        num_generated=21,
-        num_rounds=num_rounds,
-        decode_seconds=seconds,
-        drafters={"mtp": work},
-    )
-
-
-def test_a_ratio_only_where_plain_rounds_settle_it() -> None:
-    """What an answer gained is told where 8 or more plain rounds of its context agree that it is more than 5 % either way."""
-    stats = drafted(20, 20)
-    answer = [Finished(stats=stats)]
-    end = " · 0 % of 20 drafted tokens accepted"
-    bare = f"21 tokens · 20.0 tok/s{end}"
-    assert line(answer, plain_rounds()) == bare
-    assert line(answer, plain_rounds(*[0.1] * 8)) == (
-        f"21 tokens · 20.0 tok/s, 2.0 times as fast as without drafting{end}"
-    )
-    assert "0.8 times as fast" in line(answer, plain_rounds(*[0.04] * 8))
-    assert line(answer, plain_rounds(*[0.1] * 7)) == bare  # too few
-    assert line(answer, plain_rounds(*[0.051] * 8)) == bare  # too near
-    assert line(answer, plain_rounds(*[0.04, 0.1] * 4)) == bare  # they do not agree
-    assert line(answer, plain_rounds(*[0.1] * 8, context=300)) == bare  # of a longer context
-    assert line(answer * 2, plain_rounds(*[0.1] * 8)).startswith("2 answers: 42 tokens · 20.0 tok/s · ")
-    compiled = replace(stats, num_compiling_rounds=1)
-    said = line([Finished(stats=compiled)], plain_rounds(*[0.1] * 8))
-    assert said == f"21 tokens · 20.0 tok/s (compiling included){end}"
-    looped = replace(stats, num_loops=1, drafters={"mtp": DrafterStats(num_drafted=4, num_accepted=4)})
-    said = line([Finished(stats=looped)], plain_rounds(*[0.1] * 8))
-    assert said == "21 tokens · 20.0 tok/s · the text repeated itself"
-
-
-@pytest.mark.parametrize("ms", [25, 56, 100, 400])
-def test_no_ratio_of_an_answer_that_was_hardly_drafted(ms: int) -> None:
-    """However steady plain rounds were: what another program does to such an answer is more than what drafting does."""
-    plain = plain_rounds(*[0.05] * 64)
-    for num_rounds, drafted_rounds in ((20, 0), (20, 1), (20, 4), (37, 9)):
-        answer = drafted(num_rounds, drafted_rounds, seconds=num_rounds * ms / 1000)
-        assert plain.speedup(answer) is None
-        assert "times as fast" not in line([Finished(stats=answer)], plain)
-    assert plain.speedup(drafted(20, 5, seconds=20 * ms / 1000)) is not None
-    off = replace(drafted(20, 0, seconds=20 * ms / 1000), drafters={})
-    assert plain.speedup(off) is None
-
-
-def test_the_newest_plain_rounds_count() -> None:
-    assert plain_rounds(*[0.1] * 200, *[0.2] * 64).speedup(drafted(20, 20)) == pytest.approx(4.0)
-
-
 def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that lasts says what it is for, one within the other too; on a pipe and after the end nothing is left."""
     from cli_window import Window
@@ -258,25 +190,3 @@ def test_every_wait_of_a_command_has_a_name(run: Run, model: Path, monkeypatch: 
         f"loading {model}",
         "reading the prompt",
     ]
-
-
-def test_which_rounds_are_plain_ones() -> None:
-    """Those of one row and one token that were launched ahead and compiled nothing; rounds that compile are counted."""
-    asked: list[Any] = [SimpleNamespace(number=n, stats=RequestStats(), history=[0] * 9) for n in (1, 2)]
-    plain = PlainRounds()
-    given: dict[str, Any] = {
-        "plan": None, "numbers": (1,), "num_tokens": 1, "seconds": 1.0, "ahead": True, "is_warm": True,
-    }  # fmt: skip
-    for changed in (
-        {"is_warm": False},
-        {"ahead": False},
-        {"num_tokens": 2},
-        {"numbers": (1, 2), "num_tokens": 2},
-    ):
-        TimedRound(**(given | changed)).count(asked, plain)
-    assert [r.stats.num_compiling_rounds for r in asked] == [1, 0]
-    stats = replace(drafted(2, 2), num_prompt=9, num_generated=3)
-    for _ in range(8):
-        assert plain.speedup(stats) is None
-        TimedRound(**given).count(asked, plain)
-    assert plain.speedup(stats) == pytest.approx(2.0)

@@ -7,7 +7,7 @@ import { asJson, asMarkdown, fileName } from "./web/export.js";
 import { coloured } from "./web/colours.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
-import { compared, contextOf, countsOf, curl, draftingOf, endOf, firstDifference, isFull, proofOf, sdk, sizeOf } from "./web/words.js";
+import { contextOf, countsOf, curl, differenceOf, draftingOf, endOf, firstDifference, isFull, proofOf, ratioOf, sdk, sizeOf } from "./web/words.js";
 
 /** A tree without positions, short enough to write down. */
 function short(node) {
@@ -283,31 +283,13 @@ assert.equal(
   proofOf({ equal: false, num_tokens: 9, difference: { place: 3 } }),
   "Not proved: decoding without drafts gives another text from token 4 on.",
 );
-const one = (text, speed, thought = "") => ({ text, thought, counts: counts(speed) });
-const compare = (drafted, plain, speeds = [[drafted.counts.speed, plain.counts.speed]]) => compared(drafted, plain, speeds);
-assert.deepEqual(compare(one("x", 90), one("x", 45)), { same: true, isTimed: true, sentence: "The texts are equal. With drafting 2.00 times as fast, in the median of 1 pair of runs (2.00 to 2.00)." });
-assert.match(compare(one("x", 45), one("x", 90)).sentence, /drafting 0\.50 times as fast/);
-for (const [a, b, where] of [[one("abc", 90), one("abd", 45), /texts differ from character 3 on/], [one("abc", 90), one("ab", 45), /character 3 on/], [one("a", 90, "hm"), one("a", 45, "ho"), /thinking differs from character 2 on/]]) {
-  const { same, isTimed, sentence } = compare(a, b);
-  assert.deepEqual([same, isTimed], [false, false]);
-  assert.match(sentence, where);
-  assert.doesNotMatch(sentence, /times|tokens\/s/);
+const words = (text, thought = "") => ({ text, thought });
+assert.equal(differenceOf(words("x", "hm"), words("x", "hm")), "");
+for (const [one, other, where] of [[words("abc"), words("abd"), "The texts differ from character 3 on"], [words("abc"), words("ab"), "The texts differ from character 3 on"], [words("a", "hm"), words("a", "ho"), "The thinking differs from character 2 on"]]) {
+  assert.equal(differenceOf(one, other), `${where}, so no speeds are compared.`);
 }
-assert.match(compare({ ...one("x", 9), counts: counts(9, { drafted: 0 }) }, one("x", 3)).sentence, /^The texts are equal\. Nothing was drafted/);
-assert.match(compare(one("x", 0), one("x", 3)).sentence, /^The texts are equal\. .*too short/);
-// the median of the pairs' ratios, not the ratio of two medians
-assert.match(compare(one("x", 90), one("x", 45), [[90, 45], [100, 55], [60, 32]]).sentence, /drafting 1\.88 times as fast, in the median of 3 pairs of runs \(1\.82 to 2\.00\)/);
-for (const [speeds, range] of [[[[522, 40.5], [530, 160], [121, 40]], /3\.02 to 12\.89/], [[[100, 40], [40, 100], [100, 40]], /0\.40 to 2\.50/], [[[131, 100], [100, 100]], /1\.00 to 1\.31/]]) {
-  const { sentence, isTimed } = compare(one("x", 90), one("x", 45), speeds);
-  assert.ok(isTimed); // more runs can be asked for
-  assert.match(sentence, /not settled/);
-  assert.match(sentence, range);
-}
-assert.doesNotMatch(compare(one("x", 90), one("x", 45), [[130, 100], [100, 100]]).sentence, /not settled/);
-const seldom = { ...one("x", 90), counts: counts(90, { rounds: 41, draftedRounds: 10 }) };
-assert.match(compare(seldom, one("x", 45)).sentence, /Only 10 rounds of 41 had a draft, so no speeds/);
-assert.match(compare({ ...seldom, counts: counts(90, { rounds: 40, draftedRounds: 10 }) }, one("x", 45)).sentence, /times as fast/);
-assert.match(compare(one("x", 90), one("x", 45), [[90, 45], [0, 40]]).sentence, /too short/);
+assert.equal(ratioOf({ refusal: "nothing was drafted", words: "", num_pairs: 0 }), "The texts are equal. No speeds are compared, as nothing was drafted.");
+assert.equal(ratioOf({ refusal: "", words: "2.00 times as fast (1.90 to 2.10)", num_pairs: 3 }), "The texts are equal. In 3 pairs of runs it was 2.00 times as fast (1.90 to 2.10).");
 assert.equal(firstDifference("ab", "ab"), null);
 assert.ok(isFull({ prompt: 60, tokens: 4 }, 64));
 assert.ok(!isFull({ prompt: 60, tokens: 4 }, null));

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from planting import catches
+from serving import Served
 
 from mlxspec.engine.stats import DrafterStats, RequestStats
 from mlxspec.server.usage import drafting, timings, usage
@@ -73,3 +74,21 @@ def test_answers_are_bit_exact_together(
 ) -> None:
     stats = [replace(ONE, exact_width=e, widest=w) for e, w in zip(exact, widest, strict=True)]
     assert drafting(stats)["bit_exact"] is said
+
+
+def test_the_rule_for_ratios_answers_the_page(served: Served) -> None:
+    rounds = {"rounds": 8, "drafted_rounds": 8}
+    measured = {"drafted": [90, 100, 60], "plain": [45, 55, 32], **rounds}
+    status, found = served.post("/api/ratio", measured)
+    assert (status, found["words"]) == (200, "1.88 times as fast as without drafting (1.82 to 2.00)")
+    _, found = served.post("/api/ratio", {**measured, "drafted_rounds": 1})
+    assert (found["median"], found["refusal"]) == (None, "only 1 of 8 rounds had a draft")
+    _, found = served.post("/api/ratio", {"drafted": [0], "plain": [1e9], **rounds})
+    assert "too short" in found["refusal"]
+    for wrong, says in (
+        ({"plain": [1]}, "one number for each pair"),
+        ({"drafted": [1e-300] * 3}, "drafted[0]"),
+    ):
+        status, found = served.post("/api/ratio", {**measured, **wrong})
+        assert status == 400
+        assert says in found["error"]

@@ -65,6 +65,28 @@ LibraryAnswer = t.answer(
 )
 Pulled = t.answer("Pulled", status=str)
 
+
+_Speeds = Annotated[t.Many[Annotated[float, t.Range(1e-3, 1e9, also=(0,))]], Field(max_length=1000)]
+
+
+class RatioRequest(t.Fields):
+    drafted: _Speeds = Field(description="tokens a second of runs with drafting")
+    plain: _Speeds = Field(description="of runs without, each next to one with drafting")
+    rounds: Count
+    drafted_rounds: Count = Field(description="those of them that verified a draft")
+
+
+RatioAnswer = t.answer(
+    "Ratio",
+    median=float | None,
+    least=float,
+    most=float,
+    num_pairs=Count,
+    is_settled=bool,
+    refusal=str,
+    words=str,
+)
+
 PromptAnswer = t.answer("Prompt", prompt=str)
 ContentAnswer = t.answer("Content", content=str, prompt=str)
 TokenizerAnswer = t.answer(

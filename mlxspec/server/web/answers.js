@@ -6,7 +6,7 @@ import { atEnd, keepFocus, notify, onTurns, say, scrollToEnd, server, showConver
 import { keep } from "./keeping.js";
 import { UNKNOWN } from "./server.js";
 import { alive, api, requestOf, settings, state, systemOf, userTurn } from "./state.js";
-import { compared, count, countsOf, endOf, isFull, proofOf, sizeOf } from "./words.js";
+import { count, countsOf, differenceOf, endOf, isFull, proofOf, ratioOf, sizeOf } from "./words.js";
 
 const SAVE_MS = 500;
 
@@ -200,7 +200,7 @@ async function compare(turn, number, num) {
       const [drafted, plain] = i % 2 ? [second, first] : [first, second];
       speeds.push([drafted.counts.speed, plain.counts.speed]);
       const other = [drafted, plain].find(({ text, thought }) => text !== turn.text || thought !== turn.thought);
-      turn.comparison = { ...compared(other ? turn : drafted, other ?? plain, speeds), other: other?.text ?? "", speeds };
+      turn.comparison = await compared(drafted, turn, other, speeds);
       if (!turn.comparison.isTimed) break;
     }
     say(turn.comparison.sentence);
@@ -212,6 +212,14 @@ async function compare(turn, number, num) {
   }
   own.touch(turn);
   finish(own);
+}
+
+/** drafted: a run with drafting. other: a run whose words are not the turn's, where there is one. speeds: of each pair of runs. */
+async function compared(drafted, turn, other, speeds) {
+  if (other) return { same: false, isTimed: false, sentence: differenceOf(turn, other), other: other.text, speeds: [] };
+  const { rounds, draftedRounds } = drafted.counts;
+  const found = await api.ratio({ drafted: speeds.map(([fast]) => fast), plain: speeds.map(([, slow]) => slow), rounds, drafted_rounds: draftedRounds });
+  return { same: true, isTimed: !found.refusal, sentence: ratioOf(found), other: "", speeds };
 }
 
 /** turn: the answer that the request is about. Returns the run. */

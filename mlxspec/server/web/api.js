@@ -47,6 +47,11 @@ export class Api {
     }
   }
 
+  /** What the server's rule makes of pairs of runs: {median, least, most, num_pairs, is_settled, refusal, words}. */
+  async ratio(measured) {
+    return (await this.#post("api/ratio", measured)).json();
+  }
+
   /** The objects of a streamed answer. Ends with GoneError where the stream does not reach its end. */
   async *chat(body, signal) {
     const response = await this.#post("v1/chat/completions", body, signal);

@@ -1,7 +1,5 @@
 // Sentences about answers. Knows no DOM.
 
-const FEWEST_DRAFTED = 4; // one round of so many must have had a draft
-const SETTLED = 1.3; // the greatest ratio of a comparison over its least; beyond it no single ratio is named
 const NUMBER = new Intl.NumberFormat("en-US");
 
 export function count(number, noun) {
@@ -94,37 +92,20 @@ export function contextOf(counts, context) {
 }
 
 /**
- * An answer and another one to the same request with drafting switched the other way. speeds: of each run, drafted and plain.
- * Returns {same, isTimed, sentence}. A speed-up is named only for equal texts of which a quarter of the rounds or more were drafted, and
- * only where the runs agree on it.
+ * Whether an answer and another one to the same request with drafting switched the other way are equal. Returns "" where they are, else a
+ * sentence on where they differ.
  */
-export function compared(drafted, plain, speeds) {
-  const at = firstDifference(drafted.thought + "\n" + drafted.text, plain.thought + "\n" + plain.text);
-  if (at !== null) {
-    const where = at <= drafted.thought.length ? "The thinking differs" : "The texts differ";
-    const character = at <= drafted.thought.length ? at + 1 : at - drafted.thought.length;
-    return { same: false, isTimed: false, sentence: `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.` };
-  }
-  const untimed = (why) => ({ same: true, isTimed: false, sentence: `The texts are equal. ${why}` });
-  const { drafted: tokens, draftedRounds, rounds } = drafted.counts;
-  if (!tokens) return untimed("Nothing was drafted, so no speeds are compared.");
-  if (FEWEST_DRAFTED * draftedRounds < rounds) return untimed(`Only ${count(draftedRounds, "round")} of ${NUMBER.format(rounds)} had a draft, so no speeds are compared.`);
-  if (!speeds.flat().every(Boolean)) return untimed("They are too short to compare speeds.");
-  const ratios = speeds.map(([fast, slow]) => fast / slow).sort((one, other) => one - other);
-  const [least, most] = [ratios[0], ratios.at(-1)];
-  const range = `${least.toFixed(2)} to ${most.toFixed(2)}`;
-  const pairs = `${count(ratios.length, "pair")} of runs`;
-  const sentence =
-    most > SETTLED * least
-      ? `How much faster is not settled: ${range} times as fast with drafting in ${pairs}.`
-      : `With drafting ${median(ratios).toFixed(2)} times as fast, in the median of ${pairs} (${range}).`;
-  return { same: true, isTimed: true, sentence: `The texts are equal. ${sentence}` };
+export function differenceOf(one, other) {
+  const at = firstDifference(one.thought + "\n" + one.text, other.thought + "\n" + other.text);
+  if (at === null) return "";
+  const where = at <= one.thought.length ? "The thinking differs" : "The texts differ";
+  const character = at <= one.thought.length ? at + 1 : at - one.thought.length;
+  return `${where} from character ${NUMBER.format(character)} on, so no speeds are compared.`;
 }
 
-/** sorted: numbers, the least first. */
-function median(sorted) {
-  const half = sorted.length >> 1;
-  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+/** What the server's ratio says of two answers with equal texts. */
+export function ratioOf({ refusal, words, num_pairs: pairs }) {
+  return `The texts are equal. ${refusal ? `No speeds are compared, as ${refusal}.` : `In ${count(pairs, "pair")} of runs it was ${words}.`}`;
 }
 
 /** The number of the first character in which two texts differ; null where they are equal. */

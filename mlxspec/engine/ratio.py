@@ -1,0 +1,68 @@
+"""How many times as fast drafting is: the one rule for every ratio that a person reads. Plain numbers; knows no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+SETTLED = 1.3  # the greatest ratio of a comparison over its least; beyond it no single ratio is named
+_FEWEST_PAIRS = 3  # fewer say nothing of their spread
+_FEWEST_DRAFTED = 4  # one round of this many must have verified a draft, or other programs change the speed more than drafts do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """Speeds with drafting over speeds without, of pairs that were measured next to each other. median, least, most: of the pairs'.
+    refusal: why there is no ratio; "" where there is one."""
+
+    median: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+    num_pairs: int = 0
+    refusal: str = ""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the pairs agree, so that their median may be named."""
+        return self.num_pairs >= _FEWEST_PAIRS and self.most <= SETTLED * self.least
+
+    def __str__(self) -> str:
+        """Return `1.62x (1.50x to 1.71x)`, `not settled (1.20x to 2.01x)`, or why there is no ratio."""
+        span = f"({self.least:.2f}x to {self.most:.2f}x)"
+        if self.refusal:
+            return self.refusal
+        return f"{self.median:.2f}x {span}" if self.is_settled else f"not settled {span}"
+
+    @property
+    def words(self) -> str:
+        """`1.62 times as fast as without drafting (1.50 to 1.71)`, or the range alone and that it is not settled; "" without a ratio."""
+        if self.refusal:
+            return ""
+        if self.is_settled:
+            return (
+                f"{self.median:.2f} times as fast as without drafting ({self.least:.2f} to {self.most:.2f})"
+            )
+        return f"{self.least:.2f} to {self.most:.2f} times as fast as without drafting, which is not settled"
+
+    def data(self) -> dict[str, Any]:
+        """Return plain JSON; the median is null where it is not settled."""
+        found = asdict(self) | {"is_settled": self.is_settled, "words": self.words}
+        return found if self.is_settled else found | {"median": None}
+
+
+def ratio(pairs: Sequence[tuple[float, float]], *, num_rounds: int, num_drafted_rounds: int) -> Ratio:
+    """Return how many times as fast drafting was, or why that cannot be said.
+
+    pairs: tokens a second with drafting and without, of the same tokens. num_rounds, num_drafted_rounds: of the drafted answers, and those
+    of them that verified a draft.
+    """
+    if not num_drafted_rounds:
+        return Ratio(refusal="nothing was drafted")
+    if _FEWEST_DRAFTED * num_drafted_rounds < num_rounds:
+        return Ratio(refusal=f"only {num_drafted_rounds:,} of {num_rounds:,} rounds had a draft")
+    if not pairs or any(speed <= 0 for pair in pairs for speed in pair):
+        return Ratio(refusal="the answers are too short")
+    found = [drafted / plain for drafted, plain in pairs]
+    return Ratio(median=median(found), least=min(found), most=max(found), num_pairs=len(found))
