@@ -111,8 +111,6 @@ def load(
     config = _with_context(config or EngineConfig(), max_context)
     own = own_drafters(drafters)
     wanted = _Wanted(
-        model=hub.named(model),
-        revision=revision,
         draft=draft,
         drafters=own,
         draft_model=draft_model,
@@ -126,7 +124,7 @@ def load(
         ranks=ranks,
         engine=engine,
     )
-    folders = _find(wanted)
+    folders = _find(model, revision, wanted)
     with device.private_kernels():
         races.prepare()
         if ranks is not None:
@@ -138,11 +136,9 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The arguments of `load`, checked and with defaults in place. drafters: objects of the caller's, by name. names: of the drafters that
-    the caller wants; (): none, None: the choice is ours. dtype: None keeps the stored one on a GPU."""
+    """The arguments of `load` except the model, checked and with defaults in place. drafters: objects of the caller's, by name. names: of
+    the drafters that the caller wants; (): none, None: the choice is ours. dtype: None keeps the stored one on a GPU."""
 
-    model: str
-    revision: str | None
     draft: str | Sequence[str]
     drafters: Mapping[str, Drafter]
     draft_model: str | os.PathLike[str] | None
@@ -168,20 +164,16 @@ class _Wanted:
 @dataclass(frozen=True, kw_only=True)
 class _Folders:
     """The folders that are loaded. model; config: its config.json; by_mlx_lm: whether mlx-lm's code runs it. beside: the folder of the
-    draft model or of the head, None where there is none; is_named: the caller named it, it was not paired with the model. notices: on the
-    pair."""
+    draft model or of the head, None where there is none; is_named: the caller named it, it was not paired with the model. files: with
+    weights. notices: on the pair."""
 
     model: ModelFolder
     config: Mapping[str, Any]
     by_mlx_lm: bool
     beside: ModelFolder | None
     is_named: bool
+    files: Sequence[Path]
     notices: Sequence[str]
-
-    @property
-    def files(self) -> list[Path]:
-        """The files with weights."""
-        return [*self.model.files(), *(() if self.beside is None else self.beside.files())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,14 +189,14 @@ class _Parts:
     notices: Sequence[str]
 
 
-def _find(wanted: _Wanted) -> _Folders:
+def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) -> _Folders:
     """Return the folders of the model and of the draft model beside it. What is not on the disk is fetched. Raises what `load` raises."""
-    ranks, draft_model = wanted.ranks, wanted.draft_model
-    if draft_model is None and wanted.model in hub.DEMO_TARGETS:
+    name, ranks, draft_model = hub.named(model), wanted.ranks, wanted.draft_model
+    if draft_model is None and name in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
     judged = partial(check_fits, engine=wanted.engine)
-    folder = ModelFolder(hub.resolve(wanted.model, revision=wanted.revision, judge=judged))
-    config = folder.config()
+    folder = ModelFolder(hub.resolve(name, revision=revision, judge=judged), name)
+    config, files = folder.config(), folder.files()
     by_mlx_lm = judge(config, wanted.engine, kind="model").by_mlx_lm
     beside: ModelFolder | None = None
     notices: list[str] = []
@@ -226,6 +218,7 @@ def _find(wanted: _Wanted) -> _Folders:
         by_mlx_lm=by_mlx_lm,
         beside=beside,
         is_named=wanted.draft_model is not None,
+        files=[*files, *(() if beside is None else beside.files())],
         notices=notices,
     )
 
@@ -313,7 +306,7 @@ def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
         drafters=parts.drafters,
         spec=replace(wanted.spec, drafters=parts.names, policy=wanted.spec.policy or "auto"),
         config=wanted.config,
-        name=wanted.model,
+        name=folders.model.name,
         notices=[
             *parts.notices,
             *_unused(wanted.names, parts.names, target, wanted.spec, parts.drafters),

@@ -44,11 +44,11 @@ def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
 
 
 class ModelFolder:
-    """A folder whose links have been judged. Methods raise ModelError."""
+    """A folder whose links have been judged. name: by which the caller knows it. Methods raise ModelError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str | None = None) -> None:
         check_links(path)
-        self.path = path
+        self.path, self.name = path, name or str(path)
         self._found: tuple[list[Path], list[Path]] | None = None
 
     def config(self) -> dict[str, Any]:
