@@ -34,8 +34,7 @@ def read_picture(name: str, engine: Engine) -> Picture:
     """Raises ConfigError where the model reads no images, ImageError where the file is none that can be decoded."""
     from mlxspec.cli.terminal import note
     from mlxspec.engine.image_prompt import LIMITS
-    from mlxspec.images.decode import FIRST_FRAME, decode_image, is_animated
-    from mlxspec.images.source import read_file
+    from mlxspec.images.source import FIRST_FRAME, decode_image, is_animated, read_file
 
     if engine.vision is None:
         raise ConfigError(engine.no_images)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxspec.errors import ImageError
-from mlxspec.images.decode import ImageLimits
 from mlxspec.images.prepared import PreparedImage
-from mlxspec.images.source import ImageSource, source_of
+from mlxspec.images.source import ImageLimits, ImageSource, source_of
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import ImageSpan, RowImages
 from mlxspec.models.vision.base import Vision

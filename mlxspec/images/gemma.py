@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from mlxspec.errors import ConfigError, ImageError
-from mlxspec.images.patches import levels, patched, resized
-from mlxspec.images.prepared import PreparedImage, digest_of
+from mlxspec.images.prepared import PreparedImage, digest_of, levels, patched, resized
 
 TOKEN_BUDGETS = (70, 140, 280, 560, 1120)  # that Gemma 4 was trained with
 

@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from mlxspec.errors import ImageError
-from mlxspec.images.patches import levels, patched, resized
-from mlxspec.images.prepared import PreparedImage, digest_of
+from mlxspec.images.prepared import PreparedImage, digest_of, levels, patched, resized
 
 _NARROWEST = 200  # longer side by shorter side
 

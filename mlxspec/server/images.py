@@ -17,8 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mlxspec.errors import ImageError
-from mlxspec.images.decode import ImageLimits
-from mlxspec.images.source import ImageSource, from_base64, from_url
+from mlxspec.images.source import ImageLimits, ImageSource, from_base64, from_url
 from mlxspec.server.errors import BadField
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.job import TemplateMessage

@@ -16,8 +16,8 @@ from PIL import GifImagePlugin, Image, PngImagePlugin
 from planting import catches
 
 from mlxspec.errors import ConfigError, ImageError
-from mlxspec.images import decode, pixels
-from mlxspec.images.decode import ImageLimits, decode_image, is_animated
+from mlxspec.images import pixels, source
+from mlxspec.images.source import ImageLimits, decode_image, is_animated
 
 LIMITS = ImageLimits()
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "GIF": {}}
@@ -195,7 +195,7 @@ def test_a_jpeg_of_very_many_scans_is_refused() -> None:
 )
 def test_an_image_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     data = many_scans(Image.new("RGB", (4000, 4000)), 80)
-    monkeypatch.setattr(decode, "_SECONDS", 0.05)
+    monkeypatch.setattr(source, "_SECONDS", 0.05)
     with pytest.raises(ImageError, match=r"takes more than 0\.05 seconds and was ended"):
         decode_image(data, LIMITS)
     assert values(PICTURE).shape == (64, 64, 3)
@@ -203,7 +203,7 @@ def test_an_image_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system holds no limit of memory")
 def test_an_image_that_takes_too_much_memory_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_MEMORY", 16 << 20)
+    monkeypatch.setattr(source, "_MEMORY", 16 << 20)
     with pytest.raises(ImageError, match=r"more than 16 MiB|damaged"):
         decode_image(file_of(Image.new("RGB", (3000, 3000))), LIMITS)
     assert values(PICTURE).shape == (64, 64, 3)

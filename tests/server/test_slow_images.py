@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.server.serving import Served
 
-SLOW = "import mlxspec.images.decode as d\nd._SECONDS = 0.5\n"
+SLOW = "import mlxspec.images.source as d\nd._SECONDS = 0.5\n"
 
 
 def url(data: bytes) -> str:
