@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec.parsers.formats import ChatFormat
 from mlxspec.server.answer_format import AnswerFormat
-from mlxspec.server.job import ChatRequest, ToolChoice, tool_name
+from mlxspec.server.job import ChatRequest, ToolChoice, function_of, tool_name
 from mlxspec.server.rules import Rules, rules_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def _scripted(talk: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: Too
 
 def _call_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The tool with one call that it allows; None for a tool that runs no command."""
-    parameters = tool["function"].get("parameters") or {}
+    function = function_of(tool)
+    parameters = function.get("parameters") or {}
     given = parameters.get("properties") or {}
     name = next((n for n in _COMMANDS if n in given and _has_type(given[n], "string", "array")), None)
     if name is None:
@@ -67,7 +68,7 @@ def _call_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
         for n in needed
     }
     schema = {"type": "object", "properties": {**properties, name: {"const": words}}, "required": [*needed]}
-    return {**tool, "function": {**tool["function"], "parameters": {**parameters, **schema}}}
+    return {**tool, "function": {**function, "parameters": {**parameters, **schema}}}
 
 
 def _has_type(schema: Any, *names: str) -> bool:

@@ -145,20 +145,15 @@ class _Joined(str):
 
 
 def _image(part: Mapping[str, Any], place: str, most: int | None, *, is_needed: bool) -> ImageText:
+    """Return the text for an image's part of a message. Raises BadField for a form that is not known."""
     given = part.get("image_url", part.get("image", part.get("source")))
-    holder: Mapping[str, Any] = given if isinstance(given, Mapping) else part
-    most = _max_pixels(holder.get("max_pixels", part.get("max_pixels")), f"{place}.max_pixels") or most
-    if holder.get("detail", part.get("detail")) == "low":
+    fields = {**part, **given} if isinstance(given, Mapping) else {**part, "url": given}
+    most = _max_pixels(fields.get("max_pixels"), f"{place}.max_pixels") or most
+    if fields.get("detail") == "low":
         most = min(most or _LOW_DETAIL, _LOW_DETAIL)
-    if isinstance(given, Mapping):
-        kind = given.get("type")
-        if kind == "file" or given.get("file_id") is not None:
-            raise BadField(place, f"{place}: files are not stored here; send the image itself.")
-        data = given.get("data") if kind == "base64" else given.get("url")
-        is_url = kind != "base64"
-    else:
-        data, is_url = given, True
-    if data is None and part.get("file_id") is not None:
+    is_url = fields.get("type") != "base64"
+    data = fields.get("url" if is_url else "data")
+    if data is None and (fields.get("type") == "file" or fields.get("file_id") is not None):
         raise BadField(place, f"{place}: files are not stored here; send the image itself.")
     if not isinstance(data, str):
         raise BadField(place, f"{place} holds no image: give it as a data: URL.")

@@ -150,9 +150,15 @@ class Job:
         )
 
 
+def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the description of the function that a tool in OpenAI's nested form is."""
+    found: Mapping[str, Any] = tool["function"]
+    return found
+
+
 def tool_name(tool: Mapping[str, Any]) -> str:
     """Return the name of a tool in OpenAI's nested form."""
-    return str(tool["function"]["name"])
+    return str(function_of(tool)["name"])
 
 
 def goes_on_with(messages: Sequence[TemplateMessage], path: str) -> GoesOn | None:

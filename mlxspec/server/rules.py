@@ -15,7 +15,7 @@ from mlxspec.parsers.patterns import usable_pattern
 from mlxspec.parsers.tool_schemas import ToolSchemas
 from mlxspec.server.answer_format import held, held_schema
 from mlxspec.server.errors import BadField
-from mlxspec.server.job import ChatRequest, CustomGrammar, Loosen, ToolChoice, tool_name
+from mlxspec.server.job import ChatRequest, CustomGrammar, Loosen, ToolChoice, function_of, tool_name
 from mlxspec.server.messages import call_lead
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _with_pattern(
     if pattern is None:
         return tool
     text = {"type": "string", "pattern": pattern}
-    function = tool["function"]
+    function = function_of(tool)
     schema = {**function["parameters"], "properties": {"input": text}}
     return {**tool, "function": {**function, "parameters": schema}}
 
