@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="put it beside what is in --out")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    known = read_traces(options.out) if options.add else {}
+    known = read_traces(options.out, of=options.model) if options.add else {}
     spec = SpecConfig(n_max=MODEL_DEPTH, ngram_m=LOOKUP_DEPTH, policy="fixed")
     engine = load(options.model, draft=options.drafters, draft_model=options.draft_model, spec=spec)
     recorder = Recorder(engine.drafts)
@@ -174,7 +174,7 @@ def main() -> None:
             recorded += [beside(known[found.name], found) if options.add else found] if answers else []
     if not recorded:
         raise SystemExit(f"No answer was recorded, so {options.out} is left as it was.")
-    write_traces(options.out, recorded)
+    write_traces(options.out, recorded, model=options.model)
     print(f"{options.out.name}: {options.out.stat().st_size / 1e3:.0f} kB")
 
 

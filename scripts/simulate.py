@@ -5,7 +5,7 @@
     scripts/simulate --rows 4 [--count 60]       groups of recorded answers that decode together, of one kind of text and of all mixed
     scripts/simulate --engine [--tokens 96] [--temperatures 0,0.8] [--prompts 30] [--cold 0]       the real engine under a simulated clock
 
-The first two replay recorded traces (--traces): the controller alone, all kinds of text in turns. The third answers the prompts of
+The first two replay traces of --model: the controller alone, all kinds of text in turns. The third answers the prompts of
 scripts/bench_policy.json with the demo model; rounds and drafts take what a curve says, and the first round of a width --cold plain rounds
 more. Ratios are of decoding times, above 1 is faster. `best` is the fastest of plain decoding and all fixed settings for that answer, in
 hindsight; `kind` the fixed setting that is fastest for all answers of its kind. A start is cold (a new controller for each answer), warm,
@@ -35,6 +35,7 @@ KINDS = ("edit", "explain", "continue", "ask", "sampled")
 def main() -> None:
     options = _options()
     jobs: list[tuple[Any, ...]] = []
+    print(f"The drafts are those of {options.model}.\n")
     if options.engine:
         found = [row for curve in options.curves for row in run_engine(curve, options)]
         _print_table(
@@ -45,11 +46,16 @@ def main() -> None:
         ]
     elif options.rows > 1:
         groups = [[k] for k in KINDS] + [list(KINDS)]
-        jobs = [(options.traces, g, options.rows, options.curves, options.count) for g in groups]
+        jobs = [
+            (options.traces, options.model, g, options.rows, options.curves, options.count) for g in groups
+        ]
         cells = _run(_group_job, jobs, options.jobs)
         _print_groups(cells)
     else:
-        jobs = [(options.traces, n, options.curves, options.count, options.starts) for n in options.lengths]
+        jobs = [
+            (options.traces, options.model, n, options.curves, options.count, options.starts)
+            for n in options.lengths
+        ]
         cells = _run(_job, jobs, options.jobs)
         _print_cells(cells)
     if options.json:
@@ -62,6 +68,7 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--model", default="demo", help="whose drafts the traces hold")
     parser.add_argument("--count", type=int, default=15)
     parser.add_argument("--curves", default=",".join(CURVES))
     parser.add_argument("--lengths", default="16,32,96,256")
@@ -104,16 +111,16 @@ def _run(work: Any, jobs: list[tuple[Any, ...]], num: int) -> list[Any]:
 
 
 def _job(job: tuple[Any, ...]) -> list[Cell]:
-    path, length, curves, count, starts = job
-    traces = read_traces(path)
+    path, model, length, curves, count, starts = job
+    traces = read_traces(path, of=model)
     workloads = {k: traces[k] for k in KINDS if k in traces}
     machines = [m for m in MACHINES if m.name in curves]
     return run_cells(workloads, length, machines, count=count, starts=starts, drafters=DRAFTERS)
 
 
 def _group_job(job: tuple[Any, ...]) -> list[GroupCell]:
-    path, names, num_rows, curves, count = job
-    traces = read_traces(path)
+    path, model, names, num_rows, curves, count = job
+    traces = read_traces(path, of=model)
     machines = [m for m in MACHINES if m.name in curves]
     return run_group_cells([traces[n] for n in names if n in traces], num_rows, machines, count=count)
 

@@ -96,12 +96,40 @@ def test_the_readme_can_be_typed() -> None:
         assert not re.search(r"\b[A-Z]{4,}\b|<\w+>", words.split("#")[0]), words
 
 
-@pytest.mark.slow
-def test_the_readme_has_the_simulated_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import your_mac
+MODEL = re.compile(
+    r"\b(?:Qwen|Gemma|Llama|DeepSeek|Mistral|gpt-oss|qwen|gemma|llama)[\w.-]*(?:[-: ]\d[\w.]*[bBM]\b|:\d+\w*)|\b[\d.]+B\b(?! shape)"
+)
+FIGURE = re.compile(
+    r"(?<![\w.:/-])\d[\d,.]*(?: to \d[\d,.]*)?(?: ?(?:%|GB|MB|kB|tok/s|tokens a second|times))?(?![\w/-]|\.\d)"
+)
+SOURCE = re.compile(
+    r"https?://[^)\s]*\d|scripts/\w+|mlxspec inspect|[Cc]ommits? [0-9a-f]{7}|measurements/|\b[0-9a-f]{7,8} \||the shapes|published"
+)
 
-    assert your_mac.main(["--check"]) == 0
+
+def without_source(page: str) -> list[str]:
+    """Return the lines of a page that have a figure and the name of a sized model, in a section without a source; commands are left out."""
+    found = []
+    text = re.sub(r"^```.*?^```$|^    [^\n]*$", "", page, flags=re.MULTILINE | re.DOTALL)
+    for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
+        lines = [line for line in section.splitlines() if MODEL.search(line)]
+        figures = [line for line in lines if FIGURE.search(MODEL.sub("", line))]
+        found += figures * (SOURCE.search(section) is None)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_figures_of_named_models_have_a_source(page: Path) -> None:
+    """A link with a number, a script or a file of measurements, a commit, or what counts memory, in the same section."""
+    assert without_source(page.read_text("utf-8")) == []
+
+
+def test_a_figure_without_a_source_is_found() -> None:
+    row = "| 64 GB | `qwen3.6:35b-a3b` | 29 |"
+    assert without_source(f"# a\n\n{row}\n\n# b\n\n`scripts/simulate` wrote this.\n") == [row]
+    assert without_source(f"# a\n\n{row}\n\nBy `scripts/simulate`.\n") == []
+    assert without_source("Qwen3.8-27B makes 47 tok/s.") == ["Qwen3.8-27B makes 47 tok/s."]
+    assert without_source("```sh\nmlxspec run qwen3.5:4b -n 40\n```\nRun qwen3.5:4b.") == []
 
 
 def test_drafters_that_outputs_name_are_there() -> None:

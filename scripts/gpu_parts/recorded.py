@@ -80,7 +80,7 @@ def records() -> Mapping[str, list[int]]:
     """By workload, how many tokens of the demo's MTP head were right at each place."""
     return {
         name: [int(n) for answer in work.answers if "mtp" in answer for n in answer["mtp"].stood]
-        for name, work in read_traces(_TRACES).items()
+        for name, work in read_traces(_TRACES, of="demo").items()
     }
 
 

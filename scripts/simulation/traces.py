@@ -1,8 +1,8 @@
 """Traces: what every drafter would have said at every place of real answers, and how much of it the text bears out.
 
 A trace is enough to replay any way of choosing drafts without a model, because drafts are made from the text alone: whoever stands at a
-place would have been offered the same. Kept in one compressed file, a workload's answers one behind the other. Knows files and arrays;
-knows no engine and no costs.
+place would have been offered the same. Kept in one compressed file, a workload's answers one behind the other, with the name of the model
+that answered: how often its drafts stand says nothing of another model's. Knows files and arrays; knows no engine and no costs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from mlxspec.errors import ConfigError
+
+_MODEL = "model"  # no workload's array: those have a slash in their names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +88,9 @@ def _joined(parts: Sequence[tuple[np.ndarray | None, int]]) -> np.ndarray | None
     return np.concatenate([np.zeros((n, *known.shape[1:]), np.uint8) if p is None else p for p, n in parts])
 
 
-def write_traces(path: Path, workloads: Sequence[Workload]) -> None:
-    """All workloads into one file."""
-    arrays: dict[str, np.ndarray] = {}
+def write_traces(path: Path, workloads: Sequence[Workload], *, model: str) -> None:
+    """Write all workloads into one file. model: that answered, and whose drafters drafted."""
+    arrays: dict[str, np.ndarray] = {_MODEL: np.array(model)}
     for workload in workloads:
         sizes = [len(next(iter(a.values()))) for a in workload.answers]
         arrays[f"{workload.name}/ends"] = np.cumsum(sizes).astype(np.uint32)
@@ -110,15 +112,19 @@ def write_traces(path: Path, workloads: Sequence[Workload]) -> None:
             )
 
 
-def read_traces(path: Path) -> dict[str, Workload]:
-    """Workloads by name. Raises ConfigError where the file is none of ours."""
+def read_traces(path: Path, *, of: str) -> dict[str, Workload]:
+    """Return workloads by name. Raises ConfigError where the file is none of ours, or holds the drafts of another model than `of`."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
+        model = str(arrays.pop(_MODEL))
         names = [key.removesuffix("/ends") for key in arrays if key.endswith("/ends")]
-        return {name: _workload(name, arrays) for name in names}
+        found = {name: _workload(name, arrays) for name in names}
     except (OSError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path.name} is no file of traces.") from error
+    if model != of:
+        raise ConfigError(f"{path.name} holds the drafts of {model}, which say nothing of {of}.")
+    return found
 
 
 def _workload(name: str, arrays: Mapping[str, np.ndarray]) -> Workload:

@@ -147,9 +147,9 @@ def test_traces_survive_their_file(tmp_path: Path) -> None:
     ]
     workload = Workload(name="edit", answers=answers, distinct=[1.0, 0.8])
     for name in ("a", "b"):
-        write_traces(tmp_path / name, [workload])
+        write_traces(tmp_path / name, [workload], model="owner/name")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    found = read_traces(tmp_path / "a")["edit"]
+    found = read_traces(tmp_path / "a", of="owner/name")["edit"]
     assert found.distinct == pytest.approx([1.0, 0.8])
     assert [len(a["mtp"]) for a in found.answers] == [3, 1]
     for mine, theirs in zip(answers, found.answers, strict=True):
@@ -164,7 +164,7 @@ def test_a_file_that_holds_no_traces_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(b"nothing")
     with pytest.raises(ConfigError):
-        read_traces(path)
+        read_traces(path, of="demo")
 
 
 def test_counting() -> None:
@@ -183,14 +183,23 @@ FIVE = tuple(m for m in MACHINES if m.name in ("CPU", "M1 Ultra", "M3 Max", "M3 
 LEAST = {16: (0.80, 0.88), 32: (0.88, 0.89), 96: (0.93, 0.955), 256: (0.955, 0.985)}
 
 
+def test_traces_say_nothing_of_another_model() -> None:
+    """What the demo drafts cannot stand in a row of another model, nor a file that does not name its model in any."""
+    with pytest.raises(
+        ConfigError,
+        match=r"held_traces\.npz holds the drafts of demo, which say nothing of mlx-community/Qwen3\.8-27B-4bit",
+    ):
+        read_traces(HELD, of="mlx-community/Qwen3.8-27B-4bit")
+
+
 def workloads(path: Path) -> dict[str, Workload]:
-    known = read_traces(path)
+    known = read_traces(path, of="demo")
     return {name: known[name] for name in NAMES}
 
 
 @pytest.mark.parametrize("path", [TRACES, HELD], ids=lambda p: p.stem)
 def test_shipped_traces_do_not_loop(path: Path) -> None:
-    for workload in read_traces(path).values():
+    for workload in read_traces(path, of="demo").values():
         assert min(workload.distinct) >= 0.7
 
 
@@ -229,14 +238,14 @@ def check_groups(cells: list[GroupCell], *, blur: float = 0.0) -> None:
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "sampled" else n for n in NAMES]
 )
 def test_four_rows_are_not_slower_on_a_few_groups(name: str) -> None:
-    check_groups(run_group_cells([read_traces(HELD)[name]], 4, MACHINES, count=10), blur=0.03)
+    check_groups(run_group_cells([read_traces(HELD, of="demo")[name]], 4, MACHINES, count=10), blur=0.03)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [2, 4, 8])
 def test_several_rows_are_not_slower(num_rows: int) -> None:
     """Alike ones, and all workloads mixed."""
-    known = read_traces(HELD)
+    known = read_traces(HELD, of="demo")
     for which in (*([w] for w in known.values()), list(known.values())):
         check_groups(run_group_cells(which, num_rows, MACHINES, count=60), blur=0.01)
 

@@ -26,7 +26,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]
     command = [sys.executable, str(bench_gate.ROOT / "scripts" / "record_traces.py"), "--out", str(out)]
     command += ["--items", str(ITEMS), "--tokens", str(TOKENS)]
     subprocess.run(command, check=True, capture_output=True)
-    return {name: list(w.answers) for name, w in read_traces(out).items()}
+    return {name: list(w.answers) for name, w in read_traces(out, of="demo").items()}
 
 
 def _longer(said: Said, num: int) -> Said:
