@@ -44,7 +44,7 @@ class Alignment:
         self._left, self._since = 0, 0  # the last place that was right, and tokens of the answer since
 
     def start(self, place: int, said: Sequence[int]) -> None:
-        """The answer is at this place, behind these tokens of it, which stand there."""
+        """Put the answer at this place. said: tokens of the answer that end there."""
         self._said.extend(said)
         self.place, self.agreed, self._left, self._since = place, len(said), place, 0
 
@@ -54,11 +54,11 @@ class Alignment:
         return TOKEN_ALIGNED * len(self._text)
 
     def next(self, limit: int) -> list[int]:
-        """At most `limit` tokens that follow the place."""
+        """Return at most `limit` tokens that follow the place."""
         return [] if self.place is None else self._text[self.place : self.place + limit]
 
     def push(self, tokens: Iterable[int]) -> None:
-        """The answer's next tokens."""
+        """Add the answer's next tokens, and move the place with them."""
         for token in tokens:
             self._said.append(token)
             self._since += 1

@@ -37,12 +37,12 @@ class DrafterFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a drafter wants to see of the target besides tokens. Raises ConfigError where it contradicts itself.
+    """The inputs from the target, in addition to tokens, that a drafter needs. Raises ConfigError where they contradict each other.
 
-    layers: 0-based ids of layers of the target. The drafter is given the residual stream behind each of them, concatenated in this order
-    (behind the final hidden, if it asks for that as well), wherever a method speaks of hiddens: H means `width` times the target's hidden
-    size then. Invariants: the rows are those of the forward that sampled the token, so that of a prompt, of a plain round or of a verify;
-    a row of a draft that was rejected is never given; a request that uses no such drafter does not compute them.
+    layers: 0-based ids of layers of the target. The drafter receives the residual stream after each of them, concatenated in this order
+    (after the final hidden, if it needs that as well), wherever a method speaks of hiddens: H is then `width` times the target's hidden
+    size. Invariants: the rows are those of the forward that sampled the token, that of a prompt, of a plain round or of a verify; a row of
+    a rejected draft is never given; a request that uses no such drafter does not compute them.
     """
 
     hidden: bool = False  # the final hidden each token was sampled from
@@ -189,16 +189,16 @@ class Drafter(ABC):
     max_draft: int | None = None
 
     def begin(self, row: int) -> None:  # noqa: B027
-        """A new row."""
+        """Begin a new row."""
 
     def see(self, row: int, seen: SeenImages) -> None:  # noqa: B027
-        """Told behind `begin`, before any token, where the row's prompt holds images. Image tokens are negative numbers in whatever it
-        observes of this row and in its history; they are never to be proposed. seen: gives the rows that the target takes at them.
-        Raises DrafterFailed where the row cannot be drafted for."""
+        """Receive the images of a row's prompt; called after `begin`, before any token, where it holds some. Image tokens are negative
+        numbers in all tokens that the drafter hears of this row and in its history; never propose one. seen: gives the rows that the target
+        takes at them. Raises DrafterFailed where the row cannot be drafted for."""
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
-        """Known tokens, the next of the row's history. hidden (len(tokens), H): what each was sampled from (the target's final hidden one
-        place before it, zeros before the first), given if `needs.wants_hidden`."""
+        """Receive known tokens, the next of the row's history. hidden (len(tokens), H): the hidden that each was sampled from (the target's
+        final hidden one place before it, zeros before the first), given if `needs.wants_hidden`."""
 
     @abstractmethod
     def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
@@ -215,33 +215,33 @@ class Drafter(ABC):
         return None
 
     def prime(self, row: int) -> None:  # noqa: B027  (few need it)
-        """The prompt and the first token have been observed and the answer begins: run what has been queued, if anything. Counts as
-        reading the prompt, not as decoding."""
+        """Run what has been queued, if anything. Called when the prompt and the first token have been heard and the answer begins; its time
+        counts as reading the prompt, not as decoding."""
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
-        """The target's cache, to be read in the proposals of this round only, and the names of its rows; told if `needs.cache`."""
+        """Receive the target's cache, to be read in the drafts of this round only. order: numbers of its rows. Called if `needs.cache`."""
 
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
-        """For the prefix store, what `resume` needs besides tokens to go on behind the row's first `length` tokens, all of which have been
-        observed; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
+        """Return, for the prefix cache, what `resume` needs in addition to tokens to go on after the row's first `length` tokens, all of
+        which have been heard; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
         return None
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """Called behind `begin` where a row's text begins with `tokens` that the prefix store had: they are not observed. state: what
-        `snapshot` gave behind the first `state.length` of them; all of them if `needs.every_hidden`. Raises ValueError where nothing can
-        be drafted so."""
+        """Begin a row's text with `tokens` that are not heard because the prefix cache had them; called after `begin`. state: what
+        `snapshot` returned for the first `state.length` of them; for all of them if `needs.every_hidden`. Raises ValueError where no draft
+        can follow."""
         if self.needs.every_hidden:
             raise ValueError("it keeps no state from which it could go on behind this beginning")
         self.hear(row, tokens, None)
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
-        """What computes the states that `snapshot` gives: drafters of one class whose modules have the same weights may continue from each
-        other's states, so these are written to disk. None: they are kept in memory only."""
+        """The modules that compute the states which `snapshot` returns: drafters of one class whose modules have the same weights may
+        continue from each other's states, so these are written to disk. None: they are kept in memory only."""
         return None
 
     def forget(self, row: int) -> None:  # noqa: B027
-        """The row is gone; forget it. Unknown rows are ignored."""
+        """Forget a row. Rows that are not known are ignored."""
 
     @property
     def nbytes(self) -> int:

@@ -52,7 +52,7 @@ def is_ours(drafter: Drafter) -> bool:
 
 
 def check_description(drafter: Drafter) -> None:
-    """Raises ConfigError where a drafter of one's own does not describe itself as it must."""
+    """Raise ConfigError where a drafter of the caller's does not describe itself as it must."""
     if is_ours(drafter):
         return
     name, needs, most = drafter.name, drafter.needs, drafter.max_draft
@@ -142,7 +142,7 @@ def _confidences(given: Any, length: int) -> list[float] | None:
 
 
 def check_snapshot(found: Snapshot, length: int, start: int) -> None:
-    """Evaluates what a drafter gave for the prefix store. Raises DrafterFailed where the store could not cut it and give it back."""
+    """Evaluate what a drafter returned for the prefix cache. Raises DrafterFailed where the cache could not cut it and give it back."""
     if (
         not isinstance(found, Snapshot)
         or (found.length, found.start) != (length, start)

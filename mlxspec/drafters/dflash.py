@@ -181,7 +181,8 @@ class DFlashDrafter(BehindUnread):
 
 
 def _positions(known: Sequence[int], places: Sequence[int], unread: Unread | None) -> Positions:
-    """Of places whose rows are at `places` of `unread`. known: where they would be if nothing were unread."""
+    """Return the positions of the tokens whose rows are at `places` of `unread`. known: positions that they would have if nothing were
+    unread."""
     if unread is None:
         return known
     return Shifted(known, unread.num_committed[mx.array(places, mx.int32)], unread.width)

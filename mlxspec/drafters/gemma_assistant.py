@@ -37,7 +37,7 @@ class _Borrowed(ModelCache):
         return self
 
     def commit(self, kept: Sequence[int] | None = None) -> None:
-        """Nothing was written."""
+        """Do nothing: the assistant writes nothing into the cache."""
 
 
 class GemmaAssistant(ModelDrafter):
@@ -69,10 +69,10 @@ class GemmaAssistant(ModelDrafter):
             self._newest[row] = mx.contiguous(hidden[-1:])
 
     def snapshot(self, row: int, length: int, start: int) -> None:
-        """The hidden it goes by comes with the next token."""
+        """Return None: the hidden that the assistant needs comes with the next token."""
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """Does nothing: the assistant reads the prompt in the target's cache."""
+        """Do nothing: the assistant reads the prompt in the target's cache."""
 
     def forget(self, row: int) -> None:
         self._newest.pop(row, None)

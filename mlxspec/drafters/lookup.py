@@ -54,7 +54,7 @@ class LookupRow(ABC):
 
     @abstractmethod
     def extend(self, tokens: Sequence[int]) -> None:
-        """The next tokens of the text; images are negative ones."""
+        """Add the next tokens of the text; image tokens are negative."""
 
     @abstractmethod
     def draft(self, limit: int) -> Draft:
@@ -65,7 +65,7 @@ class LookupRow(ABC):
         return self.draft(1) is not NO_DRAFT
 
     def close(self) -> None:  # noqa: B027
-        """The text has ended."""
+        """Note that the text has ended."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class Lookup(Drafter):
             self.open(row, self._make())
 
     def open(self, row: int, state: LookupRow) -> None:
-        """A new row, with what it is looked up in."""
+        """Begin a row. state: what is looked up in for it."""
         self._rows[row] = state
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
@@ -176,7 +176,7 @@ class NgramRow(LookupRow):
         return bool(self._text.earlier(1))
 
     def _judge(self, token: int) -> None:
-        """The next token of the text, as far as a proposal is followed."""
+        """Compare the text's next token with the proposal that is being followed, if any."""
         num = len(self._followed)
         if not num:
             return
@@ -266,7 +266,7 @@ class EarlierRow(LookupRow):
         self._index.add(self._owner, self._tokens)
 
     def _look_for_copies(self) -> None:
-        """Whether the answer's last tokens stand in the prompt, outside of what is followed."""
+        """Find out whether the answer's last tokens are in the prompt, outside of the text that is followed."""
         if self._source is not None and self._source.agreed >= COPIED:
             return
         tokens = self._tokens

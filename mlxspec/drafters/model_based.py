@@ -133,7 +133,7 @@ class ModelDrafter(Drafter):
 
     @property
     def proposals(self) -> Proposals | None:
-        """What the next logits are proposed from; None: the whole head."""
+        """The rows of the head that the next logits are computed from; None: the whole head."""
         return None if self.uses_whole_head else self.reduced
 
     @property
@@ -142,12 +142,12 @@ class ModelDrafter(Drafter):
         return None if self.proposals is None else self.proposals.ids
 
     def _taken(self, hidden: mx.array) -> mx.array:
-        """What was observed with some tokens, (N, H), as `_forward` takes it for certain tokens."""
+        """Return the hiddens (N, H) that came with known tokens, as `_forward` takes them."""
         return hidden
 
     @property
     def reads(self) -> Reads:
-        """What drafting a token reads of weights, the language-model head included: its cost is guessed from that."""
+        """The weights that drafting one token reads, the language-model head included: the drafter's cost is guessed from their bytes."""
         return drafted_reads(self.model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     @property
@@ -206,7 +206,7 @@ class ModelDrafter(Drafter):
             self.prime(row)
 
     def prime(self, row: int) -> None:
-        """The last token stays queued: the next draft begins with it."""
+        """Run what has been queued, except the last token: the next draft begins with it."""
         state = self._rows.get(row)
         if state is not None and len(state.tokens) > 1:
             cache = self._run({row: state.take_first(len(state.tokens) - 1)}, "none")[0]
@@ -224,7 +224,8 @@ class ModelDrafter(Drafter):
         return [done.get(a.row) or NO_DRAFT._replace(ended=self._ended.pop(a.row, None)) for a in asks]
 
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
-        """Behind catching up with what is queued of these tokens: they would have to be run before the next draft anyway."""
+        """Return the row's state after its first `length` tokens. Queued tokens among these are run first: they would have to be run before
+        the next draft anyway."""
         state = self._rows.get(row)
         if state is None or self._cache is None:
             return None
@@ -238,7 +239,8 @@ class ModelDrafter(Drafter):
         return _of_tokens(cells, start, skipped)
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """What the state lacks is run, as a prompt is that is read: what is drafted behind it is what a cold request would draft."""
+        """Restore a row's state and run the tokens that it lacks, as a prompt is read: the drafts that follow are those of a request
+        without the prefix cache."""
         known = 0 if state is None else state.length
         if len(tokens) >= self.max_context:
             self._give_up(row, f"its context of {self.max_context} tokens is full")
@@ -289,12 +291,12 @@ class ModelDrafter(Drafter):
         self._ended[row] = why
 
     def _ids(self, row: int, tokens: list[int]) -> list[int]:
-        """As the embedding looks them up."""
+        """Return tokens as the embedding looks them up."""
         seen = self._seen.get(row)
         return tokens if seen is None else seen.images.ids(tokens)
 
     def _turn(self, row: int) -> None:
-        """Positions behind what the row's cache holds are the target's."""
+        """Set the rotary positions of the tokens that follow the row's cache to the target's."""
         seen = self._seen.get(row)
         if seen is not None and self._cache is not None and self.turns_by_axes:
             place = self._order.index(row)
@@ -314,7 +316,7 @@ class ModelDrafter(Drafter):
         return self._go_on(cache, asks, out.logits, hidden, sampler, owners)
 
     def _open(self, asks: Sequence[Ask]) -> None:
-        """Before the logits of a draft."""
+        """Prepare for the logits of a draft."""
         if self.proposals is not None:
             self.proposals.open({a.row: a.history for a in asks})
 

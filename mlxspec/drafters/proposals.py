@@ -33,7 +33,8 @@ class _Text:
 
 
 class Proposals:
-    """For one drafter. `open` comes before a draft and names its rows; `logits` and `ids` belong to the last `open`."""
+    """The tokens that one drafter proposes from. `open` comes before a draft and names its rows; `logits` and `ids` belong to the last
+    `open`."""
 
     def __init__(self, head: HeadRows) -> None:
         self.head = head
@@ -48,7 +49,7 @@ class Proposals:
         self.ids = self._listed
 
     def open(self, histories: Mapping[int, Sequence[int]]) -> None:
-        """A draft of these rows begins: row -> all its known tokens."""
+        """Begin a draft. histories: by row, all its known tokens."""
         for row, history in histories.items():
             self._follow(row, history)
         opened = tuple((row, self._texts[row].version) for row in histories)
@@ -75,7 +76,7 @@ class Proposals:
         return mx.concatenate([listed, mx.where(may, own, -mx.inf)], axis=-1)
 
     def forget(self, row: int) -> None:
-        """The row is gone."""
+        """Forget a row."""
         self._texts.pop(row, None)
 
     @property

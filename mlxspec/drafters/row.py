@@ -67,7 +67,7 @@ class DraftRow:
 
     @property
     def limits(self) -> tuple[tuple[Drafter, int], ...]:
-        """Who may draft for the row, in its order, and the longest draft that it takes of each."""
+        """The drafters that may draft for the row, in its order, and the longest draft that it takes of each."""
         if self._limits is None or self._was_bound != self.sampler.is_bound:
             self._was_bound = self.sampler.is_bound
             every = (self.forced, *self.named) if self._was_bound and self.spec.drafters else self.named

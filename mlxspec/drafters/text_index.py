@@ -65,8 +65,8 @@ class IndexedText:
         return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
 
     def following(self, place: int, limit: int) -> list[int]:
-        """At most `limit` tokens behind a place, up to a border. A text that ends without one is taken to repeat what it has said since
-        the place, so that a repeating pattern is followed at full length."""
+        """Return at most `limit` tokens that follow a place, up to a border. A text that ends without a border is assumed to repeat what it
+        has said since the place, so that a repeating pattern is followed at full length."""
         found: list[int] = self.tokens[place : min(place + limit, self.end)].tolist()
         if found and min(found) < 0:
             return next(found[:i] for i, token in enumerate(found) if token < 0)
@@ -88,7 +88,7 @@ class GrowingText(IndexedText):
         self._oldest = pow(_INVERSE, n, 1 << 64)  # what the first token of an n-gram counts in its hash
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """The next tokens of the text; negative ones are borders."""
+        """Add the next tokens of the text; negative ones are borders."""
         n, (heads,), (links,), held = self.ns[0], self.heads, self.links, self.tokens
         for token in tokens:
             is_whole = self._since >= n
@@ -105,7 +105,7 @@ class GrowingText(IndexedText):
             self._since += 1
 
     def earlier(self, most: int) -> list[int]:
-        """At most so many places where the last n tokens have stood before, the latest first."""
+        """Return at most `most` places where the last n tokens occurred before, the latest first."""
         return list(islice(self.places(0, self.key), most)) if self._since >= self.ns[0] else []
 
     def backing(self, place: int) -> int:
@@ -192,12 +192,12 @@ class TextSegment(IndexedText):
         return next((i for i, one in enumerate(beginnings) if one not in self._known), len(beginnings))
 
     def begin(self, beginnings: Iterable[int]) -> None:
-        """The next piece begins a text, whose beginnings have these hashes."""
+        """Begin a text with the next piece. beginnings: hashes of the text's beginnings."""
         self._first = self._next = self.end
         self._known.update(beginnings)
 
     def extend(self, piece: Any) -> None:
-        """The next tokens of the text (n,) int32, fewer than `room`. N-grams that begin in earlier pieces are indexed with them."""
+        """Add the next tokens of the text (n,) int32, fewer than `room`. N-grams that begin in earlier pieces are indexed with them."""
         num_before = min(max(self.ns), self._next - self._first)
         first = self._next - num_before
         self._next += len(piece)
@@ -288,13 +288,13 @@ class TextIndex:
         return made
 
     def leave(self, owner: str, running: RunningText) -> None:
-        """The text has ended."""
+        """Note that a running text has ended."""
         self._running[owner] = left = [text for text in self._running[owner] if text is not running]
         if not left:
             del self._running[owner]
 
     def add(self, owner: str, text: Sequence[int]) -> None:
-        """A finished text, of which the beginning that is there already is not stored again. Nothing may change it any more."""
+        """Store a finished text, which no caller may change any more. A beginning that is stored already is not stored again."""
         if len(text) and self._largest >= 2 * CONTEXT:
             self._queue.append(self._adding(owner, text))
 

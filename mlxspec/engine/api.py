@@ -204,7 +204,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
 
     @abstractmethod
     def _rest(self) -> None:
-        """An answer has ended: do what was put off while it grew."""
+        """Do what was put off while an answer grew. Called when an answer has ended."""
 
     @abstractmethod
     def cancel(self, number: int) -> bool:
@@ -245,7 +245,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
         self._rest()
 
     def _run_until(self, requests: Sequence[Request]) -> None:
-        """Until all of these have ended. Others have their turns meanwhile, and keep their events."""
+        """Run rounds until all of these requests have ended. Other requests have their turns meanwhile, and keep their events."""
         try:
             for request in requests:
                 self._inboxes[request.number] = deque(maxlen=0)

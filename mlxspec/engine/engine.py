@@ -233,8 +233,8 @@ class Engine(EngineApi):
         self._queue.put(request, bounded=False)
 
     def rest(self, numbers: frozenset[int]) -> None:
-        """Pauses the rows of these requests from the next step on, and no others: nobody reads what they have given. They keep their
-        memory, and go on where they were once they are not named any more."""
+        """Pause the rows of these requests, and of no others, from the next step on: no caller reads what they have given. They keep their
+        memory, and go on where they were once their numbers are not given any more."""
         self._unread = numbers
 
     @property
@@ -302,7 +302,8 @@ class Engine(EngineApi):
         return self._model
 
     def follow(self, costs: CostModel) -> None:
-        """Requests with policy auto decide by these costs from now on. Without it they begin with guesses, which answers replace."""
+        """Let requests with policy auto decide by these costs from now on. Without this call they begin with guesses, which rounds
+        replace."""
         self.policies.follow(Controller(costs))
         if self.health is not None:
             self.health.counts = costs.judged
@@ -398,7 +399,7 @@ class Engine(EngineApi):
         return crc32(repr((texts, read, counts)).encode())
 
     def _check_alone(self, sentence: str) -> None:
-        """Raises ConfigError where several ranks run the model."""
+        """Raise ConfigError, with this sentence, where several ranks run the model."""
         if self.ranks.size > 1:
             raise ConfigError(sentence)
 
@@ -432,7 +433,7 @@ class Engine(EngineApi):
             self._begin(request)
 
     def _begin(self, request: Request) -> None:
-        """Its prompt is to be read."""
+        """Begin to read a request's prompt, and let its drafters know of it."""
         self.prefix.limit(self.memory.for_store)
         try:
             if request.spec.drafters:
@@ -514,7 +515,7 @@ class Engine(EngineApi):
             request.fail(error)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
-        """A round's time, to every row. before: seconds of drafting and verifying that it began with."""
+        """Add a round's time to the statistics of every row. before: seconds of drafting and verifying before the round."""
         self.stats.round_seconds += seconds
         drafting, verifying = self.stats.draft_seconds - before[0], self.stats.verify_seconds - before[1]
         for request in self._rows:
@@ -569,8 +570,8 @@ class Engine(EngineApi):
         return None if self.stats.probe is None else self.stats.probe.exact_width
 
     def keep_kv_in(self, bits: int) -> None:
-        """Keeps the target's keys and values in so many bits from here on, see EngineConfig. What the prefix store holds in memory
-        goes. Raises ConfigError for a model or an engine that cannot, and EngineBusyError while requests are here; nothing has changed
+        """Keep the target's keys and values in this number of bits from now on, see EngineConfig. Entries of the prefix cache in memory are
+        dropped. Raises ConfigError for a model or an engine that cannot, and EngineBusyError while requests are here; nothing has changed
         then."""
         if bits == self.config.kv_bits:
             return
@@ -628,7 +629,7 @@ class Engine(EngineApi):
         return request
 
     def _retire(self) -> None:
-        """Requests that have ended leave, wherever they are."""
+        """Let requests that have ended leave, wherever they are."""
         for request in self._places.take_ended():
             self._leave(request)
         leaving = [r for r in self._rows if r.finish_reason is not None]
@@ -656,7 +657,7 @@ class Engine(EngineApi):
                 self.prefix.keep(request, tokens, cache, row, self.drafts, hidden[place : place + 1])
 
     def _leave(self, request: Request) -> None:
-        """The one place where a request's last event comes from."""
+        """Release everything of a request that has ended, and send its last event. No other method sends that."""
         request.count_asked(self.drafts.asked(request.number))
         if self.health is not None:
             said = self.health.heard(request.stats)
@@ -674,7 +675,7 @@ class Engine(EngineApi):
 
 
 def _check_layers(drafts: Drafts, model: Model) -> None:
-    """Raises ConfigError for a drafter that needs layers which the model does not have."""
+    """Raise ConfigError for a drafter that needs layers which the model does not have."""
     for name, drafter in drafts.drafters.items():
         beyond = [i for i in drafter.needs.layers if i >= model.num_layers]
         if beyond:

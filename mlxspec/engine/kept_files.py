@@ -205,7 +205,7 @@ class KeptFiles:
         return True
 
     def use(self, name: str, when: int | None = None) -> None:
-        """A file has been used at `when`, in nanoseconds, None for now."""
+        """Note that a file was used at `when`, in nanoseconds; None: now."""
         when = time.time_ns() if when is None else when
         try:
             os.utime(self.path / (name + _SUFFIX), ns=(when, when), follow_symlinks=False)
@@ -267,14 +267,14 @@ class KeptFiles:
             held -= _taken(file.size)
 
     def forget(self, name: str, *, remove: bool = False) -> None:
-        """A file is of no use. remove: it goes from the folder, too; only with the lock."""
+        """Drop a file that is of no use. remove: delete it from the folder, too; allowed only with the lock."""
         if name in self.found:
             if remove:
                 (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
             self._set({other: file for other, file in self.found.items() if other != name})
 
     def _set(self, found: Mapping[str, KeptFile]) -> None:
-        """This process has changed the folder."""
+        """Replace what is known of the folder by what this process has made of it."""
         self.found = found
         with contextlib.suppress(OSError):
             self._seen = self.path.stat().st_mtime_ns

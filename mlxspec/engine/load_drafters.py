@@ -88,8 +88,9 @@ def drafters_that_draft(
     *,
     is_named: bool,
 ) -> tuple[str, ...]:
-    """Who drafts. is_named: `beside` was named by the caller, so it is used, in place of the model's own head, or refused. One that is
-    paired with the model drafts together with the head where both can. Raises ConfigError and ModelError."""
+    """Return the names of the drafters that draft, in order. is_named: the caller named `beside`, so it is used in place of the model's own
+    head, or refused. A drafter that is paired with the model drafts together with the head where both can. Raises ConfigError and
+    ModelError."""
     folder = None if beside is None else BY_NAME[DRAFTS_AS[beside.kind()]]
     if asked is None:
         head = () if target.mtp is None or (is_named and folder is not None) else ("mtp",)
@@ -137,7 +138,7 @@ class DrafterBuilder:
     notices: list[str]
 
     def drafter(self, name: str) -> Drafter:
-        """Without its weights. Raises ConfigError and ModelError."""
+        """Return the drafter of this name, without its weights. Raises ConfigError and ModelError."""
         if name.startswith("ngram-"):
             return ngram_lookup(name, self.spec.ngram_n, self.spec.ngram_m, self.spec.ngram_min_hits)
         hides_layers = BY_NAME[name].reads_layers and not self.target.model.num_layers
@@ -216,7 +217,7 @@ class DrafterBuilder:
         return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
-        """A drafter that shares the target's tokens may come with their tokenizer. Raises VocabularyError where that is another one."""
+        """Check the tokenizer that a drafter's folder may hold. Raises VocabularyError where it is not the target's."""
         if has_vocabulary(beside.path):
             rows = self.target.model.vocab_size
             check_tokens(self.tokenizer, Tokenizer.from_folder(beside.path), rows, rows)
@@ -271,7 +272,7 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
 
 
 def check_rows(tokenizer: Tokenizer, made: Assembled) -> None:
-    """Raises ModelError where ordinary text would be cut into ids for which a model has no row. Added tokens may lie beyond the rows, as
+    """Raise ModelError where ordinary text would be cut into ids for which a model has no row. Added tokens may lie beyond the rows, as
     Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
     rows = made.model.vocab_size
     if tokenizer.num_ordinary > rows:

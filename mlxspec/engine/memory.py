@@ -72,7 +72,7 @@ class EngineMemory:
         self._reserved: dict[int, _Reserved] = {}  # by request
 
     def hold(self, num_bytes: int) -> None:
-        """So much of the budget is another model's. Raises MemoryBudgetError where nothing would be left."""
+        """Reserve these bytes of the budget for another model. Raises MemoryBudgetError where nothing would be left."""
         self.weights += num_bytes
         check_weights(self.weights, self.config.memory_budget)
 
@@ -96,7 +96,7 @@ class EngineMemory:
         vars(self).pop("_model", None)
 
     def read_by(self, num_tokens: int) -> None:
-        """So many tokens of prompts are read at once from here on, where memory allows it."""
+        """Set how many tokens of prompts are read at once from now on, where memory allows it."""
         self.full_chunk = num_tokens
         device.adjust(self, self.scratch)
 
@@ -133,7 +133,7 @@ class EngineMemory:
         return found
 
     def check(self, request: Request) -> None:
-        """Raises MemoryBudgetError where it does not fit even alone, or where macOS itself is critically short of memory."""
+        """Raise MemoryBudgetError where a request does not fit even alone, or where macOS itself is critically short of memory."""
         if memory_pressure() == "critical":
             raise MemoryBudgetError(
                 "This Mac is critically short of memory, so no new request is taken now: close other programs and ask again."
@@ -170,7 +170,7 @@ class EngineMemory:
         return num_tokens * TOKEN_BYTES <= (self.budget - self.weights) // _WAITING_SHARE
 
     def release(self, request: Request) -> None:
-        """It is gone."""
+        """Release the bytes of a request."""
         self._reserved.pop(request.number, None)
         if hasattr(self, "_model"):  # a closed engine's rows leave too
             device.adjust(self, self.scratch)

@@ -43,7 +43,7 @@ _NO_COPIES = 20 * (50 << 20)
 
 
 class Pipeline(Rounds):
-    """At most one round is on its way. next: it, None where there is none."""
+    """Rounds of which at most one has been launched and not read. next: that round, or None."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Rows:
         return self.requests[place]
 
     def join(self, request: Request, cache: ModelCache) -> None:
-        """A row begins to decode. cache: its own, of one row; it must not be used again."""
+        """Let a request decode. cache: its own, of one row; it must not be used again."""
         if self.cache is None:
             self.cache = cache
         else:
@@ -45,7 +45,7 @@ class Rows:
         self.requests.append(request)
 
     def leave(self, leaving: list[Request]) -> None:
-        """These rows go."""
+        """Remove the rows of these requests."""
         staying = [i for i, r in enumerate(self.requests) if r not in leaving]
         if not staying:
             self.cache = None
@@ -54,7 +54,7 @@ class Rows:
         self.requests = [self.requests[i] for i in staying]
 
     def park(self, request: Request) -> None:
-        """Its row leaves; its state stays."""
+        """Remove a request's row and keep a snapshot of its state."""
         if self.cache is None:
             raise ValueError("no row can leave where there are none")
         kept = self.parked[request] = self.cache.snapshot(self.requests.index(request))
@@ -62,7 +62,7 @@ class Rows:
         self.leave([request])
 
     def unpark(self, request: Request, cache: ModelCache) -> None:
-        """Its row goes on where it was. cache: a fresh one, of one row."""
+        """Let a parked request decode again, from its snapshot. cache: a fresh one, of one row."""
         kept = self.parked.pop(request)
         cache.restore(kept)
         cache.scales[0] = request.scales

@@ -71,7 +71,7 @@ class Prefill:
             self._begin(None)
 
     def _begin(self, fetched: Hit | None) -> None:
-        """fetched: what came from the disk."""
+        """Begin to read the prompt. fetched: the beginning of it that the disk gave, or None."""
         request, drafts = self.request, self._drafts
         hit = self._prefix.find(request, drafts, fetched)
         request.shows_layers = any(
@@ -121,12 +121,12 @@ class Prefill:
             return failed
 
     def wait(self, seconds: float) -> None:
-        """Until more has come from the disk."""
+        """Wait for this number of seconds, or until more has come from the disk."""
         if self._fetch is not None:
             self._fetch.wait(seconds)
 
     def leave(self) -> None:
-        """The request has ended before its prompt was read. What has been read is kept, unless it failed."""
+        """End before the whole prompt was read. The part that has been read is kept in the prefix cache, unless reading failed."""
         if self._fetch is not None:
             self._prefix.end_fetch(self._fetch)
             self._fetch = None
@@ -163,7 +163,7 @@ class Prefill:
         return False
 
     def _turn(self) -> None:
-        """Positions behind what is in the cache."""
+        """Set the rotary positions of the tokens that follow the cache's."""
         if self.request.seen is not None:
             self.cache.shift(0, self.request.seen.images.shift(self.num_done))
 
@@ -226,7 +226,8 @@ class Prefill:
         request.stats.num_read += len(piece)
 
     def _tell_prompt(self, hidden: mx.array) -> None:
-        """Log-probabilities of the tokens behind those that were just read, (n, H) their hiddens; a few at a time, for the head's sake."""
+        """Compute the log-probabilities of the prompt's next tokens from the hiddens (n, H) of those just read, a few at a time: logits of
+        all would take too much memory."""
         hidden, prompt = self._drafts.streams.final(hidden), self.request.prompt
         for start in range(0, hidden.shape[0], _TOLD_AT_ONCE):
             first = self.num_done + start + 1
@@ -285,17 +286,17 @@ class Prefills:
         return [p.request for p in self.every if p.is_parked]
 
     def park(self, request: Request, *, is_parked: bool = True) -> None:
-        """Nothing of the request's prompt is read until it is parked no more."""
+        """Pause reading a request's prompt; is_parked False: go on with it."""
         (prefill,) = (p for p in self.every if p.request is request)
         prefill.is_parked = is_parked
 
     def add(self, prefill: Prefill) -> None:
-        """A prompt is to be read."""
+        """Add a prompt to those that are read."""
         self.every.append(prefill)
         self.every.sort(key=lambda p: p.request.number)
 
     def remove(self, prefill: Prefill) -> None:
-        """It is read, or its request has ended."""
+        """Remove a prompt that has been read, or whose request has ended."""
         self.every.remove(prefill)
 
     @property

@@ -199,7 +199,7 @@ def _rounds(engine: Engine, steps: Sequence[Step]) -> Iterator[None]:
 
 
 def rehearse_for(engine: Engine, seconds: float) -> None:
-    """Runs as much of `rehearse` as begins within so many seconds."""
+    """Run pieces of `rehearse` until this number of seconds has passed."""
     ends, running = time.perf_counter() + seconds, rehearse(engine)
     try:
         for _ in running:

@@ -221,7 +221,7 @@ class Request:
         return found.read(tokens, self.params.top_logprobs, start, self._bytes)
 
     def read_prompt(self, found: Logprobs, tokens: Sequence[int]) -> None:
-        """Adds the log-probabilities of the next tokens of its prompt."""
+        """Add the log-probabilities of the next tokens of its prompt."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += found.read(tokens, self.params.top_logprobs, 0, self._bytes)
 
@@ -323,7 +323,8 @@ class Request:
         self.stats.notices.append(f"{what}: it repeats every {period} tokens (loop_breaker)")
 
     def count_asked(self, asked: Mapping[str, AskedDrafter]) -> None:
-        """At the end: by drafter what the request had of it. Where no policy compares drafts with the text, rounds have."""
+        """Count, at the end of the request, what each drafter did for it. Where no policy compared drafts with the text, the counts of its
+        rounds are used."""
         for name, found in asked.items():
             work = self.stats.drafters.setdefault(name, DrafterStats())
             work.num_calls, work.seconds = found.calls, found.seconds

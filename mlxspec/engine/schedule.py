@@ -28,7 +28,7 @@ TURN = 8  # steps that a client waits for a place that is another's
 
 
 class Shares:
-    """Who gets a place next."""
+    """The rule that decides which client gets the next place."""
 
     def __init__(self) -> None:
         self._turns: dict[str, None] = {}  # clients, the one whose turn was longest ago first
@@ -43,7 +43,7 @@ class Shares:
         return min(oldest.values(), key=lambda r: (places.get(r.client, 0), order[r.client]), default=None)
 
     def took(self, client: str) -> None:
-        """It has got a place."""
+        """Note that a client has got a place."""
         self._turns.pop(client, None)
         self._turns[client] = None
 
@@ -85,13 +85,13 @@ class Queue:
         return iter(tuple(self._requests))
 
     def check(self, client: str = "") -> None:
-        """Raises QueueFullError or EngineStoppedError where a request would not be taken."""
+        """Raise QueueFullError or EngineStoppedError where a request would not be taken."""
         self.check_open()
         if len(self._requests) >= self._max_waiting and self._displaced(client) is None:
             raise QueueFullError(len(self._requests))
 
     def check_open(self) -> None:
-        """Raises EngineStoppedError where no request is taken any more."""
+        """Raise EngineStoppedError where no request is taken any more."""
         if self.is_draining:
             raise EngineStoppedError("The engine is shutting down and takes no new requests.")
 
@@ -137,5 +137,5 @@ class Turns:
         return keys.index(min(keys))
 
     def took(self) -> None:
-        """The piece was read."""
+        """Note that the piece of `next` was read."""
         self._is_oldest = not self._is_oldest

@@ -113,20 +113,20 @@ class Stream:
     # --- for the worker
 
     def accept(self, request: Request) -> None:
-        """The engine has queued it."""
+        """Note that the engine has queued the request."""
         with self._changed:
             self.request, self._is_accepted = request, True
             self._wake()
 
     def refuse(self, error: BaseException) -> None:
-        """It will never run. Does nothing behind the end."""
+        """End the stream with an error: its request never runs. Does nothing after the stream's end."""
         with self._changed:
             if not self._is_done:
                 self._refusal, self._is_done = error, True
                 self._wake()
 
     def put(self, event: Event) -> None:
-        """One more event; a FinishEvent is the last. What comes behind it is dropped."""
+        """Add an event. A FinishEvent is the last one; events after it are dropped."""
         with self._changed:
             if self._is_done:
                 return

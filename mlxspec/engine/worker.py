@@ -217,11 +217,12 @@ class Worker:
         return not self._owns_thread or self._thread.join(max(0.0, until - time.monotonic()))
 
     def fail(self, why: BaseException) -> None:
-        """The engine cannot go on, whatever it is doing: open streams end with the sentence, new ones are refused with it."""
+        """Stop the worker, whatever it is doing: open streams end with this error's sentence, and new ones are refused with it."""
         self._end("failed", why)
 
     def _exit(self) -> None:
-        """The process ends and nobody has stopped it: MLX aborts where a thread is at work behind the end. A load cannot be stopped."""
+        """Stop the engine at the end of the process, where no caller has: MLX aborts if a thread is at work then. A load cannot be
+        stopped."""
         if self._state == "ready":
             self.stop()
 
@@ -320,7 +321,8 @@ class Worker:
         return True
 
     def _rehearse(self, engine: Engine, until: float) -> None:
-        """A piece of the rehearsal, between two looks for something to do. If it fails requests will tell."""
+        """Run a piece of the rehearsal, between two looks for something to do. Where it fails, it is ended: requests will raise the same
+        error."""
         if self._rehearsal is None:
             self._rehearsal = rehearse(engine)
         try:
@@ -334,7 +336,7 @@ class Worker:
             self._rehearses_until = None
 
     def _end_rehearsal(self) -> None:
-        """Its request leaves the engine. What is left is rehearsed when the engine is idle again."""
+        """End the rehearsal, so that its request leaves the engine. The rest of it runs when the engine is idle again."""
         rehearsal, self._rehearsal = self._rehearsal, None
         if rehearsal is not None:
             with suppress(Exception):
@@ -358,7 +360,7 @@ class Worker:
             )
 
     def _step(self, engine: Engine) -> None:
-        """One step. Whoever it ended by an exception is told; if it ended nobody, there is nobody to blame but the engine."""
+        """Run one step, and end the streams of requests that an exception ended. An exception that ended no request is raised."""
         with self._changed:
             streams = {s.request.number: s for s in self._open if s.request is not None}
         error: Exception | None = None
@@ -381,7 +383,7 @@ class Worker:
             raise error
 
     def _end(self, state: State, why: BaseException) -> None:
-        """No more requests: open streams end with the sentence, new ones are refused. The first end counts."""
+        """End open streams with the sentence of `why`, and refuse new ones. Only the first call counts."""
         with self._changed:
             if self._state in ("stopped", "failed"):
                 return

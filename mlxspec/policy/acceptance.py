@@ -52,16 +52,16 @@ class Cells:
         self.rates, self.counts = list(first), [TRUST] * len(first)
 
     def count(self, cell: int, is_right: bool) -> None:
-        """A token of this cell met the text."""
+        """Count a token of this cell that was compared with the text."""
         num = self.counts[cell] = min(self.counts[cell] + 1.0, _MEMORY)
         self.rates[cell] += (is_right - self.rates[cell]) / num
 
     def as_data(self) -> list[list[float]]:
-        """For `read`, plain JSON."""
+        """Return the cells as plain JSON, for `read`."""
         return [self.rates, self.counts]
 
     def read(self, data: Any) -> None:
-        """Raises ConfigError, TypeError or ValueError for what `as_data` does not return."""
+        """Take the cells from what `as_data` returned. Raises ConfigError, TypeError or ValueError for anything else."""
         for own, given, least, most in zip(
             (self.rates, self.counts), data, (0.0, TRUST), (1.0, _MEMORY), strict=True
         ):
@@ -91,12 +91,12 @@ class Acceptance:
         return self.streaks, known + [len(STREAKS)] * (num - len(known))
 
     def count(self, table: Cells, cells: Sequence[int], matched: int) -> None:
-        """Tokens of these cells met the text, of which the first `matched` were accepted."""
+        """Count tokens of these cells that were compared with the text, of which the first `matched` were accepted."""
         for i, cell in enumerate(cells):
             table.count(cell, i < matched)
 
     def as_data(self) -> dict[str, Any]:
-        """For `from_data`, plain JSON."""
+        """Return the tables as plain JSON, for `from_data`."""
         return {name: getattr(self, name).as_data() for name in _TABLES} | {"gap": self.gap}
 
     @classmethod

@@ -54,7 +54,7 @@ class Bank:
         return min(MOST, max(LEAST, self.balance))
 
     def settle(self, rounds: float, gained: float) -> None:
-        """A round took `rounds` plain rounds of time and got `gained` plain rounds ahead of plain decoding (below 0: late)."""
+        """Add a round that took the time of `rounds` plain rounds and got `gained` plain rounds ahead of plain decoding (below 0: late)."""
         self.balance = max(0.0, min(self.balance + EARN * rounds + gained, FULL))
 
 
@@ -71,11 +71,11 @@ class Account:
         return self.balance - self.reserved - (0.0 if is_alone else MOST - LEAST)
 
     def reserve(self, worst: float) -> None:
-        """A round has been decided that may lose so much."""
+        """Reserve the plain rounds that a decided round may lose at worst."""
         self.reserved += worst
 
     def settle(self, rounds: float, gained: float = 0.0, worst: float = 0.0) -> None:
-        """A round has been read that took `rounds` plain rounds of time and got `gained` plain rounds ahead of plain decoding (below 0:
-        late). worst: what was reserved for it."""
+        """Add a round that was read, took the time of `rounds` plain rounds, and got `gained` plain rounds ahead of plain decoding (below
+        0: late). worst: the plain rounds that were reserved for it."""
         self.balance = min(self.balance + GROWTH * rounds + gained, CAP)
         self.reserved = max(0.0, self.reserved - worst)

@@ -133,8 +133,8 @@ class Auto(Policy):
         *,
         is_alone: bool,
     ) -> RowChoice:
-        """What a row asks for before drafts are cut. A model that drafts token by token for one row that reads its drafts stops where the
-        next token is not expected to pay."""
+        """Return the draft that a row requests, before it is cut. A model that drafts token by token for one row that reads its drafts
+        stops where the next token is not expected to pay."""
         if chosen.offer is not None:
             return RowChoice(drafter=[*given][chosen.offer], length=chosen.depth)
         name = chosen.model
@@ -147,8 +147,8 @@ class Auto(Policy):
         return RowChoice(drafter=name, length=chosen.depth, stops=stops)
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
-        """At rest models are not weighed, and lookups are asked for one row a round, in turns: a text that begins to repeat itself does so
-        for longer than a turn."""
+        """Return whether the next round is plain. While rows rest, models are not weighed, and lookups are requested for one row a round,
+        in turns: a text that begins to repeat itself does so for longer than a turn."""
         own = [self._rows[row.number] for row in rows]
         if any(each.is_drafting for each in own):
             return False
@@ -178,7 +178,7 @@ class Auto(Policy):
     # --- what rounds took
 
     def learn(self, done: LearnedRound) -> None:
-        """A round was read. Plain rounds at rest are learned from several at once: that costs the host less."""
+        """Learn what a round took. Plain rounds of rows that rest are learned several at once, which costs the host less."""
         decided = [c if isinstance(c, Decided) else None for c in done.choices]
         decision = next((c.decision for c in decided if c is not None), PLAIN_ROUND)
         for row, c in zip(done.rows, decided, strict=True):
@@ -218,7 +218,7 @@ class Auto(Policy):
             self.control.spent(parts, width, width, seconds, is_ahead=True, num_rounds=num)
 
     def _emitted(self, rows: Sequence[DraftRow]) -> list[tuple[PolicyRow, int]]:
-        """Those of these rows that got tokens since this was last asked, and how many each."""
+        """Return the rows that got tokens since the last call, and how many tokens each got."""
         found = []
         for row in rows:
             own = self._rows.get(row.number)

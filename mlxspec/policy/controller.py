@@ -41,9 +41,10 @@ _KEPT = 0.97  # of a row's own rate of acceptance, that each further token leave
 
 
 class Choice(NamedTuple):
-    """Who drafts for a row. offer: index of the lookup's offer taken; model: the model drafter asked. depth: tokens of it that are verified
-    or asked for. probe: to see whether it would pay, not because it is expected to. gain: tokens that are expected beyond plain decoding in
-    the time of a plain round. price: seconds of drafting at most."""
+    """A row's choice: its drafter and the length of its draft. offer: index of the lookup's offer taken; model: the model drafter
+    requested. depth: tokens of the draft that are verified, or that are requested. probe: the draft is made to see whether it would pay,
+    not because it is expected to. gain: tokens that are expected beyond plain decoding in the time of a plain round. price: seconds of
+    drafting at most."""
 
     offer: int | None = None
     model: str | None = None
@@ -69,9 +70,9 @@ PLAIN_ROUND = Decision()
 
 
 class PolicyRow:
-    """What the controller remembers of one row. kind: rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
-    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. own: by drafter, how many
-    of its tokens were accepted and how many met the text, both fading. is_drafting: its last decided round was not plain;
+    """The controller's state of one row. kind: name for rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
+    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. own: by drafter, how many of
+    its tokens were accepted and how many were compared with the text, both fading. is_drafting: its last decided round was not plain;
     is_behind_drafts: the last one that was read was not."""
 
     __slots__ = ("account", "bucket", "is_behind_drafts", "is_drafting", "kind", "own", "room", "streak")
@@ -107,7 +108,7 @@ class Controller:
     # --- chances
 
     def reaches(self, row: PolicyRow, offer: Offer) -> list[float]:
-        """For each token of a draft the probability that it and all before it are accepted."""
+        """Return, for each token of a draft, the probability that it and all before it are accepted."""
         table = self.costs.accepted(row.kind, offer.drafter)
         cells, places = table.cells(offer, row.streak.get(offer.drafter, 0), MAX_TOKENS)
         return list(accumulate((cells.rates[place] for place in places), mul))
@@ -178,12 +179,14 @@ class Controller:
         risk: float = 0.0,
         is_lookup: bool = False,
     ) -> tuple[float, int]:
-        """What the best length of a draft is expected to gain (`Choice.gain`), and that length; (0, 0) where plain decoding is better.
+        """Return what the best length of a draft is expected to gain (`Choice.gain`), and that length; (0, 0) where plain decoding is
+        better.
 
         reach: for each token the chance that it is accepted. each: how many rows draft as much. left: seconds that verifying may take
         longer, and drafting at worst, which is `risk` for each token. call, step: seconds of drafting however long, and for each token. A
-        lookup's draft that fails leaves enough for the next one: what verifying takes longer must be within that share of what is left
-        which is the chance that as many tokens are accepted as pay for it."""
+        lookup's draft that fails must leave enough for the next one. So the time that verifying takes longer must be within a share of
+        `left`: the chance that as many tokens are accepted as pay for it.
+        """
         plain, best, length, total = curve.plain, MARGIN * num_rows / curve.plain, 0, 0.0
         for i, chance in enumerate(reach, 1):
             total += each * chance
@@ -270,7 +273,8 @@ class Controller:
         curve: Curve,
         left: float,
     ) -> list[Choice]:
-        """What each of several rows chose if all drafted alike, cut to its share of a round that pays as a whole."""
+        """Cut what each of several rows would choose if all drafted alike to its share of a round that pays as a whole, and return the
+        choices."""
         prices: dict[str | None, float] = {None: 0.0}
         for name in {c.model for c in choices if c.model is not None}:
             places = [i for i, c in enumerate(choices) if c.model == name]
@@ -331,7 +335,7 @@ class Controller:
     # --- with drafts at hand
 
     def asked(self, row: PolicyRow, choice: Choice) -> None:
-        """The chosen model drafts for a row."""
+        """Note that the chosen model drafts for a row."""
         table = self.costs.accepted(row.kind, choice.model or "")
         table.asked_at = self._num_tokens.get(row.kind, 0)
         table.gap = min(2.0 * table.gap, PROBE_GAP) if choice.probe else PROBED
@@ -414,7 +418,7 @@ class Controller:
             self._num_tokens[row.kind] = self._num_tokens.get(row.kind, 0) + num_tokens
 
     def ended(self, row: PolicyRow, num_tokens: int) -> None:
-        """An answer of so many tokens has ended."""
+        """Learn the length of an answer that has ended."""
         usual = self._length(row)
         self.costs.lengths[row.kind] = usual + FADE * (num_tokens - usual)
 

@@ -47,7 +47,7 @@ class CostFile:
         return cls(kept_json.kept_file("costs", [*described(model, config, name), num_ranks, own]), name)
 
     def data(self) -> Any:
-        """As `kept_json.read`."""
+        """Return the file's content, see `kept_json.read`."""
         return kept_json.read(self.path)
 
     def write(self, costs: CostModel) -> None:
@@ -79,7 +79,7 @@ def described(model: Model, config: EngineConfig, name: str) -> list[Any]:
 
 
 def write_followed() -> None:
-    """What rounds have taught this process."""
+    """Write what rounds have taught this process."""
     for pid, file, costs in _followed.values():
         if pid == os.getpid() and costs.num_learned >= TRUST:
             file.write(costs)
@@ -87,7 +87,7 @@ def write_followed() -> None:
 
 
 def judged_drafters(model: str) -> dict[str, tuple[int, int]]:
-    """By drafter: how many of its drafts for this model were compared with the text on this machine, and how many began right."""
+    """Return, by drafter, how many of its drafts for this model were compared with the text on this machine, and how many began right."""
     found: dict[str, tuple[int, int]] = {}
     for path in kept_json.kept_files("costs"):
         data, costs = kept_json.read(path), CostModel()

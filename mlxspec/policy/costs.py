@@ -37,7 +37,7 @@ Guess = Callable[[int], float]  # width -> seconds, in any unit
 
 
 def bucket(context: int) -> int:
-    """Which context bucket a row of so many tokens is in."""
+    """Return the context bucket of a row of this number of tokens."""
     return bisect_left(CONTEXTS, context)
 
 
@@ -74,7 +74,7 @@ class Curve:
         self._draw()
 
     def keep(self) -> None:
-        """It is what another process knew. The first plain round replaces its seconds, and is asked for soon."""
+        """Mark the curve as another process's knowledge: the first plain round replaces its seconds, and is requested soon."""
         self._is_kept, self.age = True, STALE - SOON
 
     @property
@@ -100,9 +100,9 @@ class Curve:
         )
 
     def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
-        """One round took `seconds`. A single one moves what is known by CLIP at most, however late it was, unless `is_sure`; the first
-        rounds of a guessed width replace the guess, and the first plain round of a process what another one knew. A plain round counts the
-        more, the longer none was timed. A machine that has become slower is so for all widths."""
+        """Learn that one round took `seconds`. A single round moves what is known by CLIP at most, however late it was, unless `is_sure`.
+        The first rounds of a guessed width replace the guess, and the first plain round of a process what another one knew. A plain round
+        counts the more, the longer none was timed. A machine that has become slower is so for all widths."""
         if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
         off = log(seconds / self.seconds(num_tokens))
@@ -161,7 +161,7 @@ class Curve:
         return {w: self.seconds(w) for w in (self.num_rows, *sorted(self._known))}
 
     def known_until(self, widest: int) -> dict[int, float]:
-        """Those of `known` up to so many tokens."""
+        """Return the part of `known` up to this number of tokens."""
         return {width: seconds for width, seconds in self.known.items() if width <= widest}
 
 
@@ -223,7 +223,7 @@ class DraftCost:
             )
 
     def times(self, factor: float) -> DraftCost:
-        """So many times as dear."""
+        """Return a cost that is `factor` times as high."""
         return replace(self, call=factor * self.call, step=factor * self.step, queued=factor * self.queued)
 
     def seconds(self, depth: int, queued: int, num_rows: int = 1) -> float:
@@ -277,7 +277,8 @@ class CostModel:
         self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
 
     def compiled(self, num_rows: int, width: int, seconds: float | None) -> None:
-        """A round of this shape has run; seconds: how much longer than usual it took where it compiled, None where nothing did."""
+        """Note that a round of this shape has run. seconds: how much longer than usual it took where it compiled, None where nothing
+        did."""
         self.ran.add((num_rows, width))
         if seconds is not None:
             self._compiling[:] = [*self._compiling[1:], max(0.0, seconds)]
@@ -288,7 +289,7 @@ class CostModel:
         return sorted(self._compiling)[1]
 
     def know(self, curve: Mapping[int, float], drafts: Mapping[str, DraftCost], *, num_rows: int = 1) -> None:
-        """Seconds of greedy rows' rounds by width and of drafts, which somebody has measured."""
+        """Set measured costs. curve: seconds of greedy rows' rounds by width; drafts: by drafter."""
         self._curves[0, num_rows, GREEDY] = Curve(curve, num_rows=num_rows)
         for name, cost in drafts.items():
             self.drafts[name, GREEDY], self._num_drafts[name, GREEDY] = cost, TRUST
@@ -325,15 +326,15 @@ class CostModel:
         return made
 
     def accepted(self, kind: str, drafter: str) -> Acceptance:
-        """What is known of a drafter's acceptance, a guess where nobody has asked it."""
+        """Return what is known of a drafter's acceptance, a guess where it has not drafted yet."""
         found = self.acceptance.get((kind, drafter))
         if found is None:
             found = self.acceptance[kind, drafter] = Acceptance()
         return found
 
     def draft(self, name: str, kind: str, plain: float) -> DraftCost:
-        """What a drafter costs rows of this kind, in seconds: as learned from them or from greedy ones, else the guess at `plain` seconds a
-        plain round, nothing where nobody has said."""
+        """Return a drafter's cost in seconds for rows of this kind: as learned from them or from greedy ones, else the guess for plain
+        rounds of `plain` seconds, else nothing."""
         found = self.drafts.get((name, kind)) or self.drafts.get((name, GREEDY))
         if found is not None:
             return found
@@ -345,7 +346,7 @@ class CostModel:
         return name in self.guesses and (name, kind) not in self.drafts and (name, GREEDY) not in self.drafts
 
     def seconds(self, curve: Curve, width: int, calls: Sequence[DraftCall]) -> float:
-        """What a round of so many tokens is expected to take, and these drafts for it."""
+        """Return the expected seconds of a round of `width` tokens and of the drafts for it."""
         return curve.seconds(width) + sum(self._drafting(call, curve.plain) for call in calls)
 
     def learn(
@@ -411,7 +412,7 @@ class CostModel:
         return self.doubt.is_open
 
     def _scale(self, factor: float) -> None:
-        """The machine has become so many times as slow."""
+        """Scale all costs: the machine has become `factor` times as slow."""
         for curve in self._curves.values():
             curve.plain, curve.pause = factor * curve.plain, factor * curve.pause
         for key, cost in self.drafts.items():
@@ -421,8 +422,8 @@ class CostModel:
     def drafted(
         self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float, *, is_sure: bool = False
     ) -> None:
-        """A round for which models drafted took `seconds`, drafting and every wait included. What it took more or less than expected is
-        shared by the drafts and the width, in proportion; where no draft was verified, it is the drafts'."""
+        """Learn that a round for which models drafted took `seconds`, drafting and every wait included. The difference from what was
+        expected is shared by the drafts and the width, in proportion; where no draft was verified, it is the drafts'."""
         verifying, drafting = curve.seconds(width), sum(self._drafting(c, curve.plain) for c in calls)
         if width > curve.num_rows:
             ratio = seconds / (verifying + drafting)
@@ -436,7 +437,7 @@ class CostModel:
         return self.draft(call.name, call.kind, plain).seconds(call.depth, call.queued, call.num_rows)
 
     def _refine(self, call: DraftCall, ratio: float, plain: float, *, is_sure: bool) -> None:
-        """A draft took so many times what it was expected to: everything this drafter costs rows of this kind moves towards that."""
+        """Move all costs of this drafter, for rows of this kind, towards `ratio` times what was expected of one draft."""
         key = call.name, call.kind if call.kind in DEARER else GREEDY
         count = self._num_drafts.get(key, 0.0)
         self._num_drafts[key] = count + 1.0
@@ -449,7 +450,7 @@ class CostModel:
         return sum(self._num_drafts.values()) + sum(curve.num_rounds for curve in self._curves.values())
 
     def as_data(self) -> dict[str, Any]:
-        """For `learn_from`, plain JSON: what rounds and drafts have taught, no guesses."""
+        """Return what rounds and drafts have taught, without guesses, as plain JSON for `learn_from`."""
         curves = [
             {"bucket": b, "rows": rows, "kind": kind, "seconds": curve.known, "pause": curve.pause}
             for (b, rows, kind), curve in self._curves.items()

@@ -60,5 +60,5 @@ class Doubt:
         return found
 
     def settle(self) -> None:
-        """All costs have followed the machine's speed."""
+        """Forget rounds that were far off: all costs have followed the machine's speed."""
         self._far, self._last = {}, 0.0

@@ -17,7 +17,7 @@ class Fixed(Policy):
         return [_choice(row, given) for row, given in zip(rows, offers, strict=True)]
 
     def learn(self, done: LearnedRound) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 def _choice(row: DraftRow, given: Mapping[str, Draft]) -> RowChoice:

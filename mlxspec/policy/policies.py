@@ -24,7 +24,7 @@ class Policies:
 
     @property
     def costs(self) -> CostModel:
-        """What policy auto knows of costs; nothing where no row may follow it."""
+        """The costs that policy auto knows; empty where no row may follow it."""
         return CostModel() if self.auto is None else self.auto.control.costs
 
     def lead(self, number: int, policy: Policy) -> None:

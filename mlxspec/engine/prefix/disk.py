@@ -97,7 +97,7 @@ class Fetch:
         return not self.is_cancelled
 
     def finish(self, metadata: Mapping[str, str] | None) -> None:
-        """All tensors have come. None: what has come must not be used."""
+        """Note that all tensors have come. metadata: of the file; None: what has come must not be used."""
         with self._changed:
             self._metadata, self.has_failed = metadata, metadata is None
             self._changed.notify_all()
@@ -115,12 +115,12 @@ class Fetch:
             most -= pieces[0].nbytes
 
     def wait(self, seconds: float) -> None:
-        """Until there is something to take, or it has failed."""
+        """Wait until a tensor has come or reading has failed, for this number of seconds at most."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.has_failed or self.is_done, seconds)
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """Stop the reading: no caller needs it any more."""
         with self._changed:
             self.is_cancelled = True
             self._waiting.clear()
@@ -210,7 +210,7 @@ class PrefixDisk:
         return None
 
     def _read(self, fetch: Fetch, name: str, key: bytes) -> None:
-        """Whatever goes wrong fails the reading: a row waits for it. In the file thread."""
+        """Read a file into `fetch`, in the file thread. Any error makes the fetch fail, because a row waits for it."""
         metadata: Mapping[str, str] | None = None
         try:
             metadata = self.files.read(name, fetch.put)
@@ -238,8 +238,8 @@ class PrefixDisk:
     def offer(
         self, text: KeyedText, length: int, *, is_shared: bool = False, supersedes: bool = False
     ) -> None:
-        """The state behind the first `length` tokens is to be on disk; where it is, it counts as used. is_shared: many texts begin so.
-        supersedes: states before it are of no use to this text any more."""
+        """Write the state behind the first `length` tokens to the disk, unless it is there; then note that it was used. is_shared: many
+        texts begin with these tokens. supersedes: states of fewer tokens are of no use to this text any more."""
         name = self._name(text, length)
         if name is not None:
             self._thread.run(partial(self.files.use, name))
@@ -353,7 +353,7 @@ class PrefixDisk:
         }
 
     def _write(self, state: _State) -> None:
-        """In the file thread."""
+        """Write a state, in the file thread."""
         try:
             nbytes = sum(tensor.nbytes for tensor in state.tensors.values())
             if self.files.write(
@@ -395,7 +395,7 @@ class PrefixDisk:
         self._say(f"Texts for the prefix store on disk {why}; metrics count them.")
 
     def _say(self, sentence: str) -> None:
-        """Once."""
+        """Log a sentence, once a process."""
         if sentence not in self._has_said:
             self._has_said.add(sentence)
             _log.warning(sentence)
@@ -452,7 +452,7 @@ def _arrays(parts: Mapping[str, Snapshot], hidden: mx.array) -> Iterator[tuple[s
 
 
 def _try(work: Callable[[], None]) -> None:
-    """Does `work`. An error of the disk is logged."""
+    """Run `work`, and log an error of the disk."""
     try:
         work()
     except OSError as error:

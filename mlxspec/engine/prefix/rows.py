@@ -49,11 +49,11 @@ class Prefix:
         self.is_on = budget > 0
 
     def space(self, stride: int) -> None:
-        """So many tokens lie between two states of a long prompt from here on."""
+        """Set how many tokens lie between two states that are kept of a long prompt, from now on."""
         self.stride, self.spacing = stride, stride // _MARKS
 
     def limit(self, budget: int) -> None:
-        """So many bytes it may have now; what is too much goes."""
+        """Set the store's budget in bytes, and drop what exceeds it."""
         self._allowed = budget
         self.tree.budget = max(0, budget - self._coming)
         self.tree.shrink(self.tree.budget)
@@ -128,7 +128,7 @@ class Prefix:
         return fetch
 
     def end_fetch(self, fetch: Fetch) -> None:
-        """Nothing of it is held any more."""
+        """Release what a fetch holds."""
         fetch.cancel()
         self._coming -= fetch.nbytes
         self.limit(self._allowed)

@@ -228,7 +228,7 @@ class PrefixTree:
         self._nodes, self._lengths, self.nbytes = {}, Counter(), 0
 
     def check(self) -> None:
-        """Raises AssertionError where the invariants do not hold; for tests."""
+        """Raise AssertionError where the invariants do not hold. For tests."""
         nodes = self._nodes
         assert sum(node.nbytes for node in nodes.values()) == self.nbytes <= self.budget
         assert Counter(node.length for node in nodes.values()) == +self._lengths
