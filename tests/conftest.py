@@ -29,9 +29,11 @@ import planting
 import shards
 import skipped
 
+from mlxspec.loading import lm_studio
 from mlxspec.platform import device, folders
 
 os.environ["MLXSPEC_CONFIG"] = ""  # no user's settings
+lm_studio.PLACES = ()  # nor models
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     # what rounds cost beside other tests is nothing that later loads should start from: only libraries are kept for them

@@ -1,16 +1,16 @@
-"""Lists and removes the models in Hugging Face's local cache that mlxspec can run. Uses the hub's library and headers of files; loads
-nothing.
+"""Lists the models in Hugging Face's local cache and in LM Studio's folders that mlxspec can run, and removes those of the cache. Uses the
+hub's library and headers of files; loads nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxspec.checkpoints.memory import expected
 from mlxspec.errors import ModelError, StorageError
-from mlxspec.loading import hub, repositories
+from mlxspec.loading import hub, lm_studio, repositories
 from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, is_unpacked, of_mlx
 from mlxspec.loading.safetensors import check_header
@@ -18,12 +18,17 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.folder import kind_by
 from mlxspec.models.runnable import judge
 
+LM_STUDIO = "LM Studio"  # in place of a revision
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One revision of one repository. size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head that can
-    draft is among them, None where that is not known; problem: why it cannot be used, else empty. memory: bytes that running it takes,
-    None for a drafter and for what cannot be used."""
+    """One revision of one repository, or a model of LM Studio's, whose revision is not known.
+
+    size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head that can draft is among them, None where that
+    is not known; problem: why it cannot be used, else empty. memory: bytes that running it takes, None for a drafter and for what cannot
+    be used.
+    """
 
     name: str
     revision: str
@@ -51,16 +56,41 @@ class Listing:
 
 
 def listing(context: int | None = None) -> Listing:
-    """All of the cache. An absent cache is an empty one. context: tokens of a row that memory is reckoned for."""
+    """Return all of the cache, then what LM Studio has. An absent cache is an empty one. context: tokens of a row that memory is reckoned
+    for."""
     info, found, others = _scan(), [], 0
     for repo in sorted(info.repos, key=lambda r: r.repo_id) if info else ():
         runnable = []
         if repo.repo_type == "model":
-            runnable = [_entry(repo.repo_id, r, context) for r in repo.revisions]
+            runnable = [_entry(repo.repo_id, _Revision.of(r), context) for r in repo.revisions]
         entries = [e for e in runnable if e is not None]
         found += sorted(entries, key=lambda e: (not e.refs, e.revision))
         others += not entries
+    for name, folder in lm_studio.models().items():
+        entry = _entry(name, _Revision(folder, LM_STUDIO, (), _size(folder)), context)
+        found += [entry] if entry is not None else []
+        others += entry is None
     return Listing(folder=repositories.cache_folder(), entries=tuple(found), num_others=others)
+
+
+class _Revision(NamedTuple):
+    """What one folder holds of a model. size: bytes on the disk."""
+
+    folder: Path
+    commit: str
+    refs: tuple[str, ...]
+    size: int
+
+    @classmethod
+    def of(cls, found: Any) -> _Revision:
+        """Return what the hub's library found."""
+        return cls(
+            Path(found.snapshot_path), found.commit_hash, tuple(sorted(found.refs)), found.size_on_disk
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 class Removal:
@@ -87,6 +117,8 @@ def removal(name: str, revision: str | None = None) -> Removal:
     repositories.check_revision(revision)
     info = _scan()
     repos = [r for r in info.repos if r.repo_type == "model" and r.repo_id == name] if info else []
+    if not repos and name in lm_studio.models():
+        raise ModelError(f"{name} is LM Studio's; remove it there, or delete {lm_studio.models()[name]}.")
     if not repos:
         raise ModelError(f"{name} is not in the cache; `mlxspec models` shows what is.")
     repo = repos[0]
@@ -119,9 +151,9 @@ def _scan() -> Any:
         return None
 
 
-def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
+def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
     """None for what mlxspec does not run."""
-    folder, names, problem = Path(revision.snapshot_path), None, ""
+    folder, names, problem = revision.folder, None, ""
     shards, beside = list[Path](), list[Path]()
     try:
         config = read_json(folder / "config.json")
@@ -155,10 +187,10 @@ def _entry(name: str, revision: Any, context: int | None) -> Entry | None:
         problem = f"incomplete: `mlxspec pull {name}` fetches the rest"
     return Entry(
         name=name,
-        revision=revision.commit_hash,
-        refs=tuple(sorted(revision.refs)),
+        revision=revision.commit,
+        refs=revision.refs,
         folder=str(folder),
-        size=revision.size_on_disk,
+        size=revision.size,
         model_type=runs.kind if runs.kind in ("eagle3", "dflash") else str(config.get("model_type")),
         quantization=quantization,
         has_head=has_head,

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _here(args: argparse.Namespace) -> int:
-    """The models in the local cache."""
+    """The models in the local cache and in LM Studio's folders."""
     from mlxspec.checkpoints.cache import listing
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
@@ -58,8 +58,8 @@ def _here(args: argparse.Namespace) -> int:
         print_table(headings, rows, right=(2, 6))
     else:
         terminal.say(
-            f"There is no model that mlxspec runs in {found.folder}; `mlxspec models WORD` searches Hugging Face, and "
-            "`mlxspec pull owner/name` fetches one.\n"
+            f"There is no model that mlxspec runs in {found.folder}, nor in LM Studio's folders; "
+            "`mlxspec models WORD` searches Hugging Face, and `mlxspec pull owner/name` fetches one.\n"
         )
     for e in entries:
         if e.problem:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlxspec.errors import ConfigError, ModelError
+from mlxspec.loading import lm_studio
 from mlxspec.loading.download import Plan, fetch, plan
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.names import NAME_LENGTH, printable
@@ -106,8 +107,8 @@ def _local(model: str) -> Path | None:
 
 
 def cached(repo: str, revision: str | None = None) -> Path | None:
-    """The folder of a repository whose weights are all here, None otherwise. Asks nobody. Raises ModelError for one with links out of the
-    cache."""
+    """Return the folder of a repository whose weights are all here, in the hub's cache or, where no revision is named, in LM Studio's
+    folders; None otherwise. Asks nobody. Raises ModelError for one with links out of its place."""
     repo = repository(repo)
     check_repo(repo)
     check_revision(revision)
@@ -116,13 +117,17 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
     try:
         if not _COMMIT.fullmatch(commit):
             commit = (home / "refs" / commit).read_text(encoding="ascii").strip()
-        folder = home / "snapshots" / commit
-        if not _COMMIT.fullmatch(commit) or not folder.is_dir():
-            return None
     except (OSError, ValueError):
-        return None
-    check_links(folder)
-    return folder if is_complete(folder) else None
+        commit = ""
+    folders = [home / "snapshots" / commit] if _COMMIT.fullmatch(commit) else []
+    if revision is None:
+        folders += [folder for name, folder in lm_studio.models().items() if name == repo]
+    for folder in folders:
+        if folder.is_dir():
+            check_links(folder)
+            if is_complete(folder):
+                return folder
+    return None
 
 
 def is_complete(folder: Path) -> bool:
