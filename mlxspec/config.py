@@ -262,7 +262,7 @@ def _spans(given: Any) -> tuple[tuple[str, str, str], ...]:
 @fields_by_name(acceptance=ONE_ACCEPTANCE, draft_sampling=ONE_ACCEPTANCE)
 @dataclass(frozen=True, kw_only=True)
 class SpecConfig:
-    """Which drafters run and how long their drafts may be.
+    """The drafters that run, and how long their drafts may be.
 
     `drafters` is tried in the order given and the first that proposes anything wins the round; empty means plain
     decoding. `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it

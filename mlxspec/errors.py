@@ -66,11 +66,11 @@ class ContextOverflowError(MlxspecError):
 
 
 class MemoryBudgetError(MlxspecError):
-    """What was asked for would not fit into the memory budget."""
+    """A request or a model that would not fit into the memory budget."""
 
 
 class StorageError(MlxspecError):
-    """What was asked for would not fit on the disk, or a file could not be written."""
+    """A file that could not be written, or would not fit on the disk."""
 
 
 class CacheError(MlxspecError):
@@ -106,10 +106,7 @@ class RankError(MlxspecError):
 
 
 class QueueFullError(MlxspecError):
-    """So many requests wait that this one was not queued.
-
-    Attributes: num_waiting.
-    """
+    """A request that was not queued, because too many wait. Attributes: num_waiting."""
 
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} requests are waiting already; try again in a little while.")

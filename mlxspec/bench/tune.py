@@ -44,8 +44,8 @@ def contestants(engine: Engine) -> list[Contestant]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """What proposing over a part of the vocabulary costs and saves, at one depth. acceptance, whole_acceptance: accepted shares of drafted
-    tokens; read_bytes, whole_read_bytes: bytes that a drafted token reads."""
+    """The costs and savings of proposing over a part of the vocabulary, at one depth. acceptance, whole_acceptance: accepted shares of
+    drafted tokens; read_bytes, whole_read_bytes: bytes that a drafted token reads."""
 
     name: str
     depth: int

@@ -67,19 +67,19 @@ class AttentionLayerCache:
 
     @property
     def keys(self) -> list[mx.array]:
-        """By row, the first part of keys."""
+        """The first part of the keys, by row."""
         return self.parts[0]
 
     @property
     def values(self) -> list[mx.array]:
-        """By row, the first part of values."""
+        """The first part of the values, by row."""
         return self.parts[1]
 
     # --- what a subclass may store otherwise
 
     @property
     def _forms(self) -> tuple[Form, ...]:
-        """Of the parts: those of keys and those of values in turn."""
+        """The forms of the parts: those of keys and those of values in turn."""
         return Form(self.shape[1], self.dtype), Form(self.value_dim, self.dtype)
 
     def _stored(self, keys: mx.array, values: mx.array) -> KV:
@@ -200,7 +200,7 @@ class AttentionLayerCache:
         return -(-capacity // _STEP) * _STEP * per_token
 
     def _place(self, row: int, length: int) -> int:
-        """Where in a row's buffers token number `length` lies."""
+        """Return the place in a row's buffers of token number `length`."""
         return length
 
     def _reserve(self, row: int, length: int, end: int) -> None:
@@ -225,8 +225,8 @@ class Form(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """What a row has behind its first `begin` tokens, of which only the first start (1,) int32 count where that is known to the device
-    only: of each part (1, Hkv, n, ·)."""
+    """The tokens of a row after its first `begin` tokens. Only the first start (1,) int32 of those count where that number is known to the
+    device only. parts: each (1, Hkv, n, ·)."""
 
     begin: int
     start: mx.array | None

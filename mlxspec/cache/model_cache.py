@@ -97,7 +97,7 @@ class ModelCache:
         return Places(rows, self.lengths, self.exact, self.shifts)
 
     def shift(self, row: int, num: int) -> None:
-        """From the next forward on, text of this row has rotary positions that are its indices plus `num`."""
+        """Give this row's text, from the next forward on, rotary positions that are its indices plus `num`."""
         self.shifts[row] = num
 
     def commit(self, num_committed: Sequence[int] | None = None) -> None:

@@ -60,16 +60,14 @@ class Places:
 
     @cached_property
     def starts(self) -> list[mx.array] | None:
-        """Of each row (1,) int32, where its first token goes; None where lengths say so.
-
-        One number of 4 bytes each: MLX's Metal backend made its 8-byte offset in place of larger ones, and before 0.32.2 then did not
-        wait for whoever computes them (mlx #3880).
-        """
+        """The place (1,) int32 of each row's first token; None where lengths say so. One number of 4 bytes each: MLX's Metal backend made
+        its 8-byte offset in place of larger ones, and before 0.32.2 then did not wait for the operation that computes them (mlx #3880)."""
         return None if self.exact is None else mx.split(self.exact, self.rows.num_rows)
 
     @cached_property
     def masks(self) -> list[mx.array | None]:
-        """Of each row (width, lengths[r] + width) bool, which of the buffer's tokens each of its own sees; None where "causal" says so."""
+        """The mask (width, lengths[r] + width) bool of each row: which of the buffer's tokens each of its own sees; None where "causal"
+        says so."""
         if self.starts is None:
             return [None] * self.rows.num_rows
         return [
@@ -85,8 +83,8 @@ class Places:
 
 
 def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int) -> mx.array | None:
-    """What each of the last `width` of `num_behind` tokens sees, (width, begin + num_behind) bool, where the row's first tokens are the
-    first start (1,) int32 of `begin`, or all of them for None. None: each sees everything."""
+    """Return what each of the last `width` of `num_behind` tokens sees, (width, begin + num_behind) bool. The row's first tokens are the
+    first start (1,) int32 of `begin`, or all of them for None. Returns None where each sees everything."""
     if start is None and width == 1:
         return None
     if start is None:

@@ -64,8 +64,8 @@ def attention_cache(
     kv_bits: int = PLAIN,
     value_dim: int | None = None,
 ) -> AttentionLayerCache:
-    """Of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are. Raises CacheError where heads
-    cannot be kept in so many bits."""
+    """Return the cache of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are. Raises
+    CacheError where heads cannot be kept in this number of bits."""
     if kv_bits == PLAIN:
         return AttentionLayerCache(num_kv_heads, head_dim, dtype, num_rows, value_dim)
     return QuantizedLayerCache(num_kv_heads, head_dim, dtype, kv_bits, num_rows, value_dim)

@@ -50,8 +50,8 @@ class WindowedLayerCache(AttentionLayerCache):
         return max(0, length - self.window + 1) // ALIGNMENT * ALIGNMENT
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
-        """As AttentionLayerCache's; lengths must be exact. Views end with what was written and begin at most ALIGNMENT - 1 tokens before
-        the first token's window."""
+        """Append tokens, as AttentionLayerCache does; lengths must be exact. Views end with what was written and begin at most ALIGNMENT -
+        1 tokens before the first token's window."""
         if self._is_fork and self._floors is None:
             self._floors = list(places.lengths)
         return super().append(keys, values, places)

@@ -99,7 +99,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
-    """Of 16 bits a pixel, in any of Pillow's modes for it; `convert` would cut values off at 255."""
+    """Return an image of 16 bits a pixel, in any of Pillow's modes for it, with 8; `convert` would cut values off at 255."""
     import numpy as np  # few images need it
 
     values = np.asarray(image)

@@ -30,7 +30,7 @@ class PreparedImage:
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays, in bytes."""
+        """Bytes of the arrays."""
         return int(self.pixels.nbytes) + (0 if self.positions is None else int(self.positions.nbytes))
 
     @cached_property

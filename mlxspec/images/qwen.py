@@ -33,7 +33,7 @@ class QwenImages:
 
     @property
     def side(self) -> int:
-        """Of a merge block, in pixels."""
+        """Side of a merge block, in pixels."""
         return self.patch_size * self.merge_size
 
     @property
@@ -67,7 +67,8 @@ class QwenImages:
         return tall * wide // self.side**2
 
     def prepare(self, image: Image.Image, *, max_pixels: int | None = None) -> PreparedImage:
-        """As `Preprocessor` says. An image far from square may exceed max_pixels by what a shorter side of one block needs."""
+        """Prepare an image, as `Preprocessor` says. An image far from square may exceed max_pixels by what a shorter side of one block
+        needs."""
         height, width = self.size(image.height, image.width, max_pixels)
         pixels = resized(image, height, width, Image.Resampling.BICUBIC)
         rows, columns = height // self.side, width // self.side

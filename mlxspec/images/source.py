@@ -51,14 +51,14 @@ class ImageSource:
     where: str = ""
 
     def decoded(self, limits: ImageLimits) -> Image.Image:
-        """In mode RGB. Raises ImageError."""
+        """Return the image in mode RGB. Raises ImageError."""
         if isinstance(self.given, Image.Image):
             return _checked(self.given, limits)
         data = read_file(self.given, limits) if isinstance(self.given, Path) else self.given
         return decode_image(data, limits)
 
     def notices(self, decoded: Image.Image) -> list[str]:
-        """What of the image the model does not see, a clause each."""
+        """Return clauses on what of the image the model does not see."""
         if not is_animated(decoded):
             return []
         return [f"{self.where}: {FIRST_FRAME}" if self.where else FIRST_FRAME]
@@ -91,8 +91,8 @@ def from_base64(text: str, limits: ImageLimits) -> bytes:
 
 
 def source_of(part: Mapping[str, Any], limits: ImageLimits) -> ImageSource:
-    """Of a message's part {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}}. X: a path, bytes of a file, a
-    Pillow image or a data URL. "max_pixels" may stand beside. Raises ImageError."""
+    """Return the image of a message's part {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}}. X: a path,
+    bytes of a file, a Pillow image or a data URL. The part may hold "max_pixels", too. Raises ImageError."""
     given: Any = part.get("image", part.get("image_url", part.get("path")))
     if isinstance(given, Mapping):
         given = given.get("url")

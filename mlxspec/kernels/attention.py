@@ -53,7 +53,7 @@ _LIMIT = 0.05  # of the largest number: rounding of 16-bit types is a tenth of t
 
 
 class Heads(NamedTuple):
-    """What MLX picks a kernel by, of queries (1, Hq, w, D) and keys (1, Hkv, L, D)."""
+    """The properties of queries (1, Hq, w, D) and keys (1, Hkv, L, D) by which MLX picks a kernel."""
 
     num: int
     num_kv: int
@@ -82,8 +82,8 @@ def has_kernel(heads: Heads) -> bool:
 
 
 def score_bytes(heads: Heads, width: int, length: int, kv_bits: int = 16) -> int:
-    """What `attend` of so many queries or fewer and so many keys takes while it runs: for scores, 0 where a kernel never writes them out,
-    and for keys and values that are quantized and are unpacked for it. kv_bits: 4 or 8 where they are."""
+    """Return the bytes that `attend` takes while it runs, for at most this number of queries and keys: scores, 0 where a kernel never
+    writes them, and quantized keys and values that are unpacked for it. kv_bits: 4 or 8 where they are quantized."""
     few, found = kv_bits in KV_BITS and _goes_packed(width), 0
     if kv_bits in KV_BITS and not few:
         found = unpacking_bytes(2 * heads.num_kv * length * heads.dim, heads.dtype)
@@ -259,7 +259,8 @@ def _is_right(heads: Heads) -> bool:
 
 
 def _largest_error(heads: Heads) -> float:
-    """Of attention over random rows whose queries see some keys far better than others, so that a wrong place shows."""
+    """Return the largest error of attention over random rows whose queries see some keys far better than others, so that a wrong place
+    shows."""
     rng = np.random.default_rng(0)
     worst, scale = 0.0, heads.dim**-0.5
 

@@ -98,7 +98,8 @@ def _end_to_end(window: mx.array, inputs: mx.array) -> mx.array:
 
 
 def _number(num_rows: int, count: int, owner: mx.array, place: mx.array, flat: mx.array) -> mx.array:
-    """Where what is at `place` of row `owner`, its window of `count` before its inputs, is `_end_to_end`. flat: which input, if one."""
+    """Return the index in `_end_to_end` of what is at `place` of row `owner`, where each row has a window of `count` before its inputs.
+    flat: which input it is, if one."""
     return mx.where(place < count, owner * count + place, num_rows * count + flat)
 
 

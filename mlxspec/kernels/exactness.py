@@ -9,6 +9,6 @@ is_demanded = False
 
 
 def demand() -> None:
-    """From here on every operation takes the form with a row's own bits."""
+    """Let every operation from now on take the form with the bits of a single row."""
     global is_demanded
     is_demanded = True

@@ -25,7 +25,8 @@ _BLOCK = 16  # rows of the triangular inverse found by substitution
 
 
 class Tape(NamedTuple):
-    """What a forward of M flat tokens did to B states. k (M, Hk, Dk) compute dtype, delta (M, Hv, Dv) float32, log_g (M, Hv) float32."""
+    """A record of what a forward of M flat tokens did to B states. k (M, Hk, Dk) compute dtype, delta (M, Hv, Dv) float32, log_g (M, Hv)
+    float32."""
 
     k: mx.array
     delta: mx.array

@@ -47,7 +47,7 @@ def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
 
 
 def _otherwise(inputs: GdnInputs) -> Callable[..., tuple[mx.array, mx.array]]:
-    """What does the kernel's work where that is not used."""
+    """Return the function that does the kernel's work where the kernel is not used."""
     is_theirs = device.backend() == "metal" and mlx_agrees(*_form(inputs))
     return gdn_prefill_mlx if is_theirs else gdn_prefill_ops
 
@@ -141,7 +141,7 @@ def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> dict[str, float]
 
 
 def _race_key(inputs: GdnInputs) -> str:
-    """By dtype, head dims, the power of two of the token count and what is raced against."""
+    """Return the race's name: dtype, head dims, the power of two of the token count, and the rival."""
     num_tokens, (_, value_heads, value_dim) = inputs.q.shape[0], inputs.v.shape
     dtype = str(inputs.q.dtype).removeprefix("mlx.core.")
     count = 1 << (num_tokens - 1).bit_length()

@@ -43,8 +43,8 @@ _MAX_HEAD = 256
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each row's tokens lie on the flat axis: starts (B + 1,) int32 for kernels, index for the twins; widest: tokens of the row that
-    has most, or a little more."""
+    """The places of each row's tokens on the flat axis: starts (B + 1,) int32 for kernels, index for the twins; widest: tokens of the
+    longest row, or a little more."""
 
     starts: mx.array
     index: RaggedIndex | None

@@ -61,8 +61,9 @@ def kv_attend_ops(
     scale: float,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """In MLX's own operations, the queries of all heads that share keys as rows of one product. queries (1, Hq, w, D), keys and values of L
-    tokens -> (1, Hq, w, D). mask (w, L) bool: what each query sees; None: it and all before it, the queries standing at the end."""
+    """Return attention in MLX's own operations, with the queries of all heads that share keys as rows of one product. queries (1, Hq, w,
+    D), keys and values of L tokens -> (1, Hq, w, D). mask (w, L) bool: what each query sees; None: its own token and all before it, the
+    queries being the last tokens."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1:3]
     scores = products((queries * scale).reshape(1, num_kv, -1, dim), keys)
@@ -115,7 +116,7 @@ def kv_attend_metal(
 
 
 def num_parts(num_rows: int, num_kv: int, length: int, keys: QuantizedTokens) -> int:
-    """Into how many parts a row is cut, for num_rows queries of each key head."""
+    """Return the number of parts that a row is cut into, for num_rows queries of each key head."""
     dim, dtype = keys.shape[3], keys.scales.dtype
     beside = num_rows * (dim * dtype.size + 2 * 4 * (dim + 2))
     of_token = 2 * token_bytes(dim, dtype, keys.bits)
@@ -159,8 +160,8 @@ def _race_key(queries: mx.array, keys: QuantizedTokens) -> str:
 
 @launch.self_check(NAME, raced=True)
 def _self_check() -> launch.Check:
-    """Against numpy, over the numbers that the codes stand for: heads of each size, tokens that see different numbers of tokens, several
-    parts, buffers with other tokens behind."""
+    """Return a check against numpy over the unpacked numbers: heads of each size, queries that see different numbers of tokens, several
+    parts, buffers with other tokens after the row's."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for dim, bits, width, length in ((64, 8, 3, 1300), (128, 4, 1, 700), (256, 8, 5, 90), (256, 4, 2, 600)):

@@ -32,7 +32,7 @@ _substitute: Factory | None = None
 
 
 def factory() -> Factory:
-    """What builds kernels here, with the signature of `mx.fast.metal_kernel`."""
+    """Return the function that builds kernels here, with the signature of `mx.fast.metal_kernel`."""
     if _substitute is not None:
         return _substitute
     return cuda.metal_kernel if device.backend() == "cuda" else mx.fast.metal_kernel
@@ -103,10 +103,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """What statistics show of one kernel. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own
-    time over ours. is_ours: False for one of MLX's that was found wrong here. matches_mlx: as in `Check`; a kernel in use that does not
-    match is launched only where it does all products of 1 to 8 rows, that is, with `exact`. `refusals` has, by what was raced, why this
-    device could not run it."""
+    """A kernel's row in the statistics. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own time
+    over ours. is_ours: False for one of MLX's that was found wrong here. matches_mlx: as in `Check`; a kernel in use that does not match is
+    launched only where it does all products of 1 to 8 rows, that is, with `exact`. `refusals` has, by what was raced, why this device could
+    not run it."""
 
     name: str
     in_use: bool
@@ -183,8 +183,8 @@ def in_use(name: str) -> bool:
 
 
 def check_for(*used_for: Any) -> None:
-    """Self-check of the kernels that models need, with what one model uses them for: then nothing is compiled for an example. A kernel that
-    fails once is off."""
+    """Run the self-checks of the kernels that models need, with the shapes of one model: then nothing is compiled for an example. A kernel
+    that fails once is off."""
     for name in sorted(_of_models):
         is_new = (name, *used_for) not in _checked
         if is_new and (name not in _reports or _reports[name].in_use):
@@ -206,8 +206,8 @@ def reports() -> tuple[KernelReport, ...]:
 
 
 def needed() -> tuple[KernelReport, ...]:
-    """As `reports`, but kernels that would have to win a race and have won none are not used and so not checked, and neither are those that
-    no loaded model needs: what loading a model decides."""
+    """Return `reports` of the kernels in use. Kernels that have won none of the races they would have to win are not used and so not
+    checked, and neither are those that no loaded model needs; this is what loading a model decides."""
     for name in sorted(_checks):
         if not _may_run() or (
             _wins_anything(name) if name in _raced - _unless_lost else name not in _of_models
@@ -217,7 +217,7 @@ def needed() -> tuple[KernelReport, ...]:
 
 
 def add_report(report: KernelReport) -> None:
-    """Of a kernel that this module does not decide on."""
+    """Add the report of a kernel that this module does not decide on."""
     _reports[report.name] = report
 
 
@@ -400,14 +400,14 @@ def set_speedup(name: str, width: str, ratio: float) -> None:
 
 
 def adopt(ratios: Mapping[str, Mapping[str, float]]) -> None:
-    """Another process's ratios in place of this one's, so that both choose the same kernels."""
+    """Replace this process's ratios by another's, so that both choose the same kernels."""
     _speedups.clear()
     for name, by_width in ratios.items():
         _speedups[name] = dict(by_width)
 
 
 def speedups() -> dict[str, dict[str, float]]:
-    """By raced kernel and what was raced, MLX's own time over ours: what this process measured or was told."""
+    """Return, by raced kernel and by what was raced, MLX's own time over ours: what this process measured or has adopted."""
     return {name: dict(_speedups[name]) for name in sorted(_raced & set(_speedups))}
 
 

@@ -44,7 +44,7 @@ class QuantizedTokens:
 
     @property
     def nbytes(self) -> int:
-        """Of these tokens."""
+        """Bytes of these tokens."""
         return sum(
             x.nbytes // max(1, x.shape[2]) * self.length for x in (self.codes, self.scales, self.biases)
         )
@@ -83,12 +83,12 @@ def token_bytes(head_dim: int, dtype: mx.Dtype, bits: int) -> int:
 
 
 def unpacking_bytes(size: int, dtype: mx.Dtype) -> int:
-    """What unpacking so many numbers takes while it runs, the numbers themselves included."""
+    """Return the bytes that unpacking `size` numbers takes while it runs, the numbers themselves included."""
     return size * (dtype.size if has_products() else _UNPACKING + dtype.size)
 
 
 def first(tokens: Stored, num: int) -> Stored:
-    """Those of the first `num` tokens."""
+    """Return the first `num` tokens."""
     return tokens[:, :, :num] if isinstance(tokens, mx.array) else tokens.first(num)
 
 

@@ -158,7 +158,8 @@ class ProductKernel:
         return self._check((group, bits, mode) for mode, (group, bits) in MICROSCALING.items())
 
     def _check(self, formats: Iterable[tuple[int, int, str]]) -> launch.Check:
-        """Against numpy's product with the unpacked weight, in float32 and bfloat16; and whether rows have the bits of single ones."""
+        """Return a check against numpy's product with the unpacked weight, in float32 and bfloat16; and whether rows have the bits of
+        single ones."""
         rng = np.random.default_rng(0)
         worst, same = 0.0, True
         # Exact rounds launch every number of rows without a race, which would look at it; others launch what has won one.

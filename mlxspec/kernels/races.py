@@ -23,7 +23,8 @@ from mlxspec.platform import device, kept_json
 
 
 def prepare() -> tuple[launch.KernelReport, ...]:
-    """What loading a model does: take the ratios on record, then decide every kernel that may run. Without a GPU there are none."""
+    """Take the ratios on record, then decide every kernel that may run; returns their reports. Called when a model is loaded. Without a GPU
+    there are none."""
     if device.backend() != "cpu":
         restore()
         launch.call_before_races(mark)

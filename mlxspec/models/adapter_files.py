@@ -55,9 +55,9 @@ class Change(NamedTuple):
 
 
 class AdapterChanges(NamedTuple):
-    """What an adapter changes. changes: low-rank, by module path; layers: weights (rows, in) that stand in a module's place, by its path;
-    rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm. Rows and layers
-    come first where a module has a low-rank change as well."""
+    """The changes that an adapter makes. changes: low-rank, by module path; layers: weights (rows, in) that replace a module's, by its
+    path; rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm. Rows and
+    layers come first where a module has a low-rank change as well."""
 
     changes: dict[str, Change]
     layers: dict[str, mx.array]
@@ -180,7 +180,7 @@ def _check_saved(layers: Mapping[str, mx.array], names: Any) -> None:
 
 
 def _stacks(modules: Modules) -> dict[str, dict[str, str]]:
-    """Of each layer that has one stack of experts, the paths of its parts, by their names."""
+    """Return, for each layer that has one stack of experts, the paths of its parts, by their names."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for path, module in modules.items():
         layer = _LAYER.fullmatch(path)
@@ -240,7 +240,7 @@ def _in_stack(path: str, each: Mapping[int, Change], modules: Modules) -> Change
 
 
 def _check_embeddings(made: AdapterChanges, config: Mapping[str, Any], modules: Modules) -> None:
-    """Raises ModelError where the model cannot have what the adapter does to its embedding and its head."""
+    """Raise ModelError where the model cannot have what the adapter does to its embedding and its head."""
     shapes = {path: shape_of(m) for path, m in modules.items() if isinstance(m, (*LINEAR, *LOOKED_UP))}
     for path in [p for p in (*made.layers, *made.changes) if isinstance(modules.get(p), LOOKED_UP)]:
         heads = [p for p in shapes if shapes[p] == shapes[path] and not isinstance(modules[p], LOOKED_UP)]
@@ -322,7 +322,7 @@ def is_stack(module: Any) -> bool:
 
 
 def shape_of(module: Any) -> tuple[int, ...]:
-    """Of a module's weight, unpacked."""
+    """Return the shape of a module's weight, unpacked."""
     *rows, last = module.weight.shape
     return (*rows, last * 32 // module.bits if "scales" in module else last)
 

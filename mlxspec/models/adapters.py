@@ -100,7 +100,7 @@ def _checked(path: str, module: nn.Module | None, change: Change) -> nn.Module:
 
 
 def _check_beside(path: str, module: nn.Module, change: Change) -> None:
-    """Raises ModelError for a change that rows cannot have each for themselves."""
+    """Raise ModelError for a change that rows cannot have each for themselves."""
     if not isinstance(module, LINEAR) or path.endswith("lm_head"):
         raise ModelError(f"it changes {printable(path)}, {_ALONE}")
     if change.lengths is not None:
@@ -177,7 +177,7 @@ def _beside(module: nn.Module, change: Change) -> nn.Module:
 
 
 def _replace(model: nn.Module, tensors: Weights) -> None:
-    """Whole layers that were trained, in place of the model's. Raises ModelError."""
+    """Replace the model's layers by whole layers that were trained. Raises ModelError."""
     there = dict(tree_flatten(model.parameters()))
     named = {path_among(name, there): value for name, value in tensors.items()}
     for name, value in named.items():

@@ -92,7 +92,7 @@ def assemble_folder(
     images: bool = False,
     group: mx.distributed.Group | None = None,
 ) -> Assembled:
-    """As `assemble_lazily`, by whose code `judge` says. Raises ModelError."""
+    """Return the model of a folder, as `assemble_lazily`, run by the code that `judge` says. Raises ModelError."""
     config = folder.config()
     if judge(config, engine, kind="model").by_mlx_lm:
         return assemble_by_mlx_lm(folder, dtype, adapter=adapter, group=group)

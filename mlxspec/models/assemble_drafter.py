@@ -115,7 +115,7 @@ def _module(kind: Kind, config: Mapping[str, Any], given: Weights, target: Any) 
 
 
 class _AbsentTarget(NamedTuple):
-    """What drafters ask of their target when they are built. config: has its softcap."""
+    """The sizes of a target that drafters read when they are built. config: has its softcap."""
 
     hidden_size: int
     vocab_size: int

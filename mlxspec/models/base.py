@@ -22,13 +22,10 @@ LogitsAt = Literal["all", "last", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a forward returns, all lazy.
-
-    logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none".
-    hidden: (N, H), after the final norm: what the language-model head sees and what an MTP head takes.
-    taps: layer index -> (N, H), the residual stream after that layer, for the layers asked for.
-    is_warm: whether it takes as long as the next one of its shape will: nothing compiles in it, or is to be compiled later.
-    """
+    """The results of a forward, all lazy. logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none".
+    hidden: (N, H), after the final norm: the input of the language-model head and of an MTP head. taps: layer index -> (N, H), the residual
+    stream after that layer, for the layers requested. is_warm: whether it takes as long as the next one of its shape will: nothing compiles
+    in it, or is to be compiled later."""
 
     logits: mx.array | None
     hidden: mx.array
@@ -45,17 +42,17 @@ class Model(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Of those that `taps` names, from 0 on."""
+        """Number of layers that `taps` can name, from 0 on."""
         ...
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Of its hiddens and logits."""
+        """Dtype of hiddens and logits."""
         ...
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
-        """Of layers that attend to a whole context."""
+        """Heads of the layers that attend to a whole context."""
         ...
 
     def forward(

@@ -53,7 +53,7 @@ class Keys:
 
 
 def short(value: Any) -> str:
-    """What a config says, cut to what fits into a sentence."""
+    """Return a value of a config, cut to what fits into a sentence."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -89,7 +89,7 @@ class Values:
         return default if value is None else value
 
     def skip(self, *keys: str) -> None:
-        """These say nothing beside what else has been read."""
+        """Note that these keys say nothing in addition to what else has been read."""
         self.asked.update(keys)
 
     def object(self, key: str) -> Mapping[str, Any]:
@@ -128,7 +128,7 @@ class Values:
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
-        """The value must be one of `allowed`, or absent: what it would change is not implemented."""
+        """Check that the value is one of `allowed`, or absent: what it would change is not implemented. Raises ModelError."""
         value = self.value(key)
         if value is not None and not any(
             value is a or (value == a and type(value) is type(a)) for a in allowed
@@ -160,7 +160,8 @@ def flattened(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def layer_kinds(get: Values, kind: str, interval: int = 1) -> tuple[bool, ...]:
-    """Which layers are of a kind, others being of full attention: by layer_types, else all but every `interval`-th. Raises ModelError."""
+    """Return which layers are of a kind, the others having full attention: by layer_types, else all but every `interval`-th. Raises
+    ModelError."""
     num_layers, named = get.size("num_hidden_layers"), get.value("layer_types")
     if named is None:
         return tuple((i + 1) % interval != 0 for i in range(num_layers))

@@ -18,7 +18,7 @@ from mlxspec.models.segments import LayerPiece
 
 
 class AttentionInputs(NamedTuple):
-    """What a layer asks of attention: queries (N, Hq, 1, D); keys and values (N, Hkv, 1, ·), None where they are another layer's; sinks
+    """The inputs of a layer's attention: queries (N, Hq, 1, D); keys and values (N, Hkv, 1, ·), None where they are another layer's; sinks
     (Hq,) or None."""
 
     queries: mx.array
@@ -66,7 +66,7 @@ def before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> AttentionIn
 
 
 def scale_of(call: Call, layer: Any, x: mx.array, offset: mx.array) -> float:
-    """What a layer multiplies scores by, for a layer with keys of its own. Raises SeamError for others."""
+    """Return the factor of a layer's scores, for a layer with keys of its own. Raises SeamError for others."""
     asked, scale = _before(call, layer, x, offset)
     if asked.keys is None or asked.values is None:
         raise SeamError("one of its layers has no keys of its own")

@@ -188,7 +188,7 @@ class DFlash(DrafterModule):
         self._segments = Segments(self.layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """Of context cells: cell i is made of the target's token i. kv_bits: as in models.base."""
+        """Return a cache of context cells: cell i is made of the target's token i. kv_bits: as in models.base."""
         c = self.config
         heads = c.text.num_kv_heads, c.text.head_dim
         return ModelCache(

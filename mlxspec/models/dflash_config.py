@@ -150,7 +150,7 @@ _OF_KINDS = "conv_kernel_size", "conv_group_size", "selector_top_k", "draft_voca
 
 
 def kind_of(names: Collection[str]) -> BlockKind:
-    """Which of the three a checkpoint with these tensors is."""
+    """Return which of the three kinds a checkpoint with these tensors is."""
     if any(name.startswith("candidate_selector.") for name in names):
         return "DFlash2"
     return "DSpark" if any(name.startswith("markov_head.") for name in names) else "DFlash"
@@ -194,8 +194,8 @@ def _layer_ids(get: Values) -> tuple[int, ...]:
 
 
 def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
-    """As config.json says, under either name that trainers write. Where it does not say: DSpark's do, and so do the DFlash drafters of its
-    trainer (DeepSpec), which leaves out the Markov head and calls the model DSpark all the same."""
+    """Return what config.json says, under either name that trainers write. Where it does not say: DSpark's do, and so do the DFlash
+    drafters of its trainer (DeepSpec), which leaves out the Markov head and calls the model DSpark all the same."""
     said = {
         get.flag(name, False)
         for name in ("query_zero_predicts_next", "sample_from_anchor")

@@ -104,8 +104,8 @@ class Eagle3Config:
         )
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
-        """Of this target. Without a list they are those that were taken when the drafters were first published: behind the second layer,
-        half of all, and all but three. Raises ModelError for a target that does not have them."""
+        """Return the layers of this target that the drafter reads. Without a list they are those of the first published drafters: after the
+        second layer, half of all, and all but three. Raises ModelError for a target that does not have them."""
         num = target.num_layers
         found = self.layers or (1, num // 2 - 1, num - 4)
         if len(set(found)) != len(found) or min(found) < 0 or max(found) >= num:

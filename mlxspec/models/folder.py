@@ -22,7 +22,7 @@ _HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
 
 
 def drafter_in(config: Mapping[str, Any]) -> Kind | None:
-    """Which kind of drafter a folder is, as far as config.json alone says; None where it says none."""
+    """Return the kind of drafter that a folder is, as far as config.json alone says; None where it says none."""
     if is_eagle3((), config):
         return "eagle3"
     if is_block_drafter((), config):
@@ -32,7 +32,7 @@ def drafter_in(config: Mapping[str, Any]) -> Kind | None:
 
 
 def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
-    """What tensors of these names are, a head's under `mtp.`; config: their config.json."""
+    """Return what tensors of these names are, a head's being under `mtp.`. config: their config.json."""
     if all(name.startswith("mtp.") for name in names):
         return "head"
     if is_eagle3(names):
@@ -58,7 +58,7 @@ class ModelFolder:
         return read_json(path)
 
     def files(self) -> list[Path]:
-        """Those that hold tensors."""
+        """Return the files that hold tensors."""
         if self._found is None:
             self._found = tensor_files(self.path)
         shards, beside = self._found
@@ -69,7 +69,7 @@ class ModelFolder:
         return read_folder(self.path, self._found)
 
     def read_shards(self) -> FolderWeights:
-        """As `read`, without what lies beside the shards."""
+        """Return what `read` returns, without the files next to the shards."""
         self.files()
         shards, beside = self._found or ([], [])
         return read_folder(self.path, (shards or beside, []))
@@ -79,7 +79,7 @@ class ModelFolder:
         return image_settings(self.path)
 
     def kind(self) -> Kind:
-        """What it can be to a target, whatever format its tensors have. A folder of nothing but a head needs no config."""
+        """Return what the folder can be to a target, whatever format its tensors have. A folder of nothing but a head needs no config."""
         names = set[str]()
         for path in self.files():
             found = check_header(path)
@@ -89,6 +89,6 @@ class ModelFolder:
         return kind_by(names, self.config() if needs_config else {})
 
     def title(self) -> str:
-        """What it is, with its article: "an EAGLE-3 drafter"."""
+        """Return what the folder holds, with its article: "an EAGLE-3 drafter"."""
         kind = self.kind()
         return f"a {kind_of(self.read())} drafter" if kind == "dflash" else TITLES[kind]

@@ -39,7 +39,7 @@ class Forms:
         return self._first[i]
 
     def weights(self, i: int) -> list[mx.array]:
-        """What `on` takes for layer i."""
+        """Return the weights that `on` takes for layer i."""
         self.form(i)
         return self._weights[i]
 

@@ -23,7 +23,7 @@ class AdapterGate:
         self.held: dict[str, mx.array] = {}
 
     def open(self, scales: Sequence[Sequence[float]], rows: FlatRows) -> None:
-        """A forward begins. scales: of each row, how much each adapter counts; none where none does."""
+        """Set the adapters of a forward that begins. scales: of each row, how much each adapter counts; empty where none does."""
         self.held.clear()
         if any(map(any, scales)):
             each = [given or (0.0,) * len(self.names) for given in scales]

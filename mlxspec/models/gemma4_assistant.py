@@ -130,7 +130,7 @@ class Gemma4Assistant(nn.Module):
                 raise ModelError("The assistant's token_ordering does not name every token once.")
 
     def views(self, cache: ModelCache, rows: Sequence[int]) -> dict[bool, list[View]]:
-        """Of the target's idle cache, for each of these rows: {True: what windowed layers read, False: what full ones do}."""
+        """Return views of the target's idle cache, for each of these rows: {True: what windowed layers read, False: what full ones do}."""
         own = [shape for shape in self._target[0].config.layers if shape.source is None]
         found: dict[bool, list[View]] = {}
         for windowed in {shape.window is not None for shape in self.config.text.layers}:
@@ -182,7 +182,7 @@ class Gemma4Assistant(nn.Module):
 
     @property
     def head_module(self) -> nn.Module | None:
-        """What holds the weight of the head; None where only clusters of it are read anyway."""
+        """The module that holds the weight of the head; None where only clusters of it are read anyway."""
         return None if "masked_embedding" in self else self.model.embed_tokens
 
     def _head(self, x: mx.array) -> mx.array:

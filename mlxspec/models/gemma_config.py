@@ -79,7 +79,8 @@ class RotaryShape:
 
     @classmethod
     def of(cls, head_dim: int, get: Values, theta: float, max_context: int) -> RotaryShape:
-        """From a config's description; `theta` where that says none. max_context: the config's max_position_embeddings."""
+        """Return the shape that a config describes. theta: used where the config names none. max_context: the config's
+        max_position_embeddings."""
         part, theta = get.number("partial_rotary_factor", 1.0), get.number("rope_theta", theta)
         proportional = kind_of(get) == "proportional"
         if part > 1.0 or (part != 1.0 and not proportional):
@@ -286,7 +287,7 @@ def _layers_of_4(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
 
 
 def _sources(kinds: list[bool], num_shared: int) -> list[int | None]:
-    """For each layer the one whose keys and values it reads: the last of its kind before those that have none of their own."""
+    """Return, for each layer, the one whose keys and values it reads: the last of its kind before those that have none of their own."""
     first = len(kinds) - num_shared
     if num_shared and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
         raise ModelError(

@@ -70,7 +70,7 @@ class TargetRun(NamedTuple):
 
 
 def score(head: Qwen35Mtp, run: TargetRun) -> HeadScore:
-    """Of the head's cells along the text, each with the target's true hidden."""
+    """Return the score of the head's cells along the text, each with the target's true hidden."""
     num = run.tokens.shape[0] - 1
     out = head.forward(run.tokens[1:], run.hidden[:-1], FlatRows((num,)), head.make_cache(1), logits_at="all")
     if out.logits is None:

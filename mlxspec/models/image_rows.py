@@ -40,12 +40,10 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInput:
-    """What a forward takes beside its tokens where some of them are image tokens.
-
-    rows: places on the flat axis and the rows (n, H) that replace the embeddings from there on. positions: (N, 3) int32, the rotary
-    position (time, height, width) of every token of the forward; None where an index in the row says it. blocks: by row of the forward,
-    the ranges of its new tokens that are one image each. bidirectional: in which layers the tokens of a block see each other.
-    """
+    """The inputs of a forward, in addition to its tokens, where some of them are image tokens. rows: places on the flat axis and the rows
+    (n, H) that replace the embeddings from there on. positions: (N, 3) int32, the rotary position (time, height, width) of every token of
+    the forward; None where an index in the row says it. blocks: by row of the forward, the ranges of its new tokens that are one image
+    each. bidirectional: in which layers the tokens of a block see each other."""
 
     rows: tuple[tuple[int, mx.array], ...] = ()
     positions: np.ndarray | None = None
@@ -53,7 +51,7 @@ class ImageInput:
     bidirectional: Bidirectional = "none"
 
     def blocks_in(self, *, is_windowed: bool) -> tuple[tuple[range, ...], ...]:
-        """By row, the blocks whose tokens see each other in layers with a window, or in those without; empty for none."""
+        """Return, by row, the blocks whose tokens see each other in layers with a window, or in those without; empty for none."""
         if self.bidirectional == "all" or (self.bidirectional == "windowed" and is_windowed):
             return self.blocks
         return ()
@@ -99,7 +97,7 @@ class RowImages:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of what the towers read."""
+        """Bytes of what the towers read."""
         return sum(p.nbytes for p in {s.prepared.digest: s.prepared for s in self.spans}.values())
 
     def keyed(self, tokens: Sequence[int]) -> list[int]:
@@ -125,8 +123,8 @@ class RowImages:
         return tuple(s for s in self.spans[first:] if s.places.start < end and s.places.stop > start)
 
     def edge(self, start: int, end: int) -> int:
-        """Where a chunk of the prompt that begins at `start` ends, at most at `end` if that can be: an image that must not be cut is read
-        as a whole. `start` lies within no such image."""
+        """Return where a chunk of the prompt that begins at `start` ends, at most at `end` if that can be: an image that must not be cut is
+        read as a whole. `start` lies within no such image."""
         if self.bidirectional == "none":
             return end
         for places, _ in self.within(start, end):
@@ -135,7 +133,7 @@ class RowImages:
         return end
 
     def edges(self, places: Sequence[int]) -> tuple[int, ...]:
-        """Those of these places at which a chunk may end."""
+        """Return those of these places at which a chunk may end."""
         if self.bidirectional == "none":
             return tuple(places)
         return tuple(
@@ -144,7 +142,7 @@ class RowImages:
 
     @cached_property
     def _shifts(self) -> list[int]:
-        """Behind each image."""
+        """The shift of positions after each image."""
         found, shift = [], 0
         for places, prepared in self.spans:
             shift += prepared.num_positions - len(places)
@@ -152,7 +150,7 @@ class RowImages:
         return found
 
     def shift(self, length: int) -> int:
-        """What is added to the index of a text token behind the first `length` tokens to have its position."""
+        """Return what is added to the index of a text token after the first `length` tokens to have its position."""
         num = bisect_right([s.places.stop for s in self.spans], length)
         return self._shifts[num - 1] if num else 0
 
@@ -202,11 +200,9 @@ class RowPiece(NamedTuple):
 
 
 def image_input(pieces: Sequence[RowPiece], *, skips: int = 0, axes: bool = True) -> ImageInput | None:
-    """What a forward over these pieces, one a row, takes beside tokens; None where it holds nothing of an image.
-
-    skips: cells of a drafter's cache come so many tokens before the tokens that they take: `start` counts cells then, and a cell's position
-    is that of the token of its own index. axes: whether positions are given.
-    """
+    """Return what a forward over these pieces, one a row, takes in addition to tokens; None where it holds nothing of an image. skips:
+    cells of a drafter's cache come this number of tokens before the tokens that they take: `start` counts cells then, and a cell's position
+    is that of the token of its own index. axes: whether positions are given."""
     rows: list[tuple[int, mx.array]] = []
     blocks: list[tuple[range, ...]] = []
     at, touches = 0, False

@@ -71,7 +71,7 @@ class FusedLinear(nn.Module):
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
     def with_gradient(self, x: mx.array) -> mx.array:
-        """As a call, by operations of which MLX has gradients for any number of rows."""
+        """Return what a call returns, by operations of which MLX has gradients for any number of rows."""
         if "weight" in self:
             return x @ self.weight.T
         return mx.concatenate([part(x) for part in self.parts], axis=-1)
@@ -137,7 +137,7 @@ class AdaptedLinear(nn.Module):
         return out + self.bias if "bias" in self else out
 
     def rows(self, shape: Sequence[int], places: Any) -> AdaptedLinear:
-        """As `rows_of`."""
+        """Return the layer of some rows, as `rows_of`."""
         gain = self.gain.reshape(*shape)[places].reshape(-1) if "gain" in self else None
         rank = self.lora_b.shape[0]
         b = self.lora_b.T.reshape(*shape, rank)[places].reshape(-1, rank).T
@@ -171,7 +171,7 @@ def multiply_here(module: nn.Module) -> None:
 
 
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
-    """What `product` multiplies with where `project` is given this module: the weight of a quantized one."""
+    """Return the quantized weight that `product` multiplies with where `project` receives this module; None where it is not quantized."""
     if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "global_scale" in part:
         return None
     return QuantizedWeight(
@@ -196,7 +196,7 @@ def multiplied_weights(module: nn.Module) -> Iterator[QuantizedWeight]:
 
 
 def compute_dtype(part: nn.Module) -> mx.Dtype:
-    """Of what a matrix or an embedding gives, packed or not."""
+    """Return the dtype of what a matrix or an embedding gives, packed or not."""
     kept: mx.Dtype = (part.scales if "scales" in part else part.weight).dtype
     # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
     return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
@@ -233,8 +233,8 @@ def _form(module: nn.Module) -> dict[str, Any]:
 def quantized_linear(
     weight: mx.array, scales: mx.array, biases: mx.array | None, *, group_size: int, bits: int, mode: str
 ) -> nn.QuantizedLinear:
-    """Of a packed weight. The class's own way of making one draws numbers, and MLX keeps the keys of such draws until somebody uses
-    them; this draws none."""
+    """Return the layer of a packed weight. MLX's own way of making one draws random numbers, and MLX keeps the keys of such draws until
+    they are used; this draws none."""
     found: nn.QuantizedLinear = _bare(nn.QuantizedLinear)
     found.group_size, found.bits, found.mode = group_size, bits, mode
     found.weight, found.scales, found.biases = weight, scales, biases
@@ -297,7 +297,8 @@ class Rotary:
         scaling: Scaling = UNSCALED,
         axes: Sequence[int] | None = None,
     ) -> Rotary:
-        """For heads laid out in `rotary_order`, of which `dims` numbers are turned. axes: of these pairs, see __init__."""
+        """Return the rotary of heads that are laid out in `rotary_order`, of which `dims` numbers are turned. axes: of these pairs, see
+        __init__."""
         frequencies = scaling.apply(theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims), theta)
         num_still = (head_dim - dims) // 2
         turned_by = None if axes is None else np.concatenate([axes, np.zeros(num_still)]).astype(np.int64)
@@ -322,8 +323,8 @@ def _turns(positions: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array,
 
 
 def rotary_order(head_dim: int, dims: int) -> list[int]:
-    """Where a head's numbers are taken from for `Rotary.of_first`, by a checkpoint's order, in which number i of the first `dims` pairs
-    with i + dims / 2. Scores do not change where queries and keys are laid out alike."""
+    """Return where a head's numbers are taken from for `Rotary.of_first`, by a checkpoint's order, in which number i of the first `dims`
+    pairs with i + dims / 2. Scores do not change where queries and keys are laid out alike."""
     half, rest = dims // 2, list(range(dims, head_dim))
     cut = len(rest) // 2
     return [*range(half), *rest[:cut], *range(half, dims), *rest[cut:]]

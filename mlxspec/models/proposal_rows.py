@@ -35,8 +35,8 @@ Drafting = Qwen35Mtp | DFlash | Gemma4Assistant | TextModel
 
 @dataclass(frozen=True, kw_only=True)
 class Proposing:
-    """What a drafted token reads, in bytes: with the whole head, and with rows of it. num_rows 0: all are read. row_bytes: of the rows,
-    which are kept beside the head."""
+    """The bytes that a drafted token reads: with the whole head, and with rows of it. num_rows 0: all are read. row_bytes: of the rows,
+    which are kept in addition to the head."""
 
     num_rows: int
     vocab_size: int
@@ -46,7 +46,7 @@ class Proposing:
 
     @property
     def sentence(self) -> str:
-        """Without a full stop."""
+        """A sentence on the choice, without a full stop."""
         if not self.num_rows:
             return f"proposes over all {self.vocab_size} tokens; a drafted token reads {amount(self.whole)}"
         return (
@@ -91,7 +91,7 @@ def rows_of(
 
 
 def proposing(drafter: Drafting, target: nn.Module, asked: int | None, draft_bits: int) -> Proposing | None:
-    """What a drafted token would read; None where the drafter scores clusters of tokens."""
+    """Return what a drafted token would read; None where the drafter scores clusters of tokens."""
     whole, vocab_size = drafted_reads(drafter), _owner(drafter).vocab_size
     num = num_rows(asked, vocab_size, whole)
     made = rows_of(drafter, target, np.arange(num or 1), draft_bits)

@@ -156,13 +156,13 @@ class Qwen35(TextModel):
 
 
 def qwen_rotary(c: Qwen35Config) -> Rotary:
-    """Of the model's attention layers and of its MTP head's."""
+    """Return the rotary of the model's attention layers and of its MTP head's."""
     axes = interleaved_axes(c.rope_dims // 2, c.rope_sections)
     return Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling, axes)
 
 
 def turns_of(rotary: Rotary, places: Places, images: ImageInput | None) -> mx.array:
-    """What `Rotary.table` takes of a forward's tokens."""
+    """Return what `Rotary.table` takes for a forward's tokens."""
     if images is None or images.positions is None:
         return places.turns
     return rotary.spread(images.positions)

@@ -183,14 +183,15 @@ class Qwen35Config:
 
 
 def _sections(given: Any) -> tuple[int, int, int]:
-    """For text the three axes are equal, so sections that cannot be read are no reason to refuse a model."""
+    """Return the rotary sections. Values that cannot be read are no reason to refuse a model: for text the three axes are equal."""
     if not isinstance(given, list) or len(given) != 3 or not all(type(n) is int and n >= 0 for n in given):
         return SECTIONS
     return given[0], given[1], given[2]
 
 
 def interleaved_axes(num_pairs: int, sections: Sequence[int]) -> list[int]:
-    """Which axis each rotary pair turns by: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their sections say, else time."""
+    """Return the axis that each rotary pair turns by: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their sections say, else
+    time."""
     axes = [0] * num_pairs
     for axis in (1, 2):
         for i in range(axis, min(3 * sections[axis], num_pairs), 3):

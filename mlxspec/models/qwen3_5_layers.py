@@ -29,10 +29,8 @@ from mlxspec.models.row_attention import attend_in_places
 
 
 class RoundLayout(NamedTuple):
-    """Where rows lie in this forward (widths, and as arrays `here`), and how much of the last one is committed.
-
-    committed None: the states that come in have nothing deferred. room: tokens that kernels make tapes for; None: as many as there are.
-    """
+    """The layout of rows in this forward (widths, and as arrays `here`), and how much of the last one is committed. committed None: the
+    states that come in have nothing deferred. room: tokens that kernels make tapes for; None: as many as there are."""
 
     widths: FlatRows
     certain: bool

@@ -53,7 +53,7 @@ class Qwen35Mtp(CellHead):
         return found | {"queries and keys": [self.layers[0].self_attn.qk_norm]}
 
     def set_norms(self, norms: Mapping[str, list[mx.array]], shifts: Mapping[str, float]) -> None:
-        """Weights as `norms` gave them, and `shifts` added to those of the groups that it names."""
+        """Set the weights to what `norms` gave, with `shifts` added to those of the groups that it names."""
         for group, modules in self._norms.items():
             by = shifts.get(group, 0.0)
             for module, weight in zip(modules, norms[group], strict=True):

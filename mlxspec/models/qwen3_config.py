@@ -46,7 +46,7 @@ _DENSE: Mapping[str, Any] = dict.fromkeys(_NOTHING, 0) | {
 
 
 def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
-    """Of a `qwen3` or `qwen3_moe` model. Raises ModelError naming the first key that is missing or out of range."""
+    """Return the config of a `qwen3` or `qwen3_moe` model. Raises ModelError naming the first key that is missing or out of range."""
     get = Values(config, QWEN3_KEYS)
     num_experts = get.size("num_experts", get.size("num_local_experts", 0))
     layer_kinds(get, "full_attention")
@@ -76,7 +76,8 @@ def plain_layers(get: Values, rope: Values, *, num_layers: int | None = None, **
 
 
 def qwen3_next_config(config: Mapping[str, Any]) -> Qwen35Config:
-    """Of a `qwen3_next` model. Published folders hold an MTP head of one layer that their config.json does not name. Raises ModelError."""
+    """Return the config of a `qwen3_next` model. Published folders hold an MTP head of one layer that their config.json does not name.
+    Raises ModelError."""
     made, own = Qwen35Config.from_dict(config), "num_nextn_predict_layers"
     return replace(
         made,

@@ -28,7 +28,7 @@ class Reads:
     layers: int = 1
 
     def bytes(self, num_tokens: int = 1) -> float:
-        """Of one forward over so many tokens. Which experts they go to is taken to be chance."""
+        """Return the bytes that one forward over `num_tokens` tokens reads. Experts are assumed to be chosen at random."""
         return self.dense + self.head + self.stacks * (1.0 - (1.0 - self.each) ** num_tokens)
 
 
@@ -64,9 +64,9 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
 
 
 def drafted_reads(module: Any, *, head: int | None = None) -> Reads:
-    """What drafting a token reads, by a drafter's module: of the language-model head that its logits come from, too. A module that
-    borrows one has it in `head_owner`; one that scores a part of the vocabulary says which in `scored`. head: bytes of what stands for the
-    head, None for all of it."""
+    """Return what drafting a token reads, by a drafter's module: its part of the language-model head, too. A module that borrows a head has
+    it in `head_owner`; one that scores a part of the vocabulary says which in `scored`. head: bytes of what replaces the head, None for all
+    of it."""
     owner = getattr(module, "head_owner", module)
     whole = reads(module, head=head) if owner is module else reads(module, head=head or reads(owner).head)
     return (

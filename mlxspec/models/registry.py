@@ -79,7 +79,7 @@ _LACKING = dict.fromkeys(
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """What runs a config.json. Raises ModelError on a model_type we do not run."""
+    """Return what runs a config.json. Raises ModelError on a model_type that no code of ours runs."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelError("config.json names no model_type.")

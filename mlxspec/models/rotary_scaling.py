@@ -40,8 +40,8 @@ class Scaling:
 
     @classmethod
     def of(cls, get: Values, max_context: int) -> Scaling:
-        """From a config's description. max_context: the config's max_position_embeddings, where a description names no other.
-        Raises ModelError for kinds that are not supported and values that are out of range."""
+        """Return the scaling that a config describes. max_context: the config's max_position_embeddings, where a description names no
+        other. Raises ModelError for kinds that are not supported and values that are out of range."""
         kind = kind_of(get)
         if kind not in KINDS:
             raise ModelError(
@@ -103,7 +103,7 @@ UNSCALED = Scaling()
 
 
 def kind_of(rope: Values) -> Any:
-    """What a description calls itself, under either name."""
+    """Return the kind that a description names, under either key."""
     return rope.value("rope_type", rope.value("type", "default"))
 
 

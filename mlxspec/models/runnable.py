@@ -17,8 +17,8 @@ Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there 
 
 @dataclass(frozen=True, kw_only=True)
 class Runnable:
-    """What mlxspec runs. kind: what it is to a target, "model" for one that answers by itself. by_mlx_lm: mlx-lm's code runs it. config:
-    its config.json."""
+    """A folder that mlxspec can run. kind: what it is to a target, "model" for one that answers by itself. by_mlx_lm: mlx-lm's code runs
+    it. config: its config.json."""
 
     kind: Kind
     by_mlx_lm: bool

@@ -78,8 +78,8 @@ class Held:
 
 
 class Sight(NamedTuple):
-    """What tokens of a forward see beside those before them. windowed, full: by row, ranges of its tokens that all see each other, in
-    layers with a window and in those without; none: none do. both_ways: as `attend_rows` has it."""
+    """The tokens that tokens of a forward see in addition to those before them. windowed, full: by row, ranges of its tokens that all see
+    each other, in layers with a window and in those without; empty for none. both_ways: as `attend_rows` has it."""
 
     windowed: Sequence[tuple[range, ...]] = ()
     full: Sequence[tuple[range, ...]] = ()
@@ -90,7 +90,7 @@ BEFORE = Sight()
 
 
 class StandInCache:
-    """In the place of a layer's cache in a call of mlx-lm's modules over the flat axis. offset (N,) int32: each token's position."""
+    """A placeholder for a layer's cache in a call of mlx-lm's modules over the flat axis. offset (N,) int32: each token's position."""
 
     offset: mx.array
 
@@ -286,7 +286,7 @@ _entered = _Entered()
 
 @contextmanager
 def attending_by_row() -> Iterator[None]:
-    """While it is open, MLX's attention takes `Held` for keys. What it does with arrays stays as it is, for every thread."""
+    """Let MLX's attention, while it is open, take `Held` for keys. What it does with arrays stays as it is, for every thread."""
     with _lock:
         _entered.num += 1
         if _entered.num == 1:

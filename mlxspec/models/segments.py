@@ -69,7 +69,7 @@ class SegmentRun:
     def add(
         self, layer: int, piece: LayerPiece, *arrays: Any, keep: Callable[[Any], None] | None = None
     ) -> None:
-        """A piece behind those added before. keep: is given what the piece gives beside x."""
+        """Add a piece after those added before. keep: receives what the piece gives in addition to x."""
         self._added.append(_Added(layer, piece, arrays, keep))
 
     def through(self, x: mx.array) -> tuple[mx.array, Any]:

@@ -18,7 +18,7 @@ from mlxspec.models.layers import FusedLinear, Parts, compute_dtype, project
 
 
 class TextSizes(Protocol):
-    """What of a family's config counts here. tied: the embedding is the head as well; max_context in tokens."""
+    """The sizes that a family's config must have. tied: the embedding is the head as well; max_context in tokens."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -94,7 +94,7 @@ class TextModel(nn.Module):
 
     @property
     def head_module(self) -> nn.Module:
-        """What holds the weight of `head`: a linear module, or the embedding."""
+        """The module that holds the weight of `head`: a linear module, or the embedding."""
         return self.language_model.get("lm_head", self.language_model.model.embed_tokens)
 
     def capped(self, logits: mx.array) -> mx.array:

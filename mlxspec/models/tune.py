@@ -47,7 +47,7 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
 
 
 def check_kernels(modules: Iterable[nn.Module]) -> None:
-    """Self-checks of the recurrence's kernels, with the shapes and dtypes that forwards of these modules have."""
+    """Run the self-checks of the recurrence's kernels, with the shapes and dtypes that forwards of these modules have."""
     for module in modules:
         for shape, dtype in _distinct_recurrences(module):
             if gdn_round.supports(dtype, shape.k_dim, shape.v_dim):

@@ -49,7 +49,8 @@ class ChatFormat:
 
     @property
     def call_spans(self) -> tuple[tuple[str, str, str], ...]:
-        """For each notation of the model's own: the tag that begins a call, what follows it except white space, and what ends the call."""
+        """The notations of the model's own calls: for each the tag that begins a call, the text that follows it except white space, and the
+        end of the call."""
         if self.foreign is not None:
             return ((self.foreign.open, "", self.foreign.close or "\0"),)
         if self.channels:

@@ -47,11 +47,9 @@ _claims: MutableMapping[object, tuple[int, int]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReport:
-    """What this process computes with, for statistics. `notices` are whole sentences about what could be better.
-
-    `threads` is the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU. `tf32`: whether float32 products may
-    be rounded to TF32 on GPUs that can (M5 and later), None where MLX was imported before mlxspec, which may have been too late to say.
-    """
+    """The device that this process computes with, for statistics. `notices` are whole sentences about what could be better. `threads` is
+    the BLAS's number now; `kernel_folder` is None where MLX compiles nothing for the CPU. `tf32`: whether float32 products may be rounded
+    to TF32 on GPUs that can (M5 and later), None where MLX was imported before mlxspec, which may have been too late to say."""
 
     backend: Backend
     device: str
@@ -135,7 +133,7 @@ def prefill_threads() -> None:
 
 
 class HandOverWatch(Protocol):
-    """What decides that a forward is handed over in smaller parts than HAND_OVER_AT launches."""
+    """A rule that decides when a forward is handed over in smaller parts than HAND_OVER_AT launches."""
 
     def is_due(self) -> bool:
         """Return whether what has been built is handed over now. Called once for each call of `start`."""

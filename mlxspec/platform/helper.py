@@ -38,9 +38,9 @@ _VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ", "
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What a helper runs. file: Python with a function `run(ask, body)` that returns JSON's values and bytes; it is loaded without its
-    package. what: the subject of sentences about it. seconds: of a call, of processor time. memory: bytes beyond what its imports take.
-    most: bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
+    """The program that a helper process runs. file: Python with a function `run(ask, body)` that returns JSON's values and bytes; it is
+    loaded without its package. what: the subject of sentences about it. seconds: of a call, of processor time. memory: bytes beyond what
+    its imports take. most: bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
 
     file: Path
     what: str

@@ -47,7 +47,7 @@ def evaluate_in_parts(arrays: Iterable[mx.array]) -> None:
 
 
 class PromptWatch:
-    """What keeps the command buffers of a prompt's pieces short on a Mac's GPU. Each engine has one.
+    """A watch that keeps the command buffers of a prompt's pieces short on a Mac's GPU. Each engine has one.
 
     A forward is built in parts, of which a layer has one or two. As many parts are handed over together as take _HANDED_SECONDS by what
     parts took in this piece and in the one before it. The host waits for a hand-over before it makes the next but one, so that it sees what

@@ -87,8 +87,8 @@ def _filtered(
 
 
 class DraftedBefore:
-    """Which drafted tokens stand between a row's final tokens and each position. places, tokens (M,): at position places[i] the row's draft
-    holds tokens[i] before it, once for each pair."""
+    """The drafted tokens between a row's final tokens and each position. places, tokens (M,): at position places[i] the row's draft holds
+    tokens[i] before it, once for each pair."""
 
     def __init__(self, places: Sequence[int] | NDArray[np.int32], tokens: mx.array) -> None:
         self._places, self._tokens = np.asarray(places, np.int32), tokens

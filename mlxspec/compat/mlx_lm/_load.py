@@ -20,8 +20,8 @@ _ENGINE = "it stands for a whole engine (`.engine`), and functions that compute 
 
 
 class PromptCache:
-    """In the place of mlx-lm's caches of layers, one for all of them: the tokens of a conversation. What was computed for them is in the
-    engine's prefix store, or is computed again. Attributes: tokens (of prompts and answers, in order)."""
+    """A replacement of mlx-lm's caches of layers, one for all of them: the tokens of a conversation. What was computed for them is in the
+    engine's prefix cache, or is computed again. Attributes: tokens (of prompts and answers, in order)."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = list(tokens)
@@ -62,14 +62,14 @@ class PromptCache:
 
     @property
     def state(self) -> Any:
-        """What mlx-lm would write to a file. Raises ConfigError."""
+        """The state that mlx-lm would write to a file. Raises ConfigError."""
         raise ConfigError(
             "A prompt cache of mlxspec cannot be saved: keep its `tokens`; load(config=EngineConfig(prefix_disk=...)) keeps states."
         )
 
 
 class LoadedModel:
-    """What `load` returns in place of mlx-lm's module. Attributes: engine, prefill_chunk (the engine's own, in tokens), kv_bits (what it
+    """The result of `load`, in place of mlx-lm's module. Attributes: engine, prefill_chunk (the engine's own, in tokens), kv_bits (what it
     was loaded with)."""
 
     def __init__(self, engine: Engine) -> None:

@@ -74,7 +74,7 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 
     @property
     def described(self) -> list[Any]:
-        """What tells states of one form from those of another."""
+        """A description that differs between states of different forms."""
         return [self.form.title, *self.form.shapes]
 
     def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, ...]:

@@ -39,7 +39,7 @@ def reads_parts(config: Mapping[str, Any], names: Iterable[str]) -> bool:
 
 
 def _texts(config: Mapping[str, Any]) -> list[str]:
-    """Of the files of mlx-lm that a model_type may run by."""
+    """Return the texts of mlx-lm's files that a model_type may run by."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _NAME.fullmatch(kind):
         return []

@@ -56,7 +56,7 @@ class Joined(nn.Module):
 
 
 class _Other(nn.Module):
-    """In the place of a layer whose weight is in a `Joined`."""
+    """A placeholder for a layer whose weight is in a `Joined`."""
 
     def __init__(self, joined: Joined, place: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def _form(layer: nn.Module) -> tuple[Any, ...]:
 
 @contextmanager
 def _recorded() -> Iterator[list[_Call]]:
-    """While it is open, calls of linear layers are recorded, in order."""
+    """Record the calls of linear layers, in order, while it is open."""
     calls: list[_Call] = []
     own = {kind: kind.__call__ for kind in _LINEAR}
 
@@ -115,7 +115,7 @@ def _recorded() -> Iterator[list[_Call]]:
 
 
 def fold_norms(module: nn.Module) -> None:
-    """Norms of classes that multiply by 1 + weight become MLX's, with 1 added to their weights. A class is tried on an instance of its
+    """Replace norms of classes that multiply by 1 + weight by MLX's, with 1 added to their weights. A class is tried on an instance of its
     own."""
     known: dict[type, bool] = {}
     for part in module.modules():

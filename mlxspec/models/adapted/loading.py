@@ -107,7 +107,7 @@ def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any], tuple[str, ..
 
 
 def _filled(folder: ModelFolder, config: dict[str, Any]) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """As `load_model`, with weights in formats that are unpacked or repacked before mlx-lm's code names them."""
+    """Return what `load_model` returns, for weights in formats that are unpacked or repacked before mlx-lm's code names them."""
     weights = folder.read_shards()
     dtype = unpacked_dtype(weights, None) or mx.float32
     for name in weights.stored:
@@ -183,7 +183,7 @@ def _rope_of(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_token_ids(module: Any, num_rows: int) -> None:
-    """Ids of tokens that mlx-lm's code itself holds for an architecture must be of the vocabulary: MLX checks no index, so one beyond the
+    """Check that the token ids which mlx-lm's code holds for an architecture are in the vocabulary: MLX checks no index, so one beyond the
     rows would end the process. Raises ModelError."""
     for name, value in module.items():
         if (
@@ -212,8 +212,8 @@ def _in_one_sentence() -> Iterator[None]:
 
 
 def cast(module: Any, dtype: mx.Dtype | None) -> None:
-    """Floats to the dtype, but for those that the architecture wants as they are. Packed weights stay with their floats as stored, unless
-    a dtype was asked for."""
+    """Cast floats to the dtype, except those that the architecture needs as they are. Packed weights stay with their floats as stored,
+    unless a dtype was requested."""
     if dtype is None and not device.has_gpu() and not is_packed(module):
         dtype = mx.float32
     if dtype is None:

@@ -92,7 +92,7 @@ class AdaptedModel:
             self._find_parts()
 
     def _find_cut(self) -> None:
-        """Whether layers can be cut at their attention, so that what lies between is compiled."""
+        """Find out whether layers can be cut at their attention, so that the parts between are compiled."""
         tokens, num, layers = mx.zeros((3, 1), mx.int32), len(self.new_caches()), list(self._layers)
         try:
             self._calls = find_calls(self._layers, num, lambda caches: self._run(tokens, caches))
@@ -108,7 +108,7 @@ class AdaptedModel:
             self.by_rows = f"{self.by_rows}, and {error}"
 
     def stop_sharing(self, why: str) -> None:
-        """Rows share less of a forward from here on: its parts between states, or nothing of it."""
+        """Let rows share less of a forward from now on: only its parts between states, or nothing of it."""
         if self.seams is not None:
             self.seams, self.by_rows = None, why
             self._find_parts()

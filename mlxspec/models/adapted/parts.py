@@ -36,7 +36,7 @@ class RowsForward:
         return leaves.replaced(nest, [RowLeaf(place, self) for place in range(len(self.own[0]))])
 
     def answer(self, _: int, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a part gives for all rows: row by row where it is given a cache."""
+        """Return what a part gives for all rows: row by row where it receives a cache."""
         places = {leaf.place for leaf in _row_leaves((*args, *kwargs.values()))}
         if not places:
             return part(*args, **kwargs)
@@ -84,7 +84,7 @@ class RowLeaf:
         raise SeamError("it reads states outside of the parts that keep them")
 
     def __getattr__(self, name: str) -> Any:
-        """What each row's leaf has of that name; of a method, what calls it for each."""
+        """Return the attributes of this name of all rows' leaves; for a method, a function that calls it for each."""
         found = {r: getattr(leaf, name) for r, leaf in self.by_row.items()}
         if all(map(callable, found.values())):
             return lambda *args, **kwargs: self.forward.joined(
@@ -94,7 +94,7 @@ class RowLeaf:
 
 
 class Each:
-    """In the place of a value that each row has for itself: a number, or what a part gave beside its output."""
+    """A placeholder for a value that each row has for itself: a number, or what a part gave in addition to its output."""
 
     def __init__(self, values: Mapping[int, Any]) -> None:
         self.values = values
@@ -122,8 +122,8 @@ class PartCall(NamedTuple):
     places: set[int]
 
     def run(self, own: Sequence[Any], num: int, before: Sequence[Any] = ()) -> Any:
-        """What the part gives for the row's first `num` tokens, over these leaves. before: what they were when the forward began, to make
-        masks of that many tokens."""
+        """Return what the part gives for the row's first `num` tokens, over these leaves. before: the leaves when the forward began, to
+        make masks of that many tokens."""
         given = own, num, before
         named = {name: self._mine(value, *given) for name, value in self.kwargs.items()}
         return self.part(*(self._mine(value, *given) for value in self.args), **named)
@@ -193,7 +193,7 @@ def _places(module: nn.Module) -> Iterator[Place]:
 
 @contextmanager
 def _watched(places: Sequence[Place], named: set[int], found: list[Place]) -> Iterator[None]:
-    """While it is open, `found` is told of the innermost modules that are called with one of these objects."""
+    """Add to `found`, while it is open, the innermost modules that are called with one of these objects."""
     depth = [0]  # how many calls with a cache have begun within the present one
 
     def answer(i: int, child: Any, *args: Any, **kwargs: Any) -> Any:

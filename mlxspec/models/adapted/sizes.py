@@ -16,9 +16,9 @@ _LONG = 8192  # tokens of which a state that grows in an unknown way is kept
 
 @dataclass(frozen=True, kw_only=True)
 class LeafForm:
-    """Of one leaf. title: its class. is_cuttable: see leaves.py. is_per_token: snapshots of it can be cut and joined. each:
-    bytes that a token adds. base: bytes beside that. most: tokens that it keeps, None for all. step: tokens by which its buffers grow.
-    shapes: of its arrays, behind the row's first forwards."""
+    """The form of one leaf. title: its class. is_cuttable: see leaves.py. is_per_token: snapshots of it can be cut and joined. each: bytes
+    that a token adds. base: bytes in addition to that. most: tokens that it keeps, None for all. step: tokens by which its buffers grow.
+    shapes: of its arrays, after the row's first forwards."""
 
     title: str
     is_cuttable: bool
@@ -36,7 +36,7 @@ class LeafForm:
 
     @property
     def snapshot_bytes(self) -> int:
-        """For each token, or of the whole leaf."""
+        """Bytes of a snapshot, for each token or of the whole leaf."""
         if self.is_per_token:
             return self.each
         return self.base + self.each * (_LONG if self.most is None else self.most)
@@ -45,7 +45,7 @@ class LeafForm:
 def measured(
     new_caches: Callable[[], list[Any]], run: Callable[[mx.array, list[Any]], Any]
 ) -> list[LeafForm]:
-    """Of every leaf, in the order of `leaves_of`. run: the module over tokens (1, n), lazily."""
+    """Return the form of every leaf, in the order of `leaves_of`. run: the module over tokens (1, n), lazily."""
     caches = new_caches()
     fresh = leaves.leaves_of(new_caches())
     run(mx.ones((1, _FIRST), mx.int32), caches)

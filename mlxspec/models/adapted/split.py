@@ -138,7 +138,7 @@ def first_input(layers: list[Any], run: Callable[[], Any]) -> mx.array:
 
 @contextmanager
 def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
-    """While it is open, the residual stream behind these layers, by their numbers, is kept as it leaves them."""
+    """Keep, while it is open, the residual stream after these layers, by their numbers."""
     found = dict[int, mx.array]()
 
     def answer(i: int, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +163,7 @@ class Product(NamedTuple):
 
 
 class _Raw:
-    """In the place of the module of a head's product: gives `raw` for the trunk's output, and is the module in all else."""
+    """A placeholder for the module of a head's product: gives `raw` for the trunk's output, and is the module in all else."""
 
     def __init__(self, child: Any, hidden: mx.array, raw: mx.array) -> None:
         self._child, self._hidden, self._raw = child, hidden, raw

@@ -10,7 +10,7 @@ Place = tuple[Any, Any]  # of a child: its owner, a module or a list, and a name
 
 
 class _StandIn:
-    """In a child's place: answers its calls, and is the child in all else."""
+    """A placeholder for a child module: answers its calls, and is the child in all else."""
 
     def __init__(self, child: Any, answer: Callable[..., Any]) -> None:
         self._child, self._answer = child, answer
@@ -27,7 +27,8 @@ class _StandIn:
 
 @contextmanager
 def standing_in(places: Sequence[Place], answer: Callable[..., Any]) -> Iterator[None]:
-    """While it is open, calls of the children at these places are answered by (number of the place, child, arguments as given)."""
+    """Answer, while it is open, calls of the children at these places by `answer`, with the number of the place, the child, and the
+    arguments as given."""
     own = [owner[name] for owner, name in places]
 
     def of(i: int) -> Callable[..., Any]:

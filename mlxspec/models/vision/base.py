@@ -23,7 +23,7 @@ class VisionTower(Protocol):
         ...
 
     def scratch_bytes(self, tokens: int) -> int:
-        """What a call for an image of so many tokens takes beside the weights while it runs, at most."""
+        """Return the bytes that a call for an image of `tokens` tokens takes in addition to the weights while it runs, at most."""
         ...
 
 

@@ -62,8 +62,8 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
 
 
 def layer_bytes(num: int, sizes: Any, itemsize: int) -> int:
-    """What one layer over `num` patches takes while it runs, at most; a gate and a product may be alive as well. sizes: the tower's config.
-    itemsize: bytes of the tower's numbers; queries and keys are turned in float32."""
+    """Return the bytes that one layer over `num` patches takes while it runs, at most; a gate and a product may be alive as well. sizes:
+    the tower's config. itemsize: bytes of the tower's numbers; queries and keys are turned in float32."""
     size, heads, dim = sizes.hidden_size, sizes.num_heads, sizes.head_dim
     inner = max(sizes.intermediate_size, size)
     is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]

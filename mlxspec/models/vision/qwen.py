@@ -58,7 +58,7 @@ class QwenVisionConfig:
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any]) -> QwenVisionConfig:
-        """Of `vision_config`. Raises ModelError."""
+        """Return the config of `vision_config`. Raises ModelError."""
         get = Values(vision, _KEYS)
         places, theta = get.size("num_position_embeddings", 2304), axial(get).number("rope_theta", 1e4)
         made = read(cls, get, places=int(places**0.5), theta=theta)

@@ -57,7 +57,7 @@ def qwen_images(settings: Mapping[str, Any], patch_size: int, merge_size: int) -
 
 
 def gemma3_images(settings: Mapping[str, Any], image_size: int, patch_size: int, tokens: int) -> Gemma3Images:
-    """As above; tokens: of an image."""
+    """Return Gemma 3's preprocessor by a folder's settings. tokens: of an image. Raises ModelError."""
     only = {
         "do_normalize": (True,),
         "resample": (_BILINEAR,),
@@ -81,7 +81,8 @@ def gemma3_images(settings: Mapping[str, Any], image_size: int, patch_size: int,
 def gemma4_images(
     settings: Mapping[str, Any], patch_size: int, pool: int, places: int, *, joins_blocks: bool
 ) -> Gemma4Images:
-    """As above; pool: patches of a side of a block. places: as in the tower's config."""
+    """Return Gemma 4's preprocessor by a folder's settings. pool: patches of a side of a block. places: as in the tower's config. Raises
+    ModelError."""
     get = _checked(settings, {"do_normalize": (False,), "resample": (_BICUBIC,)})
     _same(get, "patch_size", patch_size)
     _same(get, "pooling_kernel_size", pool)
@@ -107,7 +108,7 @@ def _checked(settings: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -
 
 
 def _same(get: Values, key: str, expected: int) -> None:
-    """Where the settings name it, it must be the tower's."""
+    """Check that a value, where the settings name it, is the tower's. Raises ModelError."""
     if get.size(key, expected) != expected:
         raise ModelError(
             f"{FILE}: {key} is {short(get.raw[key])}, but vision_config in config.json makes it {expected}."
