@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -56,24 +56,38 @@ class Change(NamedTuple):
 
 class AdapterChanges(NamedTuple):
     """The changes that an adapter makes. changes: low-rank, by module path; layers: weights (rows, in) that replace a module's, by its
-    path; rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm. Rows and
-    layers come first where a module has a low-rank change as well."""
+    path; rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm; stored:
+    low-rank, by name of the folder's tensor, which no module has. Rows and layers come first where a module has a low-rank change as well.
+    """
 
     changes: dict[str, Change]
     layers: dict[str, mx.array]
     rows: dict[str, tuple[list[int], mx.array]]
     tensors: Weights
+    stored: dict[str, Change]
 
     @property
     def is_low_rank(self) -> bool:
         """Whether low-rank changes are all of it, so that rows can have it each for themselves."""
-        return bool(self.changes) and not (self.layers or self.rows or self.tensors)
+        return bool(self.changes) and not (self.layers or self.rows or self.tensors or self.stored)
+
+
+class FoldedWeights(Protocol):
+    """The weights that a folder holds, where code renames, splits or scales them before modules have them, as an adapter of PEFT's knows
+    them. names: of those that are floats, by our names."""
+
+    names: Mapping[str, str]
+
+    def factor(self, path: str) -> mx.array | None:
+        """Return the factor of a module's published weight: a number, or one a row (rows, 1); None where more than that is done to it."""
 
 
 @contextmanager
-def read_adapter(adapter: str | Path, modules: Modules) -> Iterator[AdapterChanges]:
-    """The adapter in a folder, lazily, by the paths of these modules. Whatever is wrong with it, also within the `with`, is raised as
-    ModelError with one sentence."""
+def read_adapter(
+    adapter: str | Path, modules: Modules, published: FoldedWeights | None = None
+) -> Iterator[AdapterChanges]:
+    """The adapter in a folder, lazily, by the paths of these modules. published: None where modules have the published weights. Whatever is
+    wrong with it, also within the `with`, is raised as ModelError with one sentence."""
     folder = _folder(str(adapter))
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -83,10 +97,14 @@ def read_adapter(adapter: str | Path, modules: Modules) -> Iterator[AdapterChang
         check_keys(config, of_mlx_lm=is_mlx_lms)
         tensors = read_file(folder / (MLX_FILE if is_mlx_lms else PEFT_FILE))
         if is_mlx_lms and config.get("fine_tune_type", "lora") == "full":
-            yield AdapterChanges({}, {}, {}, tensors)
+            yield AdapterChanges({}, {}, {}, tensors, {})
             return
-        found = (_of_mlx_lm if is_mlx_lms else _of_peft)(tensors, config, modules)
-        if not (found.changes or found.layers or found.rows):
+        found = (
+            _of_mlx_lm(tensors, config, modules)
+            if is_mlx_lms
+            else _of_peft(tensors, config, modules, published)
+        )
+        if not (found.changes or found.layers or found.rows or found.stored):
             raise ModelError("It adapts no layer.")
         yield found
     except KeyError as error:
@@ -114,12 +132,15 @@ def _of_mlx_lm(tensors: Weights, config: Mapping[str, Any], modules: Modules) ->
         if a.shape[-1] != rank:
             raise ModelError(f"The shape of {path}.lora_a does not match the rank {rank} of {CONFIG_FILE}.")
         changes[path] = Change(a, b, scale, parts.get("m"))
-    return AdapterChanges(changes, {}, {}, {})
+    return AdapterChanges(changes, {}, {}, {}, {})
 
 
-def _of_peft(tensors: Weights, config: Mapping[str, Any], modules: Modules) -> AdapterChanges:
+def _of_peft(
+    tensors: Weights, config: Mapping[str, Any], modules: Modules, published: FoldedWeights | None
+) -> AdapterChanges:
     found: dict[tuple[str, str], dict[str, mx.array]] = {}  # by PEFT's name, and the wrappers around
-    made = AdapterChanges({}, {}, {}, {})
+    made = AdapterChanges({}, {}, {}, {}, {})
+    names = {} if published is None else published.names
     for name, value in tensors.items():
         lora, rows, whole = (pattern.fullmatch(name) for pattern in (_LORA, _ROWS, _WHOLE))
         if lora is not None:
@@ -145,14 +166,43 @@ def _of_peft(tensors: Weights, config: Mapping[str, Any], modules: Modules) -> A
             raise ModelError(f"use_dora is set, and {printable(name)} has no lengths.")
         # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
         change = Change(a.T, b.T, _scale(config, name, a.shape[0]), parts.get("m"))
-        if beside and expert is not None:
-            path = beside.get(_PARTS.get(expert[2], expert[2]), name)
-            alone.setdefault(path, {})[int(expert[1])] = change
+        path = path_among(name, modules)
+        stack = beside.get(_PARTS.get(expert[2], expert[2])) if expert is not None else None
+        if stack is not None and expert is not None:
+            alone.setdefault(stack, {})[int(expert[1])] = change
+        elif path not in modules and (tensor := our_name(f"{name}.weight")) in names:
+            made.stored[names[tensor]] = change
         else:
-            made.changes[path_among(name, modules)] = change
+            made.changes[path] = change
     made.changes.update((path, _in_stack(path, each, modules)) for path, each in alone.items())
     _check_embeddings(made, config, modules)
+    if published is not None:
+        _follow(made, published, modules)
     return made
+
+
+def _follow(made: AdapterChanges, published: FoldedWeights, modules: Modules) -> None:
+    """Multiply changes of published weights as code multiplies the weights themselves. Raises ModelError where it does more."""
+    for path in {*made.changes, *made.layers, *made.rows} & modules.keys():
+        factor, change = published.factor(path), made.changes.get(path)
+        is_one = factor is not None and factor.size == 1 and factor.item() == 1
+        if is_one:
+            continue
+        looked_up = isinstance(modules[path], LOOKED_UP)
+        fits = factor is not None and (
+            factor.size == 1 or not (looked_up or path in made.layers or path in made.rows)
+        )
+        if factor is None or not fits or (change is not None and change.lengths is not None):
+            raise ModelError(
+                f"mlx-lm's code changes the weight of {printable(path)} in a way that an adapter cannot follow."
+            )
+        if change is not None:
+            made.changes[path] = change._replace(b=change.b * factor.reshape(-1))
+        if path in made.layers:
+            made.layers[path] = made.layers[path] * factor
+        if path in made.rows:
+            ids, rows = made.rows[path]
+            made.rows[path] = ids, rows * factor
 
 
 def _number_rows(rows: dict[str, tuple[list[int], mx.array]], told: Any) -> None:

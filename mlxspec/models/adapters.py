@@ -27,6 +27,7 @@ from mlxspec.models.adapter_files import (
     LOOKED_UP,
     AdapterChanges,
     Change,
+    FoldedWeights,
     is_stack,
     path_among,
     read_adapter,
@@ -39,11 +40,11 @@ __all__ = ("ADAPTER_FILES", "add_adapter", "add_adapters")
 _ALONE = "which a model can have for all requests only: load it alone, with --adapter"
 
 
-def add_adapter(model: nn.Module, adapter: str | Path) -> None:
-    """Put the adapter in a folder into `model`, lazily. Raises ModelError, also where any of its tensors has no
-    place in the model."""
+def add_adapter(model: nn.Module, adapter: str | Path, published: FoldedWeights | None = None) -> None:
+    """Put the adapter in a folder into `model`, lazily. published: as `read_adapter` has it; changes to tensors of the folder are in the
+    model already. Raises ModelError, also where any of its tensors has no place in the model."""
     modules = dict(model.named_modules())
-    with read_adapter(adapter, modules) as found:
+    with read_adapter(adapter, modules, published) as found:
         if found.tensors:
             _replace(model, found.tensors)
             return
@@ -56,15 +57,17 @@ def add_adapter(model: nn.Module, adapter: str | Path) -> None:
         model.vocab_size = rows[0]
 
 
-def add_adapters(model: nn.Module, adapters: Mapping[str, str], gate: AdapterGate) -> None:
+def add_adapters(
+    model: nn.Module, adapters: Mapping[str, str], gate: AdapterGate, published: FoldedWeights | None = None
+) -> None:
     """Put the adapters in these folders, by name, beside the layers of `model`, lazily; its gate knows them by these names from then on.
-    One that cannot be used costs only itself: `gate.refused` says why in one sentence."""
+    published: as `read_adapter` has it. One that cannot be used costs only itself: `gate.refused` says why in one sentence."""
     modules, refused = dict(model.named_modules()), dict[str, str]()
     found: dict[str, list[tuple[int, Change]]] = {}
     names: list[str] = []
     for name, adapter in adapters.items():
         try:
-            with read_adapter(adapter, modules) as read:
+            with read_adapter(adapter, modules, published) as read:
                 if not read.is_low_rank:
                     raise ModelError(f"it holds whole layers, {_ALONE}")
                 for path, change in read.changes.items():
@@ -125,14 +128,20 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
         return _beside(module, change)
     # floats; tokens are looked up and proposed by rows, so embedding and head become floats
     weight = weight_values(module)
-    delta = scale * (a @ b if looked_up else (a @ b).swapaxes(-1, -2))
-    whole = weight.astype(mx.float32) + delta
-    if lengths is not None:
-        whole = whole * (lengths.astype(mx.float32).reshape(-1) / mx.linalg.norm(whole, axis=1))[:, None]
+    whole = merged(weight, change if not looked_up else Change(b.T, a.T, scale, lengths))
     if "scales" not in module:
         module.weight = whole.astype(weight.dtype)
         return module
     return _as_floats(module, whole.astype(weight.dtype))
+
+
+def merged(weight: mx.array, change: Change) -> mx.array:
+    """Return a weight (..., out, in) with a change to it, in float32."""
+    a, b, scale, lengths = change
+    whole = weight.astype(mx.float32) + scale * (a @ b).swapaxes(-1, -2)
+    if lengths is None:
+        return whole
+    return whole * (lengths.astype(mx.float32).reshape(-1) / mx.linalg.norm(whole, axis=1))[:, None]
 
 
 def _as_floats(module: nn.Module, weight: mx.array) -> nn.Module:

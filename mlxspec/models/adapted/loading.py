@@ -28,6 +28,7 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.adapted.classes import MLX_LM, classes_of, has_code, maker_of, reads_parts
 from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
+from mlxspec.models.adapted.published_weights import PublishedWeights
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
 from mlxspec.models.folder import ModelFolder
@@ -60,7 +61,8 @@ def load_adapted(
     """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
     cache has its own. group: the processes that run the model together, of which this one gets its part. Raises ModelError; nothing stays
     half-loaded."""
-    module, config, notices = load_module(folder)
+    published = PublishedWeights(adapter if isinstance(adapter, str | Path) else None)
+    module, config, notices = load_module(folder, published)
     if group is not None and not hasattr(module, "shard"):
         raise ModelError(
             f"{maker_of(config)} cannot divide models of type {printable(config['model_type'])} among ranks."
@@ -70,7 +72,7 @@ def load_adapted(
         if group is not None:
             module.shard(group)
         if isinstance(adapter, str | Path):
-            add_adapter(module, adapter)
+            add_adapter(module, adapter, published)
         module.eval()
         if not isinstance(adapter, Mapping):
             fuse(module)
@@ -81,14 +83,17 @@ def load_adapted(
                 raise ModelError(
                     f"Rows of this model do not share all of a forward, so it takes one adapter, with --adapter: {model.by_rows}."
                 )
-            add_adapters(module, adapter, model.gate)
+            add_adapters(module, adapter, model.gate, published)
             fuse(module)
         return model
 
 
-def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+def load_module(
+    folder: ModelFolder, published: PublishedWeights | None = None
+) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
     """mlx-lm's module, not evaluated, the config as mlx-lm has it, and notices. Headers and config are judged before mlx-lm sees them.
-    Raises ModelError."""
+    published: changes the folder's weights before. Raises ModelError."""
+    published = published or PublishedWeights()
     config = folder.config()
     _judge(config)
     with _in_one_sentence():
@@ -99,20 +104,25 @@ def load_module(folder: ModelFolder) -> tuple[Any, dict[str, Any], tuple[str, ..
     )
     with _in_one_sentence():
         if not formats or reads_parts(config, names):
-            found = *load_model(folder.path, lazy=True, model_config=words, get_model_classes=classes_of), ()
+            made = load_model(
+                folder.path, lazy=True, model_config=words, get_model_classes=published.classes_of
+            )
+            found = *made, ()
         else:
-            found = _filled(folder, config | words)
+            found = _filled(folder, config | words, published)
     _check_token_ids(found[0], number(config, *_ROWS))
     return found
 
 
-def _filled(folder: ModelFolder, config: dict[str, Any]) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+def _filled(
+    folder: ModelFolder, config: dict[str, Any], published: PublishedWeights
+) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
     """Return what `load_model` returns, for weights in formats that are unpacked or repacked before mlx-lm's code names them."""
     weights = folder.read_shards()
     dtype = unpacked_dtype(weights, None) or mx.float32
     for name in weights.stored:
         weights[name] = weights[name].astype(dtype)
-    model, arguments = classes_of(config)
+    model, arguments = published.classes_of(config)
     module = model(arguments.from_dict({k: v for k, v in config.items() if k != "quantization_config"}))
     named = module.sanitize(dict(weights)) if hasattr(module, "sanitize") else dict(weights)
     config = {k: v for k, v in config.items() if k != "quantization_config"}
