@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx.utils import tree_flatten
@@ -37,6 +38,7 @@ from mlxspec.loading.weights import (
 )
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_drafter, assemble_head_lazily
+from mlxspec.models.float16 import expected_dtype
 from mlxspec.models.folder import Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
 from mlxspec.models.proposal_rows import proposing
@@ -101,6 +103,7 @@ def inspect(
     check_kv_bits(made.model.make_cache(0).layers, kv_bits, "This model", "kv_bits")
     pair = paired(folder.path)[0] if draft_model is None else None
     beside = _beside(draft_model, made) if pair is None else _beside(str(pair), made, "paired with it")
+    files = [*folder.files(), *(() if beside is None else beside.files)]
     drafters = _usable(facts["head"], beside, made)
     modules = made, beside and beside.module
     return InspectReport(
@@ -112,6 +115,7 @@ def inspect(
         memory=_memory(*modules, context, rows, drafters, kv_bits=kv_bits, draft_kv_bits=draft_kv_bits),
         drafters=drafters,
         has_tokenizer=has_vocabulary(folder.path),
+        computed_in=expected_dtype(made.model, files),
         **facts,
     )
 
@@ -177,13 +181,14 @@ class _Packed(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """The drafter in a folder of its own. how: it came to be the model's; module: of its kind, not evaluated. lends_head: a whole model
-    with an MTP head that fits."""
+    """The drafter in a folder of its own. how: it came to be the model's; module: of its kind, not evaluated; files: of its weights.
+    lends_head: a whole model with an MTP head that fits."""
 
     name: str
     kind: Kind
     module: Any
     how: str
+    files: list[Path]
     lends_head: bool = False
 
 
@@ -195,17 +200,17 @@ def _beside(name: str | None, target: Assembled, how: str = "named with --draft-
     kind, name = folder.kind(), hub.repo_of(folder.path) or name
     if kind == "head":
         head = assemble_head_lazily(folder.read, target, draft_bits=SpecConfig.draft_bits)
-        return _Beside(name, kind, head, how)
+        return _Beside(name, kind, head, how, folder.files())
     if kind != "model":
         bits = SpecConfig.draft_bits
         made = assemble_drafter(kind, folder.config(), folder.read, target.model, draft_bits=bits)
-        return _Beside(name, kind, made, how)
+        return _Beside(name, kind, made, how, folder.files())
     module = assemble_folder(folder).model
     try:
         assemble_head_lazily(folder.read, target)
     except ModelError:
-        return _Beside(name, kind, module, how)
-    return _Beside(name, kind, module, how, lends_head=True)
+        return _Beside(name, kind, module, how, folder.files())
+    return _Beside(name, kind, module, how, folder.files(), lends_head=True)
 
 
 def _bytes(weights: Weights) -> int:

@@ -66,7 +66,7 @@ class InspectReport:
     revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
     through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
     loaded. has_tokenizer: without one, only token ids can be given, from Python.
-    limits: options that cannot be used with this model, a sentence each.
+    limits: options that cannot be used with this model, a sentence each. computed_in: what the model would be computed in here, and why.
     """
 
     name: str
@@ -88,6 +88,7 @@ class InspectReport:
     memory: MemoryEstimate
     drafters: tuple[Usable, ...]
     has_tokenizer: bool
+    computed_in: str
     limits: tuple[str, ...] = ()
 
     @property

@@ -147,6 +147,12 @@ def _backend() -> Iterator[Finding]:
             else "macOS ends a process of which one command buffer takes about five seconds (ImpactingInteractivity); MLX hands work over "
             "in buffers of 40 to 50 kernels, each far below that",
         )
+    if device.emulates_bfloat16():
+        yield Finding(
+            name="bfloat16",
+            found=f"emulated by this GPU (generation {device.gpu_generation()}): what is stored so is computed in float16 where it fits; "
+            "`mlxspec inspect MODEL` says whether it does",
+        )
     yield Finding(
         name="compiling",
         found=("on: " if report.compile_enabled else "off: ") + report.compile_reason,

@@ -74,6 +74,7 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
         ("parameters", f"{count(r.parameters)}{experts}"),
         ("weights", f"{amount(r.file_bytes)}, {r.bits_per_weight:.2f} bits a parameter{skipped}"),
         *[("", f"{form}: {count(n)}") for form, n in r.formats.items()],
+        ("computed in", r.computed_in),
         (
             "MTP head",
             f"{count(head.parameters)}, {amount(head.bytes)}" if head.present else f"none: {head.advice}",

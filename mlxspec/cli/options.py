@@ -209,7 +209,7 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: 
         ("--model", list, "M", about + more) if several else ("--model", str, "M", about, DEMO),
         ("--revision", str, "R", "branch, tag or commit of a Hugging Face id (default: the newest)"),
         ("--preset", str, "NAME", "options kept under this name in the config file (docs/commands.md)"),
-        ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: what fits)"),
+        ("--dtype", DTYPES, "TYPE", f"{', '.join(DTYPES)} (default: as stored, on M1 and M2 float16 for bfloat16, on a CPU float32)"),
         ("--engine", ENGINES, "NAME", "whose code runs the model: auto, or mlx-lm for any that mlx-lm has", "auto"),
         ("--adapter", str, "DIR", "LoRA or DoRA layers as mlx-lm's training or PEFT writes them"),
         ("--chat-template", str, "FILE", "a chat template that counts instead of the model's own"),

@@ -80,7 +80,8 @@ class Engine(EngineApi):
     store), vision (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which
     `suffix` drafts from), text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run
     its model together), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how
-    texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used).
+    texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used), dtype_reason (a
+    sentence on what the model is computed in, and why; empty for one that was not loaded by `load`).
     """
 
     @by_name
@@ -130,6 +131,7 @@ class Engine(EngineApi):
         self.health: DrafterHealth | None = None
         self.pooling: Pooling | str = NO_POOLING
         self.refused_adapters: Mapping[str, str] = {}
+        self.dtype_reason = ""
         spec = spec if spec is not None else SpecConfig(drafters=tuple(self.drafts.drafters))
         self.spec = replace(spec, policy=spec.policy or "fixed")
         self.stats = EngineStats()

@@ -25,7 +25,7 @@ TEXT = (
     "The function adds the values of a list and divides the sum by their number. It raises an error for an empty list, because the "
     "sum is then divided by zero. To find the largest value of a list, go through the list and keep the largest value so far.\n"
 )
-_TOKENS = 64  # at most, of the text
+TRIAL_TOKENS = 64  # at most, of the text
 
 
 def check_head(
@@ -40,7 +40,7 @@ def check_head(
     Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing, and neither does a target that does
     not predict the text itself, as one of random weights.
     """
-    tokens = tokenizer.encode(TEXT)[:_TOKENS]
+    tokens = tokenizer.encode(TEXT)[:TRIAL_TOKENS]
     if len(tokens) < ENOUGH:
         return None
     path = _path(head, tokens, files)

@@ -19,10 +19,11 @@ from mlxspec.checkpoints.pull import check_fits
 from mlxspec.config import ALWAYS_THERE, EngineConfig, SpecConfig
 from mlxspec.drafter_kinds import KINDS
 from mlxspec.drafters.base import Drafter
+from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.drafter_health import DrafterHealth
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.head_check import check_head
+from mlxspec.engine.head_check import TEXT, TRIAL_TOKENS, check_head
 from mlxspec.engine.load_drafters import (
     DrafterBuilder,
     asked_drafters,
@@ -52,6 +53,7 @@ from mlxspec.models.assemble_drafter import NO_ASSISTANT
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.eagle3 import Eagle3Head
 from mlxspec.models.fill import check_finite, evaluate
+from mlxspec.models.float16 import Float16Trial, prompt_beyond, reason, weight_beyond
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.runnable import Engine as ModelEngine
@@ -93,7 +95,8 @@ def load(
     model, which "auto" asks beside the head. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in
     `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and
     spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps
-    the stored one on a GPU and takes float32 elsewhere. adapter: a folder of LoRA layers as mlx-lm's training or
+    the stored one on a GPU (float16 instead of bfloat16 where the GPU emulates that, see models/float16.py) and takes float32 elsewhere.
+    adapter: a folder of LoRA layers as mlx-lm's training or
     PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer
     has. chat_template: a file with a template that counts instead of the model's own. images: load the vision tower of a model that has
     one. ranks: those among which the model is divided (engine/ranks.py); all of them load it together. engine: "mlx-lm" runs
@@ -129,8 +132,7 @@ def load(
         races.prepare()
         if ranks is not None:
             launch.adopt(ranks.first(launch.speedups()))
-        parts = _assemble(wanted, folders)
-        parts = _read_weights(wanted, folders, parts)
+        parts = _load_parts(wanted, folders)
     return _start(wanted, folders, parts)
 
 
@@ -179,7 +181,7 @@ class _Folders:
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
     """The parts of an engine. names: of the drafters that draft, those without an object of their own included. modules: whatever has
-    weights, the target first. notices: whole sentences."""
+    weights, the target first. notices: whole sentences. dtype_reason: as in Engine."""
 
     target: Assembled
     tokenizer: Tokenizer
@@ -187,6 +189,7 @@ class _Parts:
     names: tuple[str, ...]
     modules: Sequence[nn.Module]
     notices: Sequence[str]
+    dtype_reason: str = ""
 
 
 def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) -> _Folders:
@@ -223,8 +226,51 @@ def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) 
     )
 
 
-def _assemble(wanted: _Wanted, folders: _Folders) -> _Parts:
-    """Return the model, its tokenizer and its drafters, without their weights. Raises what `load` raises."""
+def _load_parts(wanted: _Wanted, folders: _Folders) -> _Parts:
+    """Return the parts of an engine with their weights: in float16 instead of bfloat16 where that is faster and holds all numbers."""
+    # ranks may have GPUs of several generations, and must compute alike
+    may_try = wanted.dtype is None and wanted.ranks is None and device.emulates_bfloat16()
+    trial = Float16Trial(_read_files(folders, wanted.adapter)) if may_try else None
+    parts = _assemble(wanted, folders, is_narrowed=trial is not None and not trial.found)
+    parts = _read_weights(wanted, folders, parts)
+    if trial is not None and trial.found is None:
+        trial.keep(_beyond_float16(parts))
+        if trial.found:
+            del parts
+            device.give_back()
+            parts = _read_weights(wanted, folders, _assemble(wanted, folders, is_narrowed=False))
+    beyond = None if trial is None else trial.found
+    dtype, is_asked = parts.target.model.dtype, wanted.dtype is not None
+    why = reason(dtype, is_asked=is_asked, is_tried=trial is not None, beyond=beyond)
+    notices = [f"The model is computed in {why}"] if beyond else []
+    return replace(parts, dtype_reason=why, notices=[*parts.notices, *notices])
+
+
+def _read_files(folders: _Folders, adapter: str | Mapping[str, str] | None) -> list[Path]:
+    """Return the files that weights are read from, those of one adapter included."""
+    lora = [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
+    return [*folders.files, *(path for path in lora if path.is_file())]
+
+
+def _beyond_float16(parts: _Parts) -> str | None:
+    """Return what float16 cannot hold of the weights, or of what models give for a trial prompt; None where all fits."""
+    head = next((d.model for d in parts.drafters if isinstance(d, Mtp)), None)
+    drafting = (d.model for d in parts.drafters if isinstance(d, DraftModel))
+    runs = [(parts.target.model, head), *((model, None) for model in drafting)]
+    num_ids = min(model.vocab_size for model, _ in runs)
+    tokens = [i for i in parts.tokenizer.encode(TEXT)[:TRIAL_TOKENS] if i < num_ids]
+    beyond = weight_beyond(parts.modules)
+    for model, head in runs:
+        beyond = beyond or prompt_beyond(model, tokens, head)
+    return beyond
+
+
+def _assemble(wanted: _Wanted, folders: _Folders, *, is_narrowed: bool) -> _Parts:
+    """Return the model, its tokenizer and its drafters, without their weights. is_narrowed: as in ModelFolder, except for block drafters.
+    Raises what `load` raises."""
+    folders.model.is_narrowed = is_narrowed
+    if folders.beside is not None:
+        folders.beside.is_narrowed = is_narrowed and folders.beside.kind() != "dflash"
     given, group = wanted.chat_template, None if wanted.ranks is None else wanted.ranks.group
     template = None if given is None else Path(given).expanduser()
     tokenizer = Tokenizer.from_folder(folders.model.path, chat_template=template)
@@ -287,9 +333,8 @@ def _read_weights(wanted: _Wanted, folders: _Folders, parts: _Parts) -> _Parts:
     for module in modules:
         if isinstance(module, Eagle3Head | DFlash):
             check_finite(module, f"The {module.title}")
-    drafters, useless = _without_useless_head(
-        parts.drafters, parts.tokenizer, folders.files, wanted.adapter, ranks
-    )
+    files = _read_files(folders, wanted.adapter)
+    drafters, useless = _without_useless_head(parts.drafters, parts.tokenizer, files, ranks)
     if ranks is not None:
         arrays = tree_flatten([m.parameters() for m in modules])
         ranks.agree({"form of the weights": [(name, str(array.dtype)) for name, array in arrays]})
@@ -318,6 +363,7 @@ def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
         else "A model that is divided among ranks reads no images.",
         ranks=ranks,
     )
+    loaded.dtype_reason = parts.dtype_reason
     loaded.notices += unraced_notice(loaded)
     loaded.health = DrafterHealth(models_of(loaded.drafts.drafters))
     if (folders.model.path / "modules.json").is_file():
@@ -350,7 +396,6 @@ def _without_useless_head(
     drafters: Sequence[Drafter],
     tokenizer: Tokenizer,
     files: Sequence[Path],
-    adapter: str | Mapping[str, str] | None,
     ranks: Ranks | None,
 ) -> tuple[list[Drafter], list[str]]:
     """Return the drafters without an MTP head that predicts no better than chance, and the notice on that. The norms of one that stays are
@@ -361,12 +406,8 @@ def _without_useless_head(
         head = drafter.model if isinstance(drafter, Mtp) else None
         notice = None
         if isinstance(head, Qwen35Mtp):
-            beside_it = (
-                [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
-            )
-            read = [*files, *(path for path in beside_it if path.is_file())]
             notice = check_head(
-                head, tokenizer, read, (lambda value: value) if ranks is None else ranks.first
+                head, tokenizer, files, (lambda value: value) if ranks is None else ranks.first
             )
         kept += [] if notice else [drafter]
         notices += [notice] if notice else []

@@ -48,7 +48,8 @@ _OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 
 
 class FolderWeights(Weights):
-    """A folder's tensors, lazily read, and the file in which each lies. stored: of those that were unpacked, how they lie there."""
+    """A folder's tensors, lazily read, and the file in which each lies. stored: of those that were unpacked, how they lie there.
+    is_narrowed: whether float16 has taken the place of bfloat16, except in towers."""
 
     def __init__(self, notices: Sequence[str] = ()) -> None:
         """notices: whole sentences about the folder. unread: those on files beside the shards that cannot be read."""
@@ -58,6 +59,7 @@ class FolderWeights(Weights):
         self.stored: dict[str, Published] = {}
         self.notices = tuple(notices)
         self.unread: tuple[str, ...] = ()
+        self.is_narrowed = False
 
     def add(self, path: Path) -> None:
         """Raises ModelError, also where another file holds a tensor of the same name."""
@@ -284,9 +286,15 @@ def _unpack(
     return values.reshape(*packed.shape[:-1], -1).astype(dtype)
 
 
-def cast(weights: Weights, dtype: mx.Dtype | None, as_stored: Container[str] = ()) -> Weights:
-    """Matrices to `dtype` (None: as stored), vectors to float32, where rounding hurts and size does not matter, but for those named in
-    `as_stored`."""
+def cast(
+    weights: Weights,
+    dtype: mx.Dtype | None,
+    as_stored: Container[str] = (),
+    *,
+    scales_dtype: mx.Dtype | None = None,
+) -> Weights:
+    """Matrices to `dtype`, scales of quantized ones to `scales_dtype` (None: as stored), vectors to float32, where rounding hurts and size
+    does not matter, but for those named in `as_stored`."""
     out = {}
     for name, value in weights.items():
         if not mx.issubdtype(value.dtype, mx.floating) or name in as_stored:
@@ -294,9 +302,8 @@ def cast(weights: Weights, dtype: mx.Dtype | None, as_stored: Container[str] = (
         elif value.ndim == 1:
             out[name] = value.astype(mx.float32)
         else:
-            out[name] = (
-                value if dtype is None or name.endswith((".scales", ".biases")) else value.astype(dtype)
-            )
+            wanted = scales_dtype if name.endswith((".scales", ".biases")) else dtype
+            out[name] = value if wanted is None else value.astype(wanted)
     return out
 
 

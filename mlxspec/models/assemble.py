@@ -226,8 +226,9 @@ def _vision(
         raise ModelError(f"This model reads no images: its folder holds no vision tower{dropped}.")
     vision, sanitize = blueprint(config, settings(), model.hidden_size)
     tower: Any = vision.tower
+    dtype = mx.bfloat16 if getattr(weights, "is_narrowed", False) else model.dtype
     num = sum(v.size for _, v in tree_flatten(tower.parameters()))
-    fill(tower, sanitize(weights), model.dtype, "The vision tower", foreign_format(config), whole=True)
+    fill(tower, sanitize(weights), dtype, "The vision tower", foreign_format(config), whole=True)
     return replace(vision, parameters=num, nbytes=bytes_of(tower))
 
 

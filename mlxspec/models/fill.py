@@ -47,7 +47,7 @@ def fill(
 
     Returns whether matrices stay packed.
     """
-    dtype = _dtype_or_default(dtype)
+    asked, dtype = dtype, _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
     if packed and not device.has_gpu():
@@ -59,7 +59,10 @@ def fill(
     if packed:
         _quantize_like(module, packed)
     norms = {f"{path}.weight": m for path, m in module.named_modules() if isinstance(m, nn.RMSNorm)}
-    weights = in_dtype(weights, dtype) if whole and dtype is not None else cast(weights, dtype, norms)
+    if whole and dtype is not None:
+        weights = in_dtype(weights, dtype)
+    else:
+        weights = cast(weights, dtype, norms, scales_dtype=asked)
     expected = dict(tree_flatten(module.parameters()))
     difference = missing_and_extra(expected, weights)
     if difference:

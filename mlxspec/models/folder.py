@@ -14,6 +14,7 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.weights import FolderWeights, is_bare_head, read_folder
 from mlxspec.models.dflash_config import is_block_drafter, kind_of
 from mlxspec.models.eagle3 import is_eagle3
+from mlxspec.models.float16 import narrow
 from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 from mlxspec.models.vision.settings import image_settings
 
@@ -44,11 +45,13 @@ def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
 
 
 class ModelFolder:
-    """A folder whose links have been judged. name: by which the caller knows it. Methods raise ModelError."""
+    """A folder whose links have been judged. name: by which the caller knows it. is_narrowed: whether what is stored in bfloat16 is read as
+    float16; may be set. Methods raise ModelError."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         check_links(path)
         self.path, self.name = path, name or str(path)
+        self.is_narrowed = False
         self._found: tuple[list[Path], list[Path]] | None = None
 
     def config(self) -> dict[str, Any]:
@@ -65,8 +68,11 @@ class ModelFolder:
         return [*shards, *beside]
 
     def read(self) -> FolderWeights:
-        """All tensors, lazily."""
-        return read_folder(self.path, self._found)
+        """Return all tensors, lazily."""
+        weights = read_folder(self.path, self._found)
+        if self.is_narrowed:
+            narrow(weights)
+        return weights
 
     def read_shards(self) -> FolderWeights:
         """Return what `read` returns, without the files next to the shards."""

@@ -29,6 +29,7 @@ Backend = Literal["cpu", "metal", "cuda"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 HAND_OVER_AT = 100  # launches: two to three of MLX's command buffers
+_EMULATING = 13, 14  # bfloat16: generations of GPUs
 _MATRIX_UNITS = 17  # generation of the first GPU that has them
 # bytes: three times the logits of 17 positions of 248k words in 16 bits; and as much again as a prompt's chunk of a small model takes
 _SAMPLING_ON_CPU, _SAMPLING_ON_GPU = 24 << 20, 256 << 20
@@ -354,6 +355,11 @@ def gpu_generation() -> int | None:
 
     named = re.search(r"(\d\d)[a-z]$", str(mx.device_info().get("architecture", "")))
     return int(named[1]) if named else None
+
+
+def emulates_bfloat16() -> bool:
+    """Return whether the GPU, of an M1 or M2, has no arithmetic in bfloat16, so that float16 is faster."""
+    return gpu_generation() in _EMULATING
 
 
 @functools.cache

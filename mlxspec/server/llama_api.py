@@ -22,8 +22,8 @@ _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "freq
 
 
 def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[str, Any]:
-    """The properties of a model, as llama.cpp tells them. Beside them: what is not written to the disk at the moment, and up to how many
-    tokens a round is bit-exact, null where that is not known."""
+    """The properties of a model, as llama.cpp tells them. Beside them: what it is computed in and why, what is not written to the disk at
+    the moment, and up to how many tokens a round is bit-exact, null where that is not known."""
     facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
     settings |= {"n_predict": params.max_tokens, "repeat_penalty": params.repetition_penalty}
@@ -35,6 +35,7 @@ def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[s
         "modalities": {"vision": "vision" in facts["capabilities"], "audio": False},
         "chat_template": known.template or "",
         "build_info": f"mlxspec {__version__}",
+        "computed_in": facts["computed_in"],
         "stores_off": list(load.stores_off),
         "exact_width": load.exact_width,
     }

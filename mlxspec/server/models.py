@@ -82,6 +82,7 @@ class Known:
             "drafters": ["suffix", *engine.drafts.drafters],
             "draft": list(engine.spec.drafters),
             "policy": engine.spec.policy,
+            "computed_in": engine.dtype_reason,
             "max_rows": engine.config.max_rows,
             "defaults": {}
             if params is None

@@ -31,6 +31,7 @@ from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapted.published_weights import PublishedWeights
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
+from mlxspec.models.float16 import narrow_module
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.layers import multiply_here
 from mlxspec.models.runnable import judge
@@ -69,6 +70,8 @@ def load_adapted(
         )
     with _in_one_sentence():
         cast(module, dtype)
+        if folder.is_narrowed:
+            narrow_module(module)
         if group is not None:
             module.shard(group)
         if isinstance(adapter, str | Path):

@@ -23,7 +23,7 @@ ModelsAnswer = t.answer(
 HealthAnswer = t.answer("Health", status=str, model=str)
 PropsAnswer = t.answer(
     "Props", default_generation_settings=dict[str, Any], total_slots=int, model_alias=str, model_path=str, modalities=dict[str, bool],
-    chat_template=str, build_info=str, stores_off=list[str],
+    chat_template=str, build_info=str, computed_in=str, stores_off=list[str],
 )  # fmt: skip
 Slot = t.answer("Slot", id=Count, n_ctx=Count, speculative=bool, is_processing=bool)
 
