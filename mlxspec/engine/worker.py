@@ -334,6 +334,7 @@ class Worker:
         if is_over:
             self._end_rehearsal()
             self._rehearses_until = None
+            device.give_back_heap()  # nothing is computed until the next request
 
     def _end_rehearsal(self) -> None:
         """End the rehearsal, so that its request leaves the engine. The rest of it runs when the engine is idle again."""

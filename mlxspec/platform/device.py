@@ -238,6 +238,17 @@ def keep_heap() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
+def give_back_heap() -> None:
+    """Give the system what `keep_heap` has kept of freed memory, between two answers. No-op on GPUs and with other C libraries."""
+    if backend() != "cpu" or not sys.platform.startswith("linux"):
+        return
+    import mlx.core as mx
+
+    mx.clear_cache()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def claim(owner: object, nbytes: int, scratch: int) -> None:
     """Reserve nbytes of MLX's memory for `owner` until they are released or the owner is deleted; `scratch` of them are used again and
     again.

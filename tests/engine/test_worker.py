@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 from planting import catches
 
@@ -22,6 +23,7 @@ from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
+from mlxspec.platform import device
 from tests import tiny_models
 
 LONG = 120.0
@@ -374,6 +376,31 @@ def test_a_stream_is_behind_by_tokens_and_until_half_of_them_are_read() -> None:
     assert stream.is_behind  # six wait
     stream.get()
     assert not stream.is_behind  # three
+
+
+@pytest.mark.skipif(device.has_gpu(), reason="a GPU's memory is limited by what is claimed")
+@catches(
+    "an idle engine keeps what it computed with",
+    "mlxspec.platform.device:give_back_heap",
+    lambda _: lambda: None,
+)
+def test_memory_of_an_answer_is_given_back_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back, held = device.give_back_heap, list[tuple[int, int]]()
+    is_idle = threading.Event()
+
+    def noted() -> None:
+        before = mx.get_cache_memory()
+        given_back()
+        held.append((before, mx.get_cache_memory()))
+        is_idle.set()
+
+    monkeypatch.setattr(device, "give_back_heap", noted)
+    with Worker(make) as worker:
+        assert is_idle.wait(LONG)
+        is_idle.clear()
+        list(worker.submit(PROMPT, params()))
+        assert is_idle.wait(LONG)
+    assert len(held) == 2 and all(before > after == 0 for before, after in held), held
 
 
 def test_a_drafters_places_count_what_was_accepted_there() -> None:
