@@ -56,18 +56,20 @@ def conv_window(window: mx.array, inputs: mx.array, num_committed: mx.array, sta
     if num_rows == 1:
         # `num_committed` has the 4 bytes of which cache/places.py says why
         return mx.slice(joined_inputs(window, inputs, None), num_committed, (1,), (1, count, size))
-    return _end_to_end(window, inputs)[
-        _find(num_committed, starts, mx.array(np.arange(count, dtype=np.int32)))
-    ]
+    column, owner = np.arange(count, dtype=np.int32), np.arange(num_rows, dtype=np.int32)[:, None]
+    behind = column + (num_rows - 1) * count
+    found = _find(num_committed, starts, *map(mx.array, (column, owner, behind)))
+    return _end_to_end(window, inputs)[found]
 
 
 @mx.compile
-def _find(num_committed: mx.array, starts: mx.array, column: mx.array) -> mx.array:
-    """(B, K - 1) int32: where what `conv_window` takes is `_end_to_end`. column (K - 1,) int32: its numbers."""
-    num_rows, count = num_committed.shape[0], column.shape[0]
-    place = num_committed[:, None] + column
-    owner = mx.array(np.arange(num_rows, dtype=np.int32)[:, None])
-    return _number(num_rows, count, owner, place, starts[:-1, None] + place - count)
+def _find(
+    num_committed: mx.array, starts: mx.array, column: mx.array, owner: mx.array, behind: mx.array
+) -> mx.array:
+    """Return (B, K - 1) int32: where what `conv_window` takes is in `_end_to_end`. column (K - 1,) and owner (B, 1) int32: their numbers.
+    behind (K - 1,) int32: where the inputs of a row that begins at 0 are, less its window."""
+    first = num_committed[:, None]
+    return _number(column.shape[0], owner, first + column, starts[:-1, None] + first + behind)
 
 
 def joined_inputs(window: mx.array, inputs: mx.array, index: RaggedIndex | None) -> mx.array:
@@ -97,10 +99,11 @@ def _end_to_end(window: mx.array, inputs: mx.array) -> mx.array:
     return mx.concatenate([window.reshape(-1, window.shape[2]), inputs])
 
 
-def _number(num_rows: int, count: int, owner: mx.array, place: mx.array, flat: mx.array) -> mx.array:
+def _number(count: int, owner: mx.array, place: mx.array, behind: mx.array) -> mx.array:
     """Return the index in `_end_to_end` of what is at `place` of row `owner`, where each row has a window of `count` before its inputs.
-    flat: which input it is, if one."""
-    return mx.where(place < count, owner * count + place, num_rows * count + flat)
+    behind: the index, if it is an input. A number of rows in here would be part of the code that MLX compiles for a CPU, so each number
+    would wait for g++."""
+    return mx.where(place < count, owner * count + place, behind)
 
 
 def conv_qkv_ops(
@@ -146,6 +149,6 @@ def _seen_ragged(joined: mx.array, num_taps: int, index: RaggedIndex) -> list[mx
     """joined (B (K - 1) + N, C) -> the same, K of (1, N, C)"""
     num_rows, num_tokens = index.tokens.shape[0], index.owners.shape[0]
     tap = np.arange(num_taps, dtype=np.int32)[:, None]
-    flat = np.arange(num_tokens, dtype=np.int32) + tap - (num_taps - 1)
-    where = _number(num_rows, num_taps - 1, index.owners, index.places + mx.array(tap), mx.array(flat))
+    behind = np.arange(num_tokens, dtype=np.int32) + tap + (num_rows - 1) * (num_taps - 1)
+    where = _number(num_taps - 1, index.owners, index.places + mx.array(tap), mx.array(behind))
     return mx.split(joined[where], num_taps)

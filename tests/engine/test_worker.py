@@ -400,7 +400,8 @@ def test_memory_of_an_answer_is_given_back_behind_it(monkeypatch: pytest.MonkeyP
         is_idle.clear()
         list(worker.submit(PROMPT, params()))
         assert is_idle.wait(LONG)
-    assert len(held) == 2 and all(before > after == 0 for before, after in held), held
+    assert len(held) == 2
+    assert all(before > after == 0 for before, after in held), held
 
 
 def test_a_drafters_places_count_what_was_accepted_there() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,7 +15,9 @@ from hypothesis import strategies as st
 
 from mlxspec.kernels.conv_ops import GdnShape, conv_qkv_ops, conv_window, joined_inputs
 from mlxspec.kernels.flat import FlatRows
+from mlxspec.platform import compile_folder, device
 
+ROOT = Path(__file__).resolve().parents[2]
 SHAPE = GdnShape(num_k_heads=2, num_v_heads=4, k_dim=32, v_dim=16)
 
 
@@ -102,3 +109,44 @@ def test_the_window_is_the_last_inputs_that_stand(data: st.DataObject, widths: l
         start = case.rows.starts[r]
         stands = np.concatenate([case.window[r], case.qkv[start : start + count]])
         assert np.array_equal(np.asarray(got[r]), stands[-3:])
+
+
+ROWS_COMPILED = """
+from mlxspec.platform import device
+import mlx.core as mx
+from pathlib import Path
+from tests.kernels.test_conv_ops import Case, SHAPE
+from mlxspec.kernels.conv_ops import conv_qkv_ops, conv_window, joined_inputs
+
+device.compile_kernels()
+for widths in ((1, 2), (2, 1, 3), (1, 1, 2, 1, 1)):
+    case = Case(widths)
+    window, inputs, b, a = map(mx.array, (case.window, case.qkv, case.b, case.a))
+    taps, index = mx.split(mx.array(case.weight), case.num_taps), case.rows.index
+    layer = mx.compile(lambda x, b, a: conv_qkv_ops(x, b, a, taps, mx.ones(4), mx.ones(4), SHAPE, index))
+    starts = mx.array(case.rows.starts, mx.int32)
+    with device.private_kernels():
+        mx.eval(layer(joined_inputs(window, inputs, index), b, a))
+        mx.eval(conv_window(window, inputs, mx.array(widths, mx.int32), starts))
+    print(len(list(Path(device.report().kernel_folder).glob("mlx/*/cpu/*.so"))))
+"""
+
+
+@pytest.mark.skipif(
+    device.has_gpu() or compile_folder.compiler() is None,
+    reason="needs g++, with which MLX compiles for the CPU",
+)
+def test_what_is_compiled_for_some_rows_serves_any_number_of_them(tmp_path: Path) -> None:
+    """A row more would otherwise keep all answers waiting for g++."""
+    kept = {k: v for k, v in os.environ.items() if k != "MLX_DISABLE_COMPILE"}
+    done = subprocess.run(
+        [sys.executable, "-c", ROWS_COMPILED],
+        env=kept | {"MLXSPEC_CACHE": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *others = map(int, done.stdout.split())
+    assert first > 1
+    assert others == [first, first]
