@@ -37,8 +37,15 @@ class Runnable:
     ) -> str:
         """The formats of weights that loading unpacks or repacks, empty for weights that load as they are: see `published.storage`. BitNet
         is read by mlx-lm's code alone. Raises ModelError for a format that is not read."""
-        if self.by_mlx_lm and description(self.config, modelopt).get("quant_method") == "bitnet":
-            return ""
+        if self.by_mlx_lm:
+            from mlxspec.models.adapted.classes import names_part  # slow to import
+
+            if description(self.config, modelopt).get("quant_method") == "bitnet":
+                return ""
+            names = None if names is None else list(names)
+            parts = {name.rpartition(".")[2] for name in names or ()}
+            own = {part for part in parts if names_part(self.config, part)}
+            names = names and [name for name in names if name.rpartition(".")[2] not in own]
         return storage(self.config, modelopt, names=names, is_excerpt=is_excerpt)
 
 

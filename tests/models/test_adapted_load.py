@@ -376,3 +376,43 @@ def test_rotary_positions_in_the_words_of_transformers_5(
         assert read["model_type"] == "llama"
     assert mx.array_equal(logits[0], logits[1])
     assert not mx.allclose(logits[0], logits[2], atol=1e-3)
+
+
+PLAMO2 = {
+    "model_type": "plamo2",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size_per_head": 16,
+    "attention_window_size": 16,
+    "mamba_d_state": 16,
+    "mamba_num_heads": 4,
+    "mamba_step": 2,
+    "intermediate_size": 64,
+    "vocab_size": 320,
+}
+
+
+def test_a_name_is_a_mark_only_where_no_module_has_it(tmp_path: Path) -> None:
+    """PLaMo 2 calls the weight of a norm q_weight, as EXL2 calls integers."""
+    model, arguments = classes_of(PLAMO2)
+    weights = dict(tree_flatten(model(arguments.from_dict(PLAMO2)).parameters()))
+    assert any(name.endswith(".q_weight") for name in weights)
+    (tmp_path / "config.json").write_text(json.dumps(PLAMO2))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    load_module(ModelFolder(tmp_path))
+    folder = write("llama", tmp_path / "llama")
+    marked = dict(mx.load(str(folder / "model.safetensors"))) | {"model.layers.0.q_weight": mx.zeros((1,))}
+    mx.save_safetensors(str(folder / "model.safetensors"), marked)
+    with pytest.raises(ModelError, match="EXL2"):
+        load_module(ModelFolder(folder))
+
+
+def test_code_that_would_end_the_process_is_one_sentence(tmp_path: Path) -> None:
+    """mlx-lm's file for OLMo 1 exits while it is imported, where a package is missing."""
+    config = {"model_type": "olmo", "d_model": 64, "n_layers": 2, "vocab_size": 320, "n_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"model.transformer.wte.weight": mx.zeros((2,))})
+    with pytest.raises(ModelError, match="its code ended with status 1"):
+        load_module(ModelFolder(tmp_path))

@@ -38,6 +38,11 @@ def reads_parts(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     return bool(parts) and any(all(re.search(rf"\b{part}\b", text) for part in parts) for text in texts)
 
 
+def names_part(config: Mapping[str, Any], part: str) -> bool:
+    """Return whether modules of this model_type have a parameter or a part of that name: such a name is no mark of a format."""
+    return any(re.search(rf"self\.{re.escape(part)}\b", text) for text in _texts(config))
+
+
 def _texts(config: Mapping[str, Any]) -> list[str]:
     """Return the texts of mlx-lm's files that a model_type may run by."""
     kind = config.get("model_type")

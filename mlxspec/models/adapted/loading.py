@@ -218,6 +218,8 @@ def _in_one_sentence() -> Iterator[None]:
         yield
     except MlxspecError:
         raise
+    except SystemExit as error:  # as mlx-lm's olmo.py does where a package is missing
+        raise ModelError(f"{MLX_LM} cannot load this model: its code ended with status {error}.") from error
     except Exception as error:
         what = textwrap.shorten(printable(error, 4096), 160, placeholder=" and more").rstrip(".")
         what = what or type(error).__name__
