@@ -37,6 +37,7 @@ _LORA = re.compile(
 _ROWS = re.compile(rf"{_START}\.token_adapter\.trainable_tokens_delta{_END}")
 _WHOLE = re.compile(rf"{_START}(?:\.base_layer|\.modules_to_save)*{_END}\.weight")
 _LAYER = re.compile(r"(.*layers\.\d+)\.(.+)\.(\w+)")
+_IN_LAYER = re.compile(r"(.*layers\.\d+)\.")
 _EXPERT = re.compile(r".+\.experts\.(\d{1,5})\.(\w+)")
 _PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's names
 _OURS = "language_model."
@@ -157,7 +158,7 @@ def _of_peft(
     alone: dict[str, dict[int, Change]] = {}
     for (name, _), parts in found.items():
         a, b = _pair(name, parts, "A", "B")
-        expert, layer = _EXPERT.fullmatch(name), _LAYER.fullmatch(name)
+        expert, layer = _EXPERT.fullmatch(name), _IN_LAYER.match(name)
         beside = stacks.get(path_among(layer[1], stacks), {}) if layer else {}
         if beside and name.endswith(".experts"):
             made.changes.update(_of_stacked(name, parts, beside, config, modules))

@@ -47,6 +47,13 @@ MODELS: dict[str, Any] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    "gemma4_text": (
+        transformers.Gemma4TextConfig,
+        {
+            "head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": True,
+            "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48, "num_hidden_layers": 6,
+        },
+    ),
 }  # fmt: skip
 TOKENS = list(range(5, 29))
 
@@ -141,11 +148,13 @@ def test_logits_are_pefts(family: str, form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("gate_up_proj", "down_proj"), ("gate_up_proj",), ("down_proj",)])
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "gemma4_text"])
 def test_stacked_experts(family: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    """In Gemma 4 they are a part of the layer itself."""
     model = make(family, tmp_path / "model")
-    wanted = [f"mlp.experts.{name}" for name in names]
-    pattern = {f"layers.0.mlp.experts.{names[0]}": 24}
+    place = "experts" if family == "gemma4_text" else "mlp.experts"
+    wanted = [f"{place}.{name}" for name in names]
+    pattern = {f"layers.0.{place}.{names[0]}": 24}
     settings = {"target_modules": [], "target_parameters": wanted, "alpha_pattern": pattern}
     theirs = adapted(model, tmp_path / "adapter", **settings)
     assert_equal(tmp_path / "model", tmp_path / "adapter", theirs)
