@@ -74,7 +74,7 @@ def listing(context: int | None = None) -> Listing:
 
 
 class _Revision(NamedTuple):
-    """What one folder holds of a model. size: bytes on the disk."""
+    """The files of one revision of a model. size: bytes on the disk."""
 
     folder: Path
     commit: str
@@ -94,7 +94,7 @@ def _size(folder: Path) -> int:
 
 
 class Removal:
-    """What `rm` would delete. freed: bytes on the disk."""
+    """The files that `rm` would delete. freed: bytes on the disk."""
 
     def __init__(self, name: str, revisions: tuple[str, ...], strategy: Any, parts: tuple[Path, ...]) -> None:
         self.name, self.revisions = name, revisions
@@ -102,7 +102,7 @@ class Removal:
         self.freed = int(strategy.expected_freed_size) + sum(p.stat().st_size for p in parts)
 
     def execute(self) -> None:
-        """Raises StorageError where the disk refuses."""
+        """Delete the files. Raises StorageError where the disk refuses."""
         try:
             for part in self._parts:
                 part.unlink(missing_ok=True)
@@ -112,7 +112,8 @@ class Removal:
 
 
 def removal(name: str, revision: str | None = None) -> Removal:
-    """Of one revision (a commit, its beginning, a branch or a tag), or of all. Deletes nothing yet. Raises ModelError."""
+    """Return what removing one revision (a commit, its beginning, a branch or a tag), or all, would delete. Deletes nothing yet. Raises
+    ModelError."""
     repositories.check_repo(name)
     repositories.check_revision(revision)
     info = _scan()
@@ -201,7 +202,7 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
 
 
 def _quantization(config: dict[str, Any]) -> str:
-    """As the config has it; `inspect` looks at the tensors."""
+    """Return the quantization that the config names; `inspect` looks at the tensors."""
     found = of_mlx(config)
     if type(found.get("bits")) is int:
         mode = found.get("mode", "affine")

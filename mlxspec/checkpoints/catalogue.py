@@ -59,6 +59,7 @@ def catalogue() -> tuple[PublishedDrafter, ...]:
 
 
 def drafters_for(names: Iterable[str]) -> list[PublishedDrafter]:
-    """Those made for any of these models, the best first. Case does not matter: conversions spell `base_model` in several ways."""
+    """Return the drafters made for any of these models, the best first. Case does not matter: conversions spell `base_model` in several
+    ways."""
     wanted = {name.lower() for name in names}
     return [p for p in catalogue() if wanted & {target.lower() for target in p.targets}]

@@ -65,10 +65,9 @@ _WRAPPED = "language_model."  # in front of our names
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a conversion is to be. trunk: its format, None to leave it as it is. head_bits: 4 or 8 in groups of 64, 16 for floats, None
-    for 4 where the head is not quantized yet. dtype: of what is not quantized, None for the source's. graft: where to take a head from.
-    vision: keep the vision tower, where there is one that can be used; it is never quantized.
-    """
+    """The options of a conversion. trunk: its format, None to leave it as it is. head_bits: 4 or 8 in groups of 64, 16 for floats, None for
+    4 where the head is not quantized yet. dtype: of what is not quantized, None for the source's. graft: where to take a head from. vision:
+    keep the vision tower, where there is one that can be used; it is never quantized."""
 
     trunk: Format | None = None
     head_bits: int | None = None
@@ -84,8 +83,8 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What came of it. title: what it is, with its article. head_bytes, vision_bytes: 0 where there is none. skipped: tensors for images,
-    video and sound that were left out; no_images: why those for images are among them, empty where they are not."""
+    """The result of a conversion. title: what it is, with its article. head_bytes, vision_bytes: 0 where there is none. skipped: tensors
+    for images, video and sound that were left out; no_images: why those for images are among them, empty where they are not."""
 
     folder: Path
     title: str
@@ -97,7 +96,7 @@ class Converted:
 
 
 class _Made(NamedTuple):
-    """What is to be written, not evaluated; nothing else may refer to its arrays, so that each is let go of when it has been written.
+    """The tensors to be written, not evaluated; nothing else may refer to its arrays, so that each is released when it has been written.
     trunk: of a drafter all of it."""
 
     trunk: Weights
@@ -145,7 +144,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
 
 
 def _copy_beside(folder: Path, draft: Path) -> None:
-    """The tokenizer and whatever else belongs to a model but its config and its tensors."""
+    """Copy the tokenizer and whatever else belongs to a model except its config and its tensors."""
     also = {str(p.relative_to(folder)) for pattern in _ALSO for p in folder.glob(pattern) if not is_hidden(p)}
     for name in sorted(also - {*_NOT}):
         (draft / name).parent.mkdir(exist_ok=True)
@@ -294,7 +293,8 @@ def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
 def _quantization(
     config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format], *, keeps: bool
 ) -> dict[str, Any] | None:
-    """What config.json says of it. keeps: some tensors were quantized before, and what MLX's description says of them is kept."""
+    """Return what config.json says of the quantization. keeps: some tensors were quantized before, and what MLX's description says of them
+    is kept."""
     old = of_mlx(config)
     if keeps and old:
         return dict(old) | {path: form.data for path, form in formats.items()}

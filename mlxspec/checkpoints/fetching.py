@@ -31,7 +31,7 @@ _PAUSE = 0.2  # seconds between two lines on the same work
 
 
 class Beside(NamedTuple):
-    """What is fetched beside a model. notices: sentences on what is not."""
+    """The drafter that is fetched with a model. notices: sentences on what is not fetched."""
 
     head: HeadOffer | None
     drafter: DrafterOffer | None
@@ -55,13 +55,10 @@ def beside(
     with_head: bool = False,
     original: str | None = None,
 ) -> Beside:
-    """What drafts for a model that is about to be fetched. Fetches configs and headers, and no tensor.
-
-    memory: of the model alone. drafter: None for the MTP head, or the best published drafter that fits where the model can have no head;
-    auto for that drafter beside the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the
-    repository of that head.
-    Raises MlxspecError where a head or a repository that was named cannot be had.
-    """
+    """Return what drafts for a model that is about to be fetched. Fetches configs and headers, and no tensor. memory: of the model alone.
+    drafter: None for the MTP head, or the best published drafter that fits where the model can have no head; auto for that drafter in
+    addition to the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the repository of that head.
+    Raises MlxspecError where a head or a repository that was named cannot be had."""
     notices: list[str] = []
     is_asked = with_head or original is not None
     has_head, offer = False, None

@@ -89,8 +89,9 @@ def has_head(plan: Plan) -> bool:
 
 
 def find(plan: Plan, memory: MemoryEstimate, original: str | None = None) -> HeadOffer:
-    """Where the head of a model that lacks it is. memory: of the model alone. original: the repository to look in; None follows the cards'
-    `base_model` until one holds a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another model's."""
+    """Return where the head of a model that lacks it is. memory: of the model alone. original: the repository to look in; None follows the
+    cards' `base_model` until one holds a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another
+    model's."""
     if not may_have_head(plan):
         raise ConfigError(
             f"{plan.repo} is of a kind that has no MTP head here; leave --with-mtp out (see `mlxspec models --drafters`)."
@@ -216,7 +217,7 @@ def is_quantized(weights: Mapping[str, mx.array]) -> bool:
 
 
 def main_dtype(config: Mapping[str, Any], weights: Weights) -> mx.Dtype:
-    """What the config names, else what most of the values are."""
+    """Return the dtype that the config names, else that of most of the values."""
     text = config.get("text_config")
     for source in (config, text if isinstance(text, Mapping) else {}):
         for key in ("dtype", "torch_dtype"):

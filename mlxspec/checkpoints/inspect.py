@@ -62,7 +62,7 @@ class DrafterReport:
     file_bytes: int
 
     def data(self) -> dict[str, Any]:
-        """As plain objects."""
+        """Return the report as plain objects."""
         return asdict(self)
 
 
@@ -76,10 +76,10 @@ def inspect(
     kv_bits: int = EngineConfig.kv_bits,
     draft_kv_bits: int = SpecConfig.draft_kv_bits,
 ) -> InspectReport | DrafterReport:
-    """What `name` (demo, a folder, or an id in the local cache) is. context: tokens a row (default: 8192, or the model's own limit);
-    draft_model counts in the memory, and among the drafters as what it can be to this model; None for the one that `mlxspec pull` paired
-    with it. kv_bits, draft_kv_bits: in which the memory is reckoned, see
-    EngineConfig and SpecConfig. Reads headers only. Raises MlxspecError subclasses where `load` would, but for vocabularies that differ."""
+    """Return a report on `name` (demo, a folder, or an id in the local cache). context: tokens a row (default: 8192, or the model's own
+    limit); draft_model counts in the memory, and among the drafters as what it can be to this model; None for the one that `mlxspec pull`
+    paired with it. kv_bits, draft_kv_bits: in which the memory is computed, see EngineConfig and SpecConfig. Reads headers only. Raises
+    MlxspecError subclasses where `load` would, except for vocabularies that differ."""
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     runs = judge_folder(folder)
     if not runs.is_model:
@@ -159,14 +159,14 @@ def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights,
 
 
 class _Packed(NamedTuple):
-    """What was unpacked of some tensors. bytes: how many more they take in the files (less than 0); sizes: numbers by format."""
+    """The tensors that were unpacked. bytes: how many more they take in the files (less than 0); sizes: numbers by format."""
 
     bytes: int
     sizes: Counter[str]
 
     @classmethod
     def of(cls, weights: FolderWeights, is_wanted: Callable[[str], bool] = lambda _: True) -> _Packed:
-        """Of the tensors whose names in the folder are wanted."""
+        """Count the tensors whose names in the folder are wanted."""
         found = {name: how for name, how in weights.stored.items() if is_wanted(name)}
         sizes: Counter[str] = Counter()
         for how in found.values():
@@ -241,7 +241,7 @@ def _count(module: Any) -> int:
 
 
 def _active(plain: Any, config: Any) -> int:
-    """Of a mixture of experts only those that a token is sent to."""
+    """Return the number of parameters that a token uses: of a mixture of experts only those that the token is sent to."""
     experts = sum(v.size for k, v in tree_flatten(plain.parameters()) if ".switch_" in k)
     idle = 1 - config.num_experts_per_token / config.num_experts if config.num_experts else 0
     return _count(plain) - int(experts * idle)

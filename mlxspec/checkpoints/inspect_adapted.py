@@ -56,7 +56,7 @@ def _told(model: AdaptedModel) -> str:
 
 
 def _layers(forms: Sequence[LeafForm]) -> Layers:
-    """By what caches keep."""
+    """Count the layers by what their caches keep."""
     windowed = sum(form.most is not None for form in forms)
     recurrent = sum(form.each == 0 for form in forms)
     return Layers(

@@ -96,7 +96,7 @@ class InspectReport:
         return 8 * self.file_bytes / self.parameters
 
     def data(self) -> dict[str, Any]:
-        """As plain objects."""
+        """Return the report as plain objects."""
         found = asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
         found["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
         found["layers"] |= {"total": self.layers.total}

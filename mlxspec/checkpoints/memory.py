@@ -50,14 +50,14 @@ class MemoryEstimate:
 
 
 def state_bytes(module: Any, context: int, rows: int, kv_bits: int = EngineConfig.kv_bits) -> int:
-    """Of the caches of a model, or of a head: anything with `make_cache`. kv_bits: as in EngineConfig."""
+    """Return the bytes of the caches of a model, or of a head: anything with `make_cache`. kv_bits: as in EngineConfig."""
     verify = SpecConfig().ngram_m + 1  # the widest forward whose tokens may be taken back
     cache = module.make_cache(0, kv_bits=kv_bits)
     return rows * int(cache.bytes_for(context, prefill=chunk_of(EngineConfig()), verify=verify))
 
 
 def token_bytes(module: Any, kv_bits: int = EngineConfig.kv_bits) -> int:
-    """Of the keys and values of one token, in layers that attend to the whole context."""
+    """Return the bytes of the keys and values of one token, in layers that attend to the whole context."""
     return int(module.make_cache(0, kv_bits=kv_bits).snapshot_bytes()[0])
 
 
@@ -118,7 +118,7 @@ def with_drafter(model: MemoryEstimate, drafter: Any) -> MemoryEstimate:
 
 
 def reading_bytes(vision: Vision) -> int:
-    """What a vision tower takes while it reads an image of 1024 x 1024 pixels."""
+    """Return the bytes that a vision tower takes while it reads an image of 1024 x 1024 pixels."""
     tower: Any = vision.tower
     return int(tower.scratch_bytes(vision.preprocessor.tokens_of(1024, 1024)))
 

@@ -58,7 +58,7 @@ def mlx_config(
 
 
 def _spelled_out(text: Mapping[str, Any], parsed: Config) -> dict[str, Any]:
-    """What transformers leaves out when it saves, and mlx-lm takes a default for."""
+    """Return the values that transformers leaves out when it saves, and mlx-lm takes a default for."""
     if not isinstance(parsed, GemmaConfig):
         found: dict[str, Any] = {}
         interval = _interval([not linear for linear in parsed.is_linear])

@@ -56,7 +56,7 @@ class DrafterOffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of its weights."""
+        """Bytes of its weights."""
         return sum(self.where.sizes[name] for name in _weight_files(self.where))
 
 

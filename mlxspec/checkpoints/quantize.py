@@ -31,7 +31,7 @@ class Format:
 
     @classmethod
     def of(cls, mode: str = "affine", bits: int | None = None, group_size: int | None = None) -> Format:
-        """What is None takes the mode's default."""
+        """Return a format. What is None takes the mode's default."""
         if mode not in MODES:
             raise ConfigError(f"--mode must be one of {', '.join(MODES)}, not {mode!r}.")
         groups, widths = MODES[mode]
@@ -55,7 +55,7 @@ class Format:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As config.json has it."""
+        """The format as config.json has it."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
 

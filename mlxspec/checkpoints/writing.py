@@ -55,7 +55,7 @@ def whole_folder(folder: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def save_model(folder: Path, weights: Weights, step: progress.Step) -> None:
-    """model*.safetensors and their index, as mlx-lm writes them. Empties `weights` on the way, so that at most one shard is in memory."""
+    """Write model*.safetensors and their index, as mlx-lm does. Empties `weights` on the way, so that at most one shard is in memory."""
     shards = _shards({k: v.nbytes for k, v in weights.items()})
     total = sum(v.nbytes for v in weights.values())
     placed: dict[str, str] = {}
@@ -70,7 +70,7 @@ def save_model(folder: Path, weights: Weights, step: progress.Step) -> None:
 
 
 def save(path: Path, weights: Weights, step: progress.Step) -> None:
-    """One file. Evaluates tensor by tensor: what a tensor is made from is let go of before the next one's is read."""
+    """Write one file. Evaluates tensor by tensor: what a tensor is made from is released before the next one's is read."""
     try:
         for value in weights.values():
             mx.eval(value)

@@ -142,7 +142,7 @@ def _answer_all(session: Session, lines: Iterable[Typed]) -> int:
 
 
 def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
-    """Turns at a terminal until /exit or the end of input. What goes wrong is said; the conversation goes on."""
+    """Run turns at a terminal until /exit or the end of input. Errors are printed, and the conversation goes on."""
     while not session.leaving:
         try:
             line = reader.read()

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Session:
-    """What commands act on. load: a model's name to an engine, as the options at the start would have it, and the sampling that it
-    recommends. ask: answers a question; True where Ctrl-C stopped it. kept: the file that this conversation is kept in, None where none is.
-    all_figures: of an answer are told, not only three.
-    """
+    """The state that commands act on. load: a model's name to an engine, as the options at the start would have it, and the sampling that
+    it recommends. ask: answers a question; True where Ctrl-C stopped it. kept: the file that this conversation is kept in, None where there
+    is none. all_figures: print all figures of an answer, not only three."""
 
     talk: Conversation
     view: View
@@ -137,7 +136,7 @@ def _draft(session: Session, rest: str) -> None:
 
 
 def _set(session: Session, rest: str) -> None:
-    """Any option of sampling, read as the command line reads it."""
+    """Set any option of sampling, read as the command line reads it."""
     talk, known = session.talk, {flag[2:]: name for name, flag in options.SAMPLING.items()}
     name, _, value = rest.replace("=", " ", 1).partition(" ")
     name = name.replace("_", "-")
@@ -169,7 +168,7 @@ def _told(name: str, params: SamplingParams) -> str:
 
 
 def _retry(session: Session, rest: str) -> None:
-    """The last question again; where it cannot be asked, the turn is as it was."""
+    """Ask the last question again; where it cannot be asked, the turn is as it was."""
     talk, before = session.talk, session.talk.turns
     question = talk.undo()
     if talk.params.temperature == 0 or talk.params.seed is not None:
@@ -216,7 +215,7 @@ def _copy(session: Session, rest: str) -> None:
 
 
 def resume(session: Session, rest: str) -> None:
-    """Earlier conversations are numbered, 1 the newest."""
+    """Go on with an earlier conversation, by its number: 1 is the newest."""
     earlier = [path for path in saved.kept_files() if path != session.kept]
     if rest == "list":
         for i, path in enumerate(earlier, 1):
@@ -254,7 +253,7 @@ def load(session: Session, rest: str) -> None:
 
 
 def file_of(command: str, rest: str) -> Path:
-    """What a command or an option names. Raises ConfigError."""
+    """Return the path that a command or an option names. Raises ConfigError."""
     if not rest:
         raise ConfigError(f"{command} needs a file, like {command} talk.json.")
     if rest != terminal.clean(rest):
@@ -269,7 +268,7 @@ def file_of(command: str, rest: str) -> Path:
 
 
 def _model(session: Session, rest: str) -> None:
-    """Both models are in memory until the new one is known to be good."""
+    """Load another model and go on with it. Both models are in memory until the new one is known to be good."""
     if rest:
         session.talk.go_on_with(*session.load(rest))
         _release()

@@ -174,7 +174,7 @@ class Conversation:
         return question
 
     def show(self, *names: str) -> None:
-        """These images go with the next question. Raises ConfigError and ImageError; none of them does then."""
+        """Add images to the next question. Raises ConfigError and ImageError; none is added then."""
         self.pictures = [*self.pictures, *(read_picture(name, self.engine) for name in names)]
 
     def clear(self) -> None:
@@ -182,8 +182,8 @@ class Conversation:
         self.turns, self.pictures, self.num_forgotten = [], [], 0
 
     def go_on_with(self, engine: Engine, recommended: Mapping[str, Any]) -> None:
-        """The same conversation with another model and what that one recommends, where the last recommendation was not changed; statistics
-        begin anew. Raises ConfigError, and nothing has changed then."""
+        """Go on with another model and its recommendations, where the last recommendation was not changed; statistics begin anew. Raises
+        ConfigError, and nothing has changed then."""
         _template(engine)  # there is one
         default = SamplingParams()
         changed = {
@@ -216,7 +216,7 @@ class Conversation:
 
 
 def _with_images(message: Message) -> Message:
-    """As chat templates and the engine read it."""
+    """Return a message as chat templates and the engine read it."""
     if "images" not in message:
         return message
     given = content(str(message["content"]), message["images"])
@@ -224,7 +224,7 @@ def _with_images(message: Message) -> Message:
 
 
 def _named(message: Message) -> dict[str, Any]:
-    """With the paths of its images in their place."""
+    """Return a message with the paths of its images in their place."""
     found = dict(message)
     if "images" in found:
         found["images"] = [picture.path for picture in found["images"]]

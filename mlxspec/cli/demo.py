@@ -183,7 +183,7 @@ def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:
 
 
 def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
-    """The beginning of what was said, as proof that there is a text; or all of it."""
+    """Print the beginning of an answer, as proof that there is a text; or all of it."""
     lines = [terminal.clean(line) for line in outcome.result.text.splitlines() if whole or line.strip()]
     shown = lines if whole else [line[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
     more = ["..."] * (len(lines) > len(shown))
@@ -277,7 +277,7 @@ def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
 
 
 def _next_steps(model: str) -> str:
-    """What to type next, with the command as it was called."""
+    """Return what to type next, with the command as it was called."""
     own = terminal.own_name()
     text = (
         ("chat", "a conversation with this model"),

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_of(name: str) -> str:
-    """Of a file. Raises ConfigError."""
+    """Return the text of a file. Raises ConfigError."""
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:
@@ -193,7 +193,7 @@ class _InOrder:
             self._waiting.setdefault(event.request, []).append(event)
 
     def close(self) -> None:
-        """No more events: whatever has come is shown."""
+        """Print whatever has come: no events follow."""
         self._ended.update(self._order)
         self._advance()
 

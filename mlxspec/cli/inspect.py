@@ -149,7 +149,7 @@ def _layers(layers: Layers, *, is_ours: bool) -> str:
 
 
 def count(n: int) -> str:
-    """As people say it, in three digits: 4.3M, 27.4B."""
+    """Return a number as people say it, in three digits: 4.3M, 27.4B."""
     value, units = float(n), ["", "k", "M", "B"]
     while value >= 999.5 and len(units) > 1:  # what three digits would round to a thousand
         value /= 1000

@@ -27,7 +27,8 @@ class Ended(BaseException):
 
 @contextmanager
 def clearing_away() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise Ended, so that what is half done is cleared away. A signal that is ignored stays ignored."""
+    """Let SIGTERM and SIGHUP raise Ended while it is open, so that what is half done is cleared away. A signal that is ignored stays
+    ignored."""
     ours = []
     if threading.current_thread() is threading.main_thread():
         ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -46,8 +47,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """While entered, the first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does the first where
-    nobody reads the answer: the command waits in a write then."""
+    """A handler of Ctrl-C. While entered, the first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does the first
+    where no reader takes the answer: the command waits in a write then."""
 
     def __init__(self) -> None:
         self.asked = False

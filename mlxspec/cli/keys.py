@@ -14,7 +14,7 @@ from mlxspec.cli import terminal
 
 @contextmanager
 def no_echo(stream: TextIO) -> Iterator[None]:
-    """Inside, the terminal behind `stream` shows no keys and gathers no lines."""
+    """Let the terminal of `stream`, while it is open, show no keys and gather no lines."""
     try:
         import termios
     except ImportError:

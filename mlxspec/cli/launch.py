@@ -152,7 +152,7 @@ def _endpoint(port: int, key: str, model: Mapping[str, Any]) -> ServedModel:
 
 
 def _models(port: int, key: str, seconds: float = _ASK_SECONDS) -> list[dict[str, Any]] | None:
-    """What a server of ours serves; None where there is none, or one that does not take the key."""
+    """Return the models of a server of ours; None where there is no server, or one that does not take the key."""
     connection = http.client.HTTPConnection(_HERE, port, timeout=seconds)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -210,7 +210,7 @@ def _given(args: argparse.Namespace) -> list[str]:
 
 
 def _port(server: subprocess.Popen[bytes], log: Path) -> int:
-    """Where the server listens, once it does. Raises ConfigError where it ended."""
+    """Return the port of the server, once it listens. Raises ConfigError where it ended."""
     while True:
         has_ended = server.poll() is not None
         said = re.search(rf" at http://{re.escape(_HERE)}:(\d+)/v1 ", log.read_text(errors="replace"))

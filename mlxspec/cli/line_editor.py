@@ -31,7 +31,7 @@ Completions = Mapping[str, Callable[[], Sequence[str]]]
 
 
 class Typed(NamedTuple):
-    """What was typed, and whether it may be a command."""
+    """A typed text, and whether it may be a command."""
 
     text: str
     may_command: bool = True
@@ -112,7 +112,7 @@ class LineEditor:
 
         @keys.add("tab")
         def _(event: Any) -> None:
-            """At once, so that keys typed behind it find the completed word."""
+            """Complete at once, so that keys typed after it find the completed word."""
             buffer = event.current_buffer
             if buffer.complete_state:
                 buffer.complete_next()
@@ -189,7 +189,7 @@ def kept_history(path: Path | None) -> History:
 
 
 def history_file() -> Path | None:
-    """Where a chat's lines are kept, None where the cache folder cannot be used."""
+    """Return the file that keeps a chat's lines, None where the cache folder cannot be used."""
     folder, notice = folders.private_folder("history")
     return None if notice else folder / "chat"
 

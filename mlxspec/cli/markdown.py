@@ -34,7 +34,7 @@ def parser() -> MarkdownIt:
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
-    """As in CommonMark, but a backslash that begins a formula, `\\(` or `\\[`, or that ends a line, is kept."""
+    r"""Read a backslash as CommonMark does, but keep one that begins a formula, `\(` or `\[`, or that ends a line."""
     if state.src[state.pos] != "\\" or state.src[state.pos + 1 : state.pos + 2] not in set("()[]\n"):
         return escape(state, silent)
     if not silent:

@@ -176,7 +176,7 @@ def parser_of(command: str) -> CommandParser:
 
 
 def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
-    """What adds the options of a command to its parser."""
+    """Return the function that adds the options of a command to its parser."""
     found = checkpoint_options.BUILDERS.get(command)
     if found is not None:
         return found
@@ -222,7 +222,8 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: 
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
-    """recommended: what is not given is the model's own recommendation. max_tokens: MAX_CONTEXT stands for no limit but the context's."""
+    """Add the options of sampling. recommended: what is not given is the model's own recommendation. max_tokens: the default; MAX_CONTEXT
+    means no limit but the context's."""
     longest = "to the end of the context" if max_tokens == MAX_CONTEXT else str(max_tokens)
     told = {"max_tokens": longest} | (
         {"temperature": "the model's recommendation, else 0.8, with top-p 0.95"} if recommended else {}
@@ -292,7 +293,7 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """What these options say of an engine before any model is looked at. Raises ConfigError."""
+    """Return what these options say of an engine before any model is looked at. Raises ConfigError."""
     template_variables(args)
     for flag in ("--model", "--draft-model", "--adapter", "--chat-template"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
@@ -319,7 +320,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """What chat templates are told where a request says nothing. Raises ConfigError."""
+    """Return the variables that chat templates get where a request gives none. Raises ConfigError."""
     found: dict[str, Any] = {}
     for text in args.chat_template_args or ():
         try:

@@ -48,7 +48,7 @@ class Said(NamedTuple):
 
 @functools.cache
 def table() -> dict[str, list[OtherFlag]]:
-    """By flag, in the order of the file. Raises ConfigError for a line that is wrong."""
+    """Return other programs' flags, by flag, in the order of the file. Raises ConfigError for a line that is wrong."""
     found: dict[str, list[OtherFlag]] = {}
     for program, fates in tomllib.loads(DATA.read_text(encoding="utf-8")).items():
         for fate, lines in fates.items():
@@ -140,7 +140,8 @@ def translated(
 
 
 def _meant(flag: str, known: Collection[str], answers: bool) -> OtherFlag | None:
-    """What a flag means in a command, None for a flag of its own and for one that nobody knows. answers: whether the command answers."""
+    """Return the meaning of another program's flag in a command; None for a flag of our own and for one that no program has. answers:
+    whether the command answers."""
     found = table().get(flag, [])
     if flag in known:
         return next((f for f in found if f.fate == "same" and f.target == flag and f.nothing), None)

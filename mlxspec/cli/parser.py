@@ -42,10 +42,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
-    """Options as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the first long one is used in messages.
-
-    kind: int or float, str, bool (a switch), list (a text that may be given again), `size` (bytes), `text_or_file`, or a tuple of choices.
-    """
+    """Add options given as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the first long one is used in
+    messages. kind: int or float, str, bool (a switch), list (a text that may be given again), `size` (bytes), `text_or_file`, or a tuple of
+    choices."""
     for names, kind, metavar, text, *default in rows:
         flags = names.split()
         flag = next((f for f in flags if f.startswith("--")), names)
@@ -71,8 +70,8 @@ def declare_options(
     names: str = "",
     defaults: Mapping[str, str] | None = None,
 ) -> None:
-    """Options of a config class, in the order of `names`, or all that have a flag. defaults: what help tells of the default, by name, where
-    it is not the class's."""
+    """Add the options of a config class, in the order of `names`, or all that have a flag. defaults: what help says of the default, by
+    name, where it is not the class's."""
     found = options(config)
     for name in names.split() or found:
         own = found[name]

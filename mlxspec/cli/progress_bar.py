@@ -56,7 +56,7 @@ class Waiting:
         self.end()
 
     def tell(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
-        """What has changed."""
+        """Show what has changed."""
         with Waiting._lock:
             self._done = self._done if done is None else done
             self._total = self._total if total is None else total
@@ -70,7 +70,7 @@ class Waiting:
                 terminal.note(f"{self._what}: {self._state()['counts']}")
 
     def end(self) -> None:
-        """The wait is over: its line goes away. May be called twice."""
+        """Remove the line: the wait is over. May be called twice."""
         with Waiting._lock:
             self._is_over = True
             if self._timer is not None:
@@ -116,7 +116,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[None]:
-    """Inside, work that says how far it has come (downloads, conversions) is shown while it runs."""
+    """Show, while it is open, how far downloads and conversions have come."""
     from mlxspec.loading import progress
 
     with progress.watched_by(_watched):

@@ -31,7 +31,7 @@ KEPT = 20  # conversations
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a file holds. model: the name it was held with."""
+    """A saved conversation. model: the name of the model that it was held with."""
 
     model: str
     system: str | None
@@ -51,7 +51,7 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def new_file() -> Path | None:
-    """Where the conversation that begins now is kept; None where the cache folder cannot be used. Older ones than KEPT are removed."""
+    """Return the file for a conversation that begins now; None where the cache folder cannot be used. Older ones than KEPT are removed."""
     folder, notice = folders.private_folder("chats")
     if notice:
         return None

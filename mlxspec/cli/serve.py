@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         _tell(url, loaded, config.api_key is not None)
 
     def sampling(name: str) -> SamplingParams:
-        """What holds for a served model where a request says nothing: flags, then what the model recommends."""
+        """Return the sampling of a served model where a request says nothing: flags, then what the model recommends."""
         found, notice = recommended(models[name], args.revision)
         if notice is not None:
             log.writing.put(partial(terminal.note, notice))
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> Watch | None:
-    """What tells that the ranks cannot go on, None in a process alone. Raises ConfigError for what ranks cannot do."""
+    """Return the watch that finds out that the ranks cannot go on, None in a process alone. Raises ConfigError for what ranks cannot do."""
     ranks = getattr(args, "ranks", None)
     if ranks is None:
         return None
@@ -137,7 +137,7 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
 
 
 def _check_options_of_all(args: argparse.Namespace) -> None:
-    """Raises ConfigError for options that are of one model."""
+    """Raise ConfigError for options that are of one model."""
     for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
             raise ConfigError(f"{flag} is of one model, and several were given.")
@@ -174,7 +174,7 @@ def _load(args: argparse.Namespace, spec: SpecConfig, adapters: Mapping[str, str
 
 
 def _beside(args: argparse.Namespace, taken: Collection[str]) -> dict[str, Callable[[], Engine]]:
-    """Of --embedding-model. taken: names of other models."""
+    """Return the makers of the models of --embedding-model, by name. taken: names of other models."""
     found: dict[str, Callable[[], Engine]] = {}
     for given in args.embedding_model or ():
         if not given:
@@ -200,7 +200,7 @@ class _Served(NamedTuple):
 
 
 def _served(args: argparse.Namespace) -> list[_Served]:
-    """What each --model names. Raises ConfigError."""
+    """Return what each --model names. Raises ConfigError."""
     found = []
     for given in args.model or [options.DEMO]:
         name, model = _named(given, args)
@@ -249,7 +249,7 @@ def _key(given: str | None) -> str | None:
 
 
 def limits(given: Sequence[str]) -> ServerLimits:
-    """Those of `--limit NAME=VALUE`. Raises ConfigError."""
+    """Return the limits of `--limit NAME=VALUE`. Raises ConfigError."""
     from mlxspec.server.http.limits import ServerLimits
 
     known = option_rows(ServerLimits)

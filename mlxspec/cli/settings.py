@@ -38,7 +38,7 @@ _LARGEST = 1 << 20  # bytes
 
 
 def config_file() -> Path | None:
-    """Where the file is looked for; None where MLXSPEC_CONFIG is set and empty, or there is no home."""
+    """Return the path of the config file; None where MLXSPEC_CONFIG is set and empty, or there is no home."""
     named = os.environ.get("MLXSPEC_CONFIG")
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if named is not None and not named:

@@ -31,7 +31,7 @@ class Finished:
 
 
 def finished(request: Request) -> Finished:
-    """What the statistics say of a request that has ended."""
+    """Return what the statistics say of a request that has ended."""
     reason = request.finish_reason or "cancelled"
     is_full = len(request.history) >= request.max_context
     cut: Ending = "cut at the end of the context" if is_full else "cut at the token limit"
@@ -216,7 +216,7 @@ def size(num_bytes: float) -> str:
 
 
 def _ending(answers: Sequence[Finished]) -> str:
-    """What to say in front when an answer was cut."""
+    """Return what to say first when an answer was cut."""
     if len(answers) == 1:
         return f"{answers[0].ending}: " if answers[0].ending else ""
     cuts = {a.ending: sum(b.ending == a.ending for b in answers) for a in answers if a.ending}

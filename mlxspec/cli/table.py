@@ -11,7 +11,7 @@ from mlxspec.cli import terminal
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Columns two spaces apart; those in `right` flush right."""
+    """Print columns two spaces apart; those in `right` flush right."""
     rows = [headings, *([terminal.sentence(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
     if sum(widths) + 2 * (len(widths) - 1) > _columns():
@@ -24,7 +24,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: S
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """`name  value`, values below one another; a pair without a name goes on with the one before."""
+    """Print lines `name value`, values below one another; a pair without a name goes on with the one before."""
     width = max(len(name) for name, _ in pairs)
     room = max(20, _columns() - width - 2)
     for name, value in pairs:
@@ -35,7 +35,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def _columns() -> int:
-    """Of the terminal that reads stdout; as many as there may be for a pipe."""
+    """Return the columns of the terminal that reads stdout; as many as there may be for a pipe."""
     return shutil.get_terminal_size().columns if terminal.is_terminal(sys.stdout) else sys.maxsize
 
 

@@ -60,7 +60,7 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def say(text: str, *, raw: bool = False) -> None:
-    """A piece of an answer to stdout, at once. raw: it is our own, escapes included."""
+    """Write a piece of an answer to stdout, at once. raw: the text is our own, escapes included."""
     sys.stdout.write(text if raw or not is_terminal(sys.stdout) else clean(text))
     sys.stdout.flush()
     if text:
@@ -68,7 +68,7 @@ def say(text: str, *, raw: bool = False) -> None:
 
 
 def line_is_open(is_open: bool) -> None:
-    """Whether stdout stands in the middle of a line from now on. Where it does not, lines of a trace that waited are written."""
+    """Note whether stdout is in the middle of a line from now on. Where it is not, lines of a trace that waited are written."""
     global _is_open
     _is_open = is_open
     if not is_open:
@@ -78,7 +78,7 @@ def line_is_open(is_open: bool) -> None:
 
 
 def trace(text: str) -> None:
-    """A line of a trace, to stderr. Where answer and trace share a terminal it waits until the answer's line has ended."""
+    """Write a line of a trace to stderr. Where answer and trace share a terminal it waits until the answer's line has ended."""
     if _is_open and is_terminal(sys.stdout) and is_terminal(sys.stderr):
         _held.append(text)
     else:
@@ -86,7 +86,7 @@ def trace(text: str) -> None:
 
 
 def say_drafted(text: str, num_chars: int) -> None:
-    """A model's text of which the first characters were drafted: those in green where colour is used."""
+    """Write a model's text, its first `num_chars` characters in green where colour is used: they were drafted."""
     if num_chars and use_colour(sys.stdout):
         say(f"\x1b[32m{clean(text[:num_chars])}\x1b[0m{clean(text[num_chars:])}", raw=True)
     else:
@@ -94,13 +94,13 @@ def say_drafted(text: str, num_chars: int) -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside the answer, to stderr; on a terminal dim and broken between words."""
+    """Write a remark on the answer to stderr; on a terminal dim and broken between words."""
     for part in _lines(sentence(_as_typed(text))):
         note_as_is(part)
 
 
 def note_row(name: str, text: str, width: int) -> None:
-    """A row of a list to stderr, with the text behind `width` columns unless the terminal is narrow; there broken between words."""
+    """Write a row of a list to stderr, with the text after `width` columns unless the terminal is narrow; there broken between words."""
     is_narrow = is_terminal(sys.stderr) and shutil.get_terminal_size().columns <= 2 * width
     for part in _lines(f"{name:<{0 if is_narrow else width}} {text}", 2 if is_narrow else width + 1):
         note_as_is(part)
@@ -116,13 +116,13 @@ def _lines(line: str, indent: int = 0) -> list[str]:
 
 
 def note_as_is(line: str) -> None:
-    """One line to stderr, its spacing kept, dim on a terminal. Where it cannot be written, the answer still is."""
+    """Write one line to stderr, its spacing kept, dim on a terminal. Where it cannot be written, the answer still is."""
     with suppress(OSError):
         print(dim(clean(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:
-    """A sentence about something that went wrong, to stderr; on a terminal broken between words."""
+    """Write a sentence about an error to stderr; on a terminal broken between words."""
     print("\n".join(_lines(f"mlxspec: error: {sentence(_as_typed(text))}")), file=sys.stderr, flush=True)
 
 
@@ -132,12 +132,12 @@ def _as_typed(text: str) -> str:
 
 
 def own_name() -> str:
-    """What to type to run this command again: `mlxspec`, or the script of a checkout that was called."""
+    """Return what to type to run this command again: `mlxspec`, or the script of a checkout that was called."""
     return sentence(os.environ.get("MLXSPEC_COMMAND", "")) or "mlxspec"
 
 
 def prepare_streams() -> None:
-    """A stream that was closed before we began goes nowhere; a stdout that cannot spell a character shows `?` instead."""
+    """Replace a stream that was closed at the start by one that discards; let a stdout that cannot spell a character show `?` instead."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long-lived as the process)
@@ -156,7 +156,7 @@ def takes_more(stream: TextIO) -> bool:
 
 
 def discard_output(*streams: TextIO) -> None:
-    """Nobody reads these streams any more: what is still buffered goes nowhere, and Python's own flush at exit stays quiet."""
+    """Discard what is still buffered in streams that no program reads any more, so that Python's own flush at exit stays quiet."""
     for stream in streams:
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)

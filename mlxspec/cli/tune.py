@@ -140,7 +140,7 @@ def count_texts(args: argparse.Namespace) -> None:
 
 
 def reduction(r: Reduced) -> str:
-    """What proposing over a part of the vocabulary costs and saves."""
+    """Return a sentence on the costs and savings of proposing over a part of the vocabulary."""
     lost = 100 * (r.whole_acceptance - r.acceptance)
     return (
         f"{r.name}, depth {r.depth}, over {r.num_rows} of {r.vocab_size} tokens: {100 * r.acceptance:.1f} % accepted, {lost:.1f} "
@@ -184,7 +184,7 @@ def table(scores: list[Score]) -> list[list[str]]:
 
 
 def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) -> str:
-    """What to do, and where the default is not the best, why."""
+    """Return a sentence on what to do, and where the default is not the best, why."""
     if winner is None and any(not s.ratio.refusal and not s.ratio.is_settled for s in scores):
         return "Nothing is settled to beat plain decoding: the turns differ too much. A larger --repeat asks again."
     if winner is None:

@@ -100,7 +100,7 @@ class View:
 
 
 class PlainView(View):
-    """For a terminal that cannot style anything: thinking stands between two lines that say so."""
+    """A view for a terminal that cannot style anything: thinking is between two lines that say so."""
 
     def __init__(self, show: Show = "show") -> None:
         super().__init__(show)
@@ -118,7 +118,7 @@ class PlainView(View):
 
 
 class MarkdownView(View):
-    """For a terminal that can: Markdown as it comes, thinking dim before it."""
+    """A view for a terminal that can style: Markdown as it comes, thinking dim before it."""
 
     def __init__(self, show: Show = "show") -> None:
         from rich.console import Console

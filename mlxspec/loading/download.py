@@ -34,8 +34,8 @@ class File(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a download is made of. folder: where its files will be found; commit: the revision they are of; base_models: what the card of
-    the repository names as `base_model`."""
+    """A download that has been planned. folder: where its files will be found; commit: the revision they are of; base_models: what the card
+    of the repository names as `base_model`."""
 
     repo: str
     revision: str | None
@@ -98,7 +98,7 @@ def plan(repo: str, revision: str | None = None) -> Plan:
 
 
 def base_models(info: Any) -> tuple[str, ...]:
-    """What the card of a model names as `base_model`, of what the hub says about it."""
+    """Return what a model's card names as `base_model`, of what the hub says about it."""
     named = getattr(info.card_data, "base_model", None)
     found = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     return tuple(name for name in found if isinstance(name, str) and name.strip())
@@ -181,7 +181,7 @@ def _order(file: File) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def explained(repo: str, revision: str | None) -> Iterator[None]:
-    """What goes wrong between here and the hub, as one sentence. Raises ModelError, StorageError."""
+    """Turn errors of the hub's library, while it is open, into one sentence. Raises ModelError, StorageError."""
     from huggingface_hub import errors as hf
     from huggingface_hub.utils import logging
 

@@ -108,7 +108,7 @@ class FillIn:
         return ids
 
     def _ids(self, text: str, is_bare: bool, most: int | None) -> list[int]:
-        """Of a text in which no token is meant, whatever it spells. is_bare: it gets no space in front."""
+        """Return the ids of a text in which no special token is meant, whatever it spells. is_bare: it gets no space in front."""
         ids: list[int] = []
         for part in self._spelled.split(text):
             lead = self._lead if is_bare or ids else []

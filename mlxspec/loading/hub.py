@@ -74,7 +74,7 @@ def resolve(
 
 
 def named(model: str | os.PathLike[str]) -> str:
-    """What was given as a string. A path object is a folder, whatever its name. Raises ModelError for one that is not there."""
+    """Return the given model as a string. A path object is a folder, whatever its name. Raises ModelError for one that is not there."""
     if not isinstance(model, os.PathLike):
         return model
     try:

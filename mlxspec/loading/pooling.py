@@ -41,17 +41,17 @@ class Pooling:
 
     @property
     def size(self) -> int | None:
-        """Of a vector; None: that of a hidden."""
+        """Size of a vector; None: that of a hidden."""
         return self.dense[-1][0].shape[0] if self.dense else None
 
     @property
     def nbytes(self) -> int:
-        """Of the layers."""
+        """Bytes of the layers."""
         return sum(array.nbytes for layer in self.dense for array in layer if array is not None)
 
 
 def pooling_of(folder: Path) -> Pooling | str:
-    """Of a model's folder; a text that says why there is none ends a sentence."""
+    """Return the pooling of a model's folder; a text that says why there is none ends a sentence."""
     path = folder / "modules.json"
     if not path.is_file():
         return NO_POOLING
@@ -94,7 +94,7 @@ def _dense(folder: Path, place: str) -> tuple[mx.array, mx.array | None]:
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:
-    """In either form: one name, or a flag for each mode."""
+    """Return the modes in either form: one name, or a flag for each mode."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return [named]

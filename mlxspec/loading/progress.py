@@ -17,7 +17,7 @@ _watchers: list[Watcher] = []
 
 @contextlib.contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Inside, `watcher(what, total)` is entered for every piece of work and its step called with each part done, in bytes."""
+    """Enter `watcher(what, total)`, while it is open, for every piece of work, and call its step with each part done, in bytes."""
     _watchers.append(watcher)
     try:
         yield
@@ -36,7 +36,7 @@ def steps(what: str, total: int) -> Iterator[Step]:
 
 
 def amount(num_bytes: int) -> str:
-    """As people write it: 8.8 MB, 19.3 GB. Decimal, as disks and the hub count."""
+    """Return a number of bytes as people write it: 8.8 MB, 19.3 GB. Decimal, as disks and the hub count."""
     value = float(num_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(value) < 999.5:

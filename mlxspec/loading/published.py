@@ -81,7 +81,7 @@ def _by_description(told: Mapping[str, Any], *, is_excerpt: bool = False) -> str
 
 
 def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """What is said of a format that is not MLX's, with a `quant_method`; empty where nothing is."""
+    """Return what is said of a format that is not MLX's, with a `quant_method`; empty where nothing is."""
     if isinstance(config.get("quantization"), Mapping):
         return {}  # MLX's
     text = config.get("text_config")
@@ -106,7 +106,7 @@ def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = 
 
 
 def of_mlx(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says of a format of MLX: `bits`, `group_size` and `mode`; empty where it says nothing."""
+    """Return what config.json says of a format of MLX: `bits`, `group_size` and `mode`; empty where it says nothing."""
     found = config.get("quantization") or config.get("quantization_config")
     return found if isinstance(found, Mapping) and "quant_method" not in found else {}
 
@@ -152,7 +152,7 @@ def _by_names(names: list[str], told: Mapping[str, Any]) -> str:
 
 
 def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
-    """Of each group of layers: what its weights are."""
+    """Return, for each group of layers, what its weights are."""
     groups = told.get("config_groups")
     schemes = (
         [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
@@ -184,7 +184,7 @@ def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
 
 
 def _of_integers(told: Mapping[str, Any]) -> str | None:
-    """Of AWQ or GPTQ; None where it is of a kind that is not repacked."""
+    """Return the format of AWQ or GPTQ; None where it is of a kind that is not repacked."""
     bits = told.get("bits", told.get("w_bit", 4))
     if told.get("quant_method") == "awq":
         return "AWQ" if bits == 4 and str(told.get("version", "gemm")).lower() == "gemm" else None

@@ -69,7 +69,7 @@ def has_two(head: Iterable[str]) -> bool:
 
 
 def _split(weights: Weights) -> tuple[Weights, Weights]:
-    """As `split_mtp`. Of a second head the names are kept whole."""
+    """Split tensors as `split_mtp` does. Names of a second head are kept whole."""
     trunk: Weights = {}
     head: Weights = {}
     for name, value in weights.items():

@@ -59,18 +59,18 @@ class Selection(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of the file."""
+        """Bytes of the file."""
         return len(self.header) + self.data_bytes
 
     @property
     def key(self) -> str:
-        """Of just this content: 32 hexadecimal digits."""
+        """A name of just this content: 32 hexadecimal digits."""
         told = json.dumps([self.repo, self.commit, self.pieces])
         return hashlib.sha256(self.header + told.encode()).hexdigest()[:32]
 
 
 def look(repo: str, revision: str | None = None) -> Repository:
-    """What the hub says of a repository. Fetches no file. Raises ModelError where it has none, or cannot be reached."""
+    """Return what the hub says of a repository. Fetches no file. Raises ModelError where the hub has none, or cannot be reached."""
     from huggingface_hub import HfApi, constants
 
     repositories.check_repo(repo)
@@ -103,7 +103,7 @@ def read_json(where: Repository, name: str) -> dict[str, Any]:
 
 
 def headers(where: Repository, files: Iterable[str]) -> Held:
-    """By safetensors file, where its data begins and what it holds. Fetches headers only. Raises ModelError."""
+    """Return, by safetensors file, where its data begins and what it holds. Fetches headers only. Raises ModelError."""
     return {name: _parsed(where, name, raw) for name, raw in _raw_headers(where, list(files)).items()}
 
 
@@ -146,7 +146,8 @@ def _parsed(where: Repository, name: str, raw: bytes) -> tuple[int, dict[str, Te
 
 
 def select(where: Repository, held: Held, wanted: Callable[[str, str], bool]) -> Selection:
-    """Of what files hold, the tensors that are `wanted` by file and name. Raises ModelError for a name that is wanted from two files."""
+    """Return the tensors, of what files hold, that are `wanted` by file and name. Raises ModelError for a name that is wanted from two
+    files."""
     tensors: dict[str, TensorEntry] = {}
     pieces: list[FileRange] = []
     for file, (begin, found) in held.items():
@@ -191,8 +192,8 @@ def fetch(wanted: Selection, path: Path) -> Path:
 
 
 def _reader(repo: str, commit: str) -> Callable[[FileRange], bytes]:
-    """What reads bytes of the files of a repository into memory. It raises what the hub's library raises, and ModelError where a server
-    ignores the range that it is asked for."""
+    """Return a function that reads bytes of the files of a repository into memory. It raises what the hub's library raises, and ModelError
+    where a server ignores the range that it is asked for."""
     from huggingface_hub import HfFileSystem
 
     hub = HfFileSystem(skip_instance_cache=True)  # one that is kept remembers refusals, whatever token comes

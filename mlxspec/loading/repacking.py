@@ -46,7 +46,8 @@ def repack(weights: Weights, told: Mapping[str, Any]) -> None:
 
 
 def _put(weights: Weights, path: str, words: mx.array, scale: mx.array, zero: mx.array, columns: int) -> None:
-    """words (out, in * bits / 32) uint32, scale and zero (out, groups) of `columns` numbers a row -> MLX's arrays."""
+    """Put MLX's arrays of a weight into `weights`. words (out, in * bits / 32) uint32, scale and zero (out, groups) of `columns` numbers a
+    row."""
     if not mx.issubdtype(scale.dtype, mx.floating) or columns % scale.shape[1]:
         raise _misfit(path)
     side = columns // scale.shape[1]

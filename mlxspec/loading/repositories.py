@@ -45,7 +45,7 @@ def check_revision(revision: str | None) -> None:
 
 
 def cache_folder() -> Path:
-    """Where Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
+    """Return the folder in which Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()

@@ -36,7 +36,7 @@ class RowList(NamedTuple):
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """What tells vocabularies apart: 32 hexadecimal digits."""
+    """Return a digest of a vocabulary: 32 hexadecimal digits."""
     some = [tokenizer.token_text(i) for i in range(0, tokenizer.num_ordinary, _SAMPLED)]
     described = json.dumps([tokenizer.num_ordinary, some])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
@@ -81,12 +81,12 @@ def by_frequency(counts: np.ndarray, num_ordinary: int, most: int) -> np.ndarray
 
 
 def own_path(tokenizer: Tokenizer) -> Path:
-    """Where the list counted from the user's own texts is kept, in the cache folder."""
+    """Return the path, in the cache folder, of the list counted from the user's own texts."""
     return folders.private_folder("tokens")[0] / f"{digest(tokenizer)}.ids"
 
 
 def write(path: Path, tokenizer: Tokenizer, ids: np.ndarray) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Write a list whole or not at all. Raises OSError."""
     header = json.dumps({"format": _FORMAT, "vocabulary": digest(tokenizer), "num": len(ids)})
     data = header.encode() + b"\n" + zlib.compress(ids.astype("<u4").tobytes(), 9)
     folders.write_whole(path, data)

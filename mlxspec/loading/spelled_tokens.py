@@ -52,5 +52,5 @@ def unmarked(text: str) -> str:
 
 
 def with_marks(rendered: str) -> str:
-    """What a template wrote, with marks that a filter has escaped as marks again."""
+    """Return what a template wrote, with marks that a filter has escaped as marks again."""
     return rendered.replace(_ESCAPED, MARK)

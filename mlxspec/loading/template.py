@@ -48,7 +48,7 @@ class ChatTemplate:
         self.spellings = Spellings(())
 
     def unread(self, variables: Iterable[str]) -> list[str]:
-        """Those of the variables of `render` that it does not name."""
+        """Return the variables of `render` that the template does not name."""
         own = "continue_final_message"  # which is no variable of a template
         return [name for name in variables if name not in self.source and name != own]
 
@@ -142,7 +142,8 @@ class ChatTemplate:
         return with_marks(text)
 
     def _defaults_beside(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Who asks for an effort asks for thinking, so a default against it does not hold there."""
+        """Return the defaults that hold with these options: a request for an effort is one for thinking, so a default against thinking does
+        not hold with it."""
         if options.get("reasoning_effort") in (None, "none"):
             return self.defaults
         return {name: value for name, value in self.defaults.items() if name != "enable_thinking"}
@@ -207,7 +208,7 @@ def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON: what holds other values as a dict or a list, anything else by the name of its type, as transformers does."""
+    """Return a value as JSON: a container as a dict or a list, anything else by the name of its type, as transformers does."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):

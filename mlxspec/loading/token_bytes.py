@@ -51,7 +51,7 @@ class TokenBytes:
         return found
 
     def encode_plain(self, text: str) -> list[int]:
-        """As `encode`, of a text in which no control token is meant, whatever it spells."""
+        """Encode a text in which no control token is meant, whatever it spells."""
         found = self._tokenizer.encode_plain(text)
         return self._within_rows.encode_plain(text) if found and max(found) >= self.size else found
 

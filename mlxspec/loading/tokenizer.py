@@ -192,7 +192,7 @@ class Tokenizer:
 
     @property
     def digest(self) -> str:
-        """Of all that decides which ids a text has: 64 hexadecimal digits."""
+        """A digest of all that decides which ids a text has: 64 hexadecimal digits."""
         return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def decoder_state(self) -> bytes:
@@ -261,8 +261,8 @@ class TextStream:
         return piece
 
     def rest(self, *, cut: bool = False) -> str:
-        """What is left when no more tokens come: an incomplete character, shown as the replacement character. cut: the answer ended at a
-        limit, inside a character perhaps, which is left out then."""
+        """Return what is left when no more tokens come: an incomplete character, shown as the replacement character. cut: the answer ended
+        at a limit, inside a character perhaps, which is left out then."""
         whole = str(self._inner.decode(self._tokens, skip_special_tokens=False))
         given = "".join(self._given)
         left = whole[len(given) :] if whole.startswith(given) else ""
@@ -272,8 +272,8 @@ class TextStream:
 
 
 def _spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What tokenizer_trial.made_of needs to make a folder's tokenizer, without its added tokens. settings: tokenizer_config.json. Raises
-    TokenizerError, one sentence, where it cannot be made."""
+    """Return what tokenizer_trial.made_of needs to make a folder's tokenizer, without its added tokens. settings: tokenizer_config.json.
+    Raises TokenizerError, one sentence, where it cannot be made."""
     path, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if path.is_file():
         return {"path": str(path.resolve())}

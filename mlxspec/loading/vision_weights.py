@@ -44,7 +44,8 @@ def gemma4_tower(weights: Weights, *, clips: bool) -> Weights:
 
 
 def joined_blocks(weights: Weights) -> Weights:
-    """Of Gemma 4 without a tower. Transformers 5 saves the projection one level deeper than published checkpoints have it."""
+    """Return the tensors of Gemma 4 without a tower. Transformers 5 saves the projection one level deeper than published checkpoints have
+    it."""
     named = _named(weights, _BLOCKS)
     return {k.replace("embed_vision.multimodal_embedder.", "embed_vision."): v for k, v in named.items()}
 

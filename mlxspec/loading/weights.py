@@ -62,7 +62,7 @@ class FolderWeights(Weights):
         self.is_narrowed = False
 
     def add(self, path: Path) -> None:
-        """Raises ModelError, also where another file holds a tensor of the same name."""
+        """Add a file's tensors. Raises ModelError, also where another file holds a tensor of the same name."""
         self._put(path, *_read(path))
 
     def _put(self, path: Path, loaded: Weights, dtypes: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class FolderWeights(Weights):
         self._dtypes |= dtypes
 
     def add_beside(self, path: Path) -> None:
-        """An MTP head or a vision tower. One that cannot be read costs itself and a notice, never the model."""
+        """Add an MTP head or a vision tower. One that cannot be read costs itself and a notice, never the model."""
         try:
             loaded, dtypes = _read(path)
             stored = unpack(loaded, dtypes)
@@ -84,7 +84,7 @@ class FolderWeights(Weights):
             self.unread += (f"{path.name} was passed over: {error}",)
 
     def unpack(self, told: Mapping[str, Any]) -> None:
-        """Formats that MLX does not have, to floats or MLX's; see unpacking.py. Raises ModelError."""
+        """Convert formats that MLX does not have to floats or to MLX's; see unpacking.py. Raises ModelError."""
         self.stored = unpack(self, self._dtypes, told)
 
     def file_of(self, name: str) -> Path:
@@ -134,7 +134,7 @@ def _read(path: Path) -> tuple[Weights, dict[str, str]]:
 
 
 def _told(folder: Path) -> Mapping[str, Any]:
-    """What config.json says of a format that is not MLX's."""
+    """Return what config.json says of a format that is not MLX's."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -171,7 +171,7 @@ def rename(weights: Weights) -> Weights:
 
 
 def our_name(name: str) -> str:
-    """Of a tensor or a module path."""
+    """Return our name of a tensor or a module path."""
     for prefix, ours in _PREFIXES:
         if name.startswith(prefix):
             return ours + name[len(prefix) :]
@@ -184,8 +184,8 @@ def without_tied_head(trunk: Weights) -> Weights:
 
 
 def places_of(name: str, into: str = STACKS) -> tuple[str, ...]:
-    """Where a tensor of experts goes, by our names: to one stack, or the two halves of its rows to two of them; other tensors keep their
-    name."""
+    """Return where a tensor of experts goes, by our names: to one stack, or the two halves of its rows to two of them; other tensors keep
+    their name."""
     stacked, alone = _STACKED.fullmatch(name), _ALONE.fullmatch(name)
     if stacked:
         parts = ("gate_proj", "up_proj") if stacked[2] == "gate_up_proj" else ("down_proj",)

@@ -47,8 +47,8 @@ def answer_format(
 
 
 def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
-    """What a grammar holds of a schema, and sentences on the rest. Raises BadField where the request is strict, GrammarError for what is no
-    schema."""
+    """Return the part of a schema that a grammar holds, and sentences on the rest. Raises BadField where the request is strict,
+    GrammarError for what is no schema."""
     try:
         schema = Schema(wanted.value)
     except GrammarError as error:

@@ -31,7 +31,7 @@ class Wire:
 
 
 def encode(value: Any) -> str:
-    """As JSON. Large values take long, and need not be written in the event loop."""
+    """Return a value as JSON. Large values take long, and need not be written in the event loop."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -114,7 +114,7 @@ class AnswerWriter:
             self._answers[update.choice].end = update
 
     def whole(self) -> Any:
-        """Of answers that have ended."""
+        """Return the body of answers that have ended."""
         raise NotImplementedError
 
     def _progressed(self, update: Progress) -> dict[str, Any]:
@@ -138,11 +138,11 @@ class AnswerWriter:
         raise NotImplementedError
 
     def _stats(self) -> list[RequestStats]:
-        """Of the answers that have ended, in order."""
+        """Return the statistics of the answers that have ended, in order."""
         return [answer.end.stats for answer in self._answers if answer.end is not None]
 
     def _measured(self) -> dict[str, Any]:
-        """What this server says beside the API's own fields."""
+        """Return what this server says in addition to the API's own fields."""
         stats = self._stats()
         ends = [answer.end for answer in self._answers if answer.end is not None]
         receipts = [end.receipt for end in ends if end.receipt is not None]
@@ -200,7 +200,7 @@ class ChoicesWriter(AnswerWriter):
         return {**self._head, "object": self.kind, "choices": choices, **self._used()}
 
     def _said(self, answer: Answer) -> dict[str, Any]:
-        """What a whole answer says, and its log-probabilities."""
+        """Return what a whole answer says, and its log-probabilities."""
         raise NotImplementedError
 
     def _ids(self, number: int, tokens: Sequence[int], *, has_prompt: bool = False) -> dict[str, Any]:

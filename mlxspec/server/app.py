@@ -102,7 +102,7 @@ class Server:
         )
 
     def _handler(self, name: str) -> Work:
-        """What answers an operation: by the tables below, or the method of its name behind an underscore."""
+        """Return what answers an operation: by the tables below, or the method of its name behind an underscore."""
         if name in _ANSWERED:
             return partial(self._answer, read=_ANSWERED[name])
         if name in _OLLAMA:
@@ -121,7 +121,7 @@ class Server:
     # --- answers
 
     async def _ollama(self, asked: Asked, reply: Reply, *, read: Reader) -> None:
-        """A request without a conversation or a prompt asks for nothing but the model."""
+        """Answer a request of Ollama's API. One without a conversation or a prompt only loads the model."""
         form = asked.form
         form.model = ollama_name(form.model, self.models.names)
         name, leaves = self.models.resolve(form.model), unloads(form.keep_alive)
@@ -248,8 +248,8 @@ class Server:
         return name, known, self._defaults(name, known, owner_of(asked.request.headers))
 
     async def _prepare(self, turn: ClientTurn, make: Callable[[], T]) -> T:
-        """What `make` returns, made in a thread, for slow requests in one of their own: grammars may take long to compile, and images to
-        decode."""
+        """Run `make` in a thread, slow requests in one of their own, and return its result: grammars may take long to compile, and images
+        to decode."""
         try:
             async with asyncio.timeout(self.config.limits.prepare_seconds):
                 return await turn.run(make)
@@ -265,7 +265,8 @@ class Server:
         await self._vectors(asked, reply, read=embeddings.ollama_embeddings)
 
     async def _vectors(self, asked: Asked, reply: Reply, *, read: ReadTexts) -> None:
-        """read: of the form, the model that is asked, and whether it is one that is held beside those that answer."""
+        """Answer a request for embeddings or a rerank. read: of the form, the model that is asked, and whether it is one that is held in
+        addition to those that answer."""
         name, model = self.models.for_vectors(asked.form.model)
         async with self.models.use(model) as loaded:
             beside = self.models.beside(name)
@@ -310,7 +311,7 @@ class Server:
         await reply.json({"success": True})
 
     async def _pull(self, asked: Asked, reply: Reply) -> None:
-        """In Ollama's form. A client that goes away ends no download."""
+        """Fetch a model, in Ollama's form. A client that goes away ends no download."""
         check_is_own(self.config, asked.request.headers)
         fetch = self.library.fetch(asked.form.model or "")
         streams = asked.form.stream is not False
@@ -350,8 +351,8 @@ class Server:
         await reply.json(self._described(name, asked))
 
     def _described(self, name: str, asked: Asked) -> dict[str, Any]:
-        """In the fields of OpenAI, vLLM, OpenRouter and Anthropic, which clients read what a model can do from. Anthropic's clients know
-        another kind of `capabilities`, and take null for not known."""
+        """Return a model in the fields of OpenAI, vLLM, OpenRouter and Anthropic, from which clients read what it can do. Anthropic's
+        clients know another kind of `capabilities`, and take null for not known."""
         meta = self.models.meta(name)
         created = datetime.datetime.fromtimestamp(self.models.created, datetime.UTC)
         length = meta.get("n_ctx")
@@ -410,7 +411,7 @@ class Server:
         await reply.json(llama_api.adapters(known, defaults.adapters))
 
     async def _set_lora_adapters(self, asked: Asked, reply: Reply) -> None:
-        """Requests that run have theirs already. Those of other keys keep theirs, too."""
+        """Set the adapters of later requests of this key. Requests that run, and those of other keys, keep theirs."""
         async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
             self._defaults_of(loaded, asked)
             key = owner_of(asked.request.headers), loaded.name

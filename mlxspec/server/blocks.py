@@ -33,7 +33,7 @@ class Block:
     name: str = ""
 
     def arguments(self) -> dict[str, Any]:
-        """Of a call, as an object. Text that is none, because the answer was cut, is its member `arguments`."""
+        """Return the arguments of a call as an object. Text that is none, because the answer was cut, is its member `arguments`."""
         found = loads(self.text or "{}")
         return found if isinstance(found, dict) else {"arguments": self.text}
 
@@ -82,7 +82,7 @@ class Answer:
         self._open: Block | None = None
 
     def take(self, update: Delta) -> list[tuple[int, BlockEvent]]:
-        """What an update does to the blocks, each with the number of the piece that does it."""
+        """Return what an update does to the blocks, each with the number of the piece that does it."""
         self.logprobs += update.logprobs
         self.tokens += update.tokens
         was_thinking = self._open is not None and self._open.kind == "thinking"

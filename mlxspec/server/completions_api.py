@@ -60,7 +60,7 @@ class CompletionRequest(WithPrompt):
 
 
 class Native(shared.Continued):
-    """What llama.cpp's own forms share."""
+    """The fields that llama.cpp's own forms share."""
 
     max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: the prompt is read and kept")
     n_predict: _LengthOrNone | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
@@ -85,7 +85,7 @@ class NearbyFile(t.Fields):
 
 
 class InfillRequest(Native):
-    """What editors always send and this server cannot do is ignored, with a notice."""
+    """A request to fill in a middle. Fields that editors always send and this server cannot honour are ignored, with a notice."""
 
     input_prefix: t.Text
     input_suffix: t.Text
@@ -100,7 +100,7 @@ class InfillRequest(Native):
 
 
 class TokenizeRequest(shared.Body):
-    """In llama.cpp's form with `content`, in vLLM's with `prompt`."""
+    """A request for ids, in llama.cpp's form with `content`, in vLLM's with `prompt`."""
 
     content: t.Tokenized | None = None
     prompt: t.Tokenized | None = None

@@ -39,7 +39,7 @@ Size = Annotated[int, t.Range(1, 1 << 20)]
 
 
 class VectorsBody(t.Fields):
-    """What all three share. Nothing is sampled, so fields about that are unknown ones."""
+    """The fields that all three forms share. Nothing is sampled, so fields about that are unknown ones."""
 
     model: shared.ModelName | None = None
     refused: ClassVar = t.refuse("priority", shared.IN_TURN, 0)
@@ -106,7 +106,8 @@ _NANO = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What is read: begin: in the engine's thread, with the texts' ids. answer: of the model's name and what was found, by number."""
+    """The texts of a request. begin: in the engine's thread, with the texts' ids. answer: of the model's name and what was found, by
+    number."""
 
     ids: Sequence[Sequence[int]]
     begin: Callable[[Sequence[Sequence[int]]], Iterator[Found]]

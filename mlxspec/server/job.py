@@ -46,15 +46,15 @@ class TemplateMessage(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolChoice:
-    """Which tools an answer may or must call. named: the only one that may be called, once. allowed: those that may be called; None for
-    all. The model is told of all tools, so that the prompt begins as it does without a choice."""
+    """The tools that an answer may or must call. named: the only one that may be called, once. allowed: those that may be called; None for
+    all. The prompt names all tools, so that it begins as it does without a choice."""
 
     kind: Literal["auto", "none", "required"]
     named: str | None = None
     allowed: tuple[str, ...] | None = None
 
     def of(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of the tools that may be called."""
+        """Return the tools that may be called."""
         names = self.allowed if self.named is None else (self.named,)
         return [t for t in tools if names is None or tool_name(t) in names]
 
@@ -162,7 +162,7 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def goes_on_with(messages: Sequence[TemplateMessage], path: str) -> GoesOn | None:
-    """What of the last message an answer continues: None unless it is the assistant's. path: where the API has that message. Raises
+    """Return what of the last message an answer continues; None unless it is the assistant's. path: where the API has that message. Raises
     BadField where it cannot be continued."""
     if not messages or messages[-1]["role"] != "assistant":
         return None

@@ -41,7 +41,7 @@ EndCause = Literal["end", "stop_string", "limit", "context"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache."""
+    """The progress of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache."""
 
     choice: int
     num_done: int

@@ -178,6 +178,6 @@ class Library:
 
 
 def _check_named(model: str) -> None:
-    """Raises ApiError for a request that names none."""
+    """Raise ApiError for a request that names no model."""
     if not model:
         raise ApiError("model is missing.", param="model")

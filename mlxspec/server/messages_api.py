@@ -79,7 +79,7 @@ class ContentSource(t.Fields):
 
 
 class Document(MessageBlock):
-    """Of text; it is given to the model as text."""
+    """A document of text; it is given to the model as text."""
 
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource, Field(discriminator="type")]

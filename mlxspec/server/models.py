@@ -143,7 +143,7 @@ class Models:
         return tuple(self._makers)
 
     def add(self, name: str, make: Callable[[], Engine]) -> None:
-        """One more model that requests may ask for."""
+        """Add a model that requests may name."""
         self._makers = {**self._makers, name: self._makers.get(name, make)}  # a new table: threads read it
 
     @property
@@ -168,7 +168,7 @@ class Models:
 
     @property
     def worker(self) -> Worker | None:
-        """Of the model in memory, or on its way there."""
+        """The worker of the model in memory, or on its way there."""
         return self._worker
 
     @property
@@ -257,14 +257,14 @@ class Models:
         self._loading = asyncio.ensure_future(asyncio.to_thread(ready))
 
         def note(done: asyncio.Future[Engine]) -> None:
-            """Its exception is seen, whoever waits; its facts are known from now on."""
+            """Note the facts of a loaded model, or its exception, whichever caller waits for it."""
             for other in self._makers if not done.cancelled() and done.exception() is None else ():
                 self.known(other)
 
         self._loading.add_done_callback(note)
 
     def _made(self, make: Callable[[], Engine]) -> Engine:
-        """In the engines' thread."""
+        """Return the engine that `make` makes in the engines' thread."""
         for other, make_other in self._beside_makers.items():
             if other not in self._beside:
                 self._beside[other] = make_other()
@@ -294,7 +294,7 @@ class Models:
         return {"loaded": name in self._beside or self._engine(name) is not None, **self.facts(name)}
 
     def loaded_facts(self) -> dict[str, Any]:
-        """Of the model in memory, empty where none is."""
+        """Return the facts of the model in memory, empty where there is none."""
         name = self._name
         return {} if name is None or self._engine(name) is None else self.facts(name)
 
@@ -344,7 +344,7 @@ class Models:
         return self._leaving
 
     async def unload_when_idle(self) -> None:
-        """Runs beside the server."""
+        """Unload idle models, again and again, while the server runs."""
         while self._idle is not None and not self._is_stopping:
             await asyncio.sleep(min(_LOOKS_EVERY, self._idle / 2))
             async with self._turn:

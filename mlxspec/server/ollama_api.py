@@ -283,7 +283,7 @@ def _own(form: OllamaBody) -> Own:
 
 
 def _message(message: OllamaMessage) -> ChatMessage:
-    """In this API calls have no ids, and a result names its tool."""
+    """Return a message in our form. In this API calls have no ids, and a result names its tool."""
     calls = [
         ToolCall(
             id=call.id or "",

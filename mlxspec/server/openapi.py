@@ -30,7 +30,7 @@ _NAMED = [{"name": "name", "in": "path", "required": True, "schema": {"type": "s
 
 
 class _Schemas(GenerateJsonSchema):
-    """Without titles, which only repeat names, and without defaults, which are all null."""
+    """Schemas without titles, which only repeat names, and without defaults, which are all null."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

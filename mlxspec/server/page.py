@@ -46,7 +46,7 @@ class PageFile:
 
 @cache
 def files() -> dict[str, PageFile]:
-    """By name. They come with the package."""
+    """Return the page's files by name. They come with the package."""
     found = {}
     for path in (resources.files("mlxspec.server") / "web").iterdir():
         kind = _TYPES.get(path.name.rpartition(".")[2])

@@ -166,7 +166,7 @@ def _given(form: shared.Generation, config: type[Any]) -> dict[str, Any]:
 
 
 def spec_of(form: shared.Generation, engine: Engine) -> SpecConfig:
-    """Who drafts for a request, and how much. Raises BadField, ConfigError."""
+    """Return a request's drafters and limits of drafts. Raises BadField, ConfigError."""
     changes = _given(form, SpecConfig)
     if form.draft is not None:
         changes["drafters"] = _drafters(form.draft, engine)
@@ -316,7 +316,7 @@ def _trouble(at: Context, lark: str) -> str | None:
 
 
 def _check_constraints(params: SamplingParams, limits: ServerLimits) -> None:
-    """Raises BadField."""
+    """Check the sizes of what constrains an answer. Raises BadField."""
     num_bytes = sum(len(w.encode()) for w in params.bad_words)
     if num_bytes > limits.max_bad_words:
         raise BadField(

@@ -96,7 +96,7 @@ def rendered(talk: ChatRequest, engine: Engine) -> tuple[str, list[int] | Prompt
 
 
 def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
-    """Under the vocabulary's ids."""
+    """Return the ids of a prompt under the vocabulary's numbers."""
     return prompt.tokens if isinstance(prompt, PromptWithImages) else prompt
 
 

@@ -618,7 +618,7 @@ class ResponsesWriter(SingleWriter):
     # --- its items
 
     def _id(self, block: Block) -> str:
-        """Of the item that a block is, drawn when it is first asked for."""
+        """Return the id of the item that a block is, drawn when it is first requested."""
         if block.number not in self._ids:
             prefix = "ctc_" if self._is_custom(block) else _PREFIXES[block.kind]
             self._ids[block.number] = f"{prefix}{secrets.token_hex(24)}"
@@ -628,13 +628,13 @@ class ResponsesWriter(SingleWriter):
         return block.kind == "call" and block.name in self._custom
 
     def _status(self, block: Block) -> str:
-        """Of an item that is written no more: the last one of an answer that was cut is incomplete."""
+        """Return the status of an item that is complete: the last one of an answer that was cut is incomplete."""
         end = self._answer.end
         is_cut = end is not None and end.reason == "length"
         return "incomplete" if is_cut and block is self._answer.blocks[-1] else "completed"
 
     def _item(self, block: Block, *, is_new: bool = False) -> dict[str, Any]:
-        """As it is at its end. is_new: as it was when it began."""
+        """Return the item as it is at its end. is_new: as it was when it began."""
         status = "in_progress" if is_new else self._status(block)
         head = {"id": self._id(block), "status": status}
         if block.kind == "text":

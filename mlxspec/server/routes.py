@@ -39,7 +39,7 @@ class RouteForm:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those of OpenAI's and Anthropic's APIs have a twin under /v1."""
+        """The paths of a route. Those of OpenAI's and Anthropic's APIs have a twin under /v1."""
         is_own = self.path.startswith(("/api/", PAGE_FOLDER)) or self.path == "/"
         return (self.path,) if is_own else (f"/v1{self.path}", self.path)
 

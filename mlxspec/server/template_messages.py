@@ -19,14 +19,14 @@ class TemplateMessages:
         self._open: list[str] = []  # ids of calls that have no result
 
     def user(self, text: str) -> None:
-        """The user says a text, on a line of its own."""
+        """Add a text of the user's, on a line of its own."""
         if self._is_last("user"):
             self.messages[-1]["content"] = lines([self.messages[-1]["content"], text])
         else:
             self.messages.append({"role": "user", "content": text})
 
     def begin_again(self, summary: str) -> None:
-        """A summary, as the user's text, in the place of all messages so far."""
+        """Replace all messages so far by a summary, as the user's text."""
         self.messages = [{"role": "user", "content": summary}]
 
     def assistant(self) -> TemplateMessage:
@@ -36,13 +36,13 @@ class TemplateMessages:
         return self.messages[-1]
 
     def think(self, text: str) -> None:
-        """The assistant thinks a text, which may be empty."""
+        """Add a thought of the assistant's, which may be empty."""
         if text:
             message = self.assistant()
             message["reasoning_content"] = message.get("reasoning_content", "") + text
 
     def call(self, call_id: str, name: str, arguments: Mapping[str, Any] | str) -> None:
-        """The assistant calls a tool."""
+        """Add a call of a tool by the assistant."""
         self._names[call_id] = name
         self._open.append(call_id)
         call: TemplateCall = {

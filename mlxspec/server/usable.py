@@ -81,7 +81,7 @@ def _sift(
     is_newest: bool = False,
     is_answer: bool = False,
 ) -> None:
-    """The parts of a message, of an item's output, or of a tool's result within a message."""
+    """Keep the usable parts of a message, of an item's output, or of a tool's result within a message."""
     given = holder.get(member)
     if not isinstance(given, list):
         return

@@ -24,7 +24,7 @@ def progress(update: Progress) -> dict[str, Any]:
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
-    """Of all answers together; a prompt that several answers share counts once, as OpenAI counts."""
+    """Return the usage of all answers together; a prompt that several answers share counts once, as OpenAI counts."""
     each = max(1, len(stats) // max(1, num_prompts))
     prompts = stats[::each]
     num_prompt = sum(s.num_prompt for s in prompts)
@@ -71,7 +71,7 @@ def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
 def drafting(
     stats: Sequence[RequestStats], notices: Sequence[str] = (), receipts: Sequence[Receipt] = ()
 ) -> dict[str, Any]:
-    """Who drafted, and what there is to say: nothing is switched off silently. receipts: of the answers that were decoded again."""
+    """Return what each drafter did, and notices: nothing is switched off silently. receipts: of the answers that were decoded again."""
     drafters: dict[str, dict[str, int]] = {}
     for one in stats:
         for name, found in one.drafters.items():

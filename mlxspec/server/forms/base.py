@@ -76,7 +76,7 @@ class Fields(BaseModel):
 
 
 class LeftOut(Fields):
-    """What a published API has and this server cannot use: it is accepted, its members are not looked at, and a notice names it."""
+    """A field that a published API has and this server cannot use: it is accepted, its members are not looked at, and a notice names it."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -322,7 +322,7 @@ def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str
 
 
 def _refuse(path: str, value: Any, refused: Refused) -> None:
-    """Raises BadField unless the value asks for nothing."""
+    """Raise BadField unless the value asks for nothing."""
     if value is None or value in refused.neutral:
         return
     raise BadField(path, f"{path} cannot be honoured: {refused.why}.")
@@ -392,8 +392,8 @@ def _noun(error: ErrorDetails) -> str:
 
 
 def _path(error: ErrorDetails, body: Any) -> str:
-    """Where an error stands, like `messages[0].role`. pydantic's own path has a name for each type that was tried; what the body has no
-    member for is left out."""
+    """Return the place of an error, like `messages[0].role`. pydantic's own path has a name for each type that was tried; what the body has
+    no member for is left out."""
     path, value, steps = "", body, error["loc"]
     if steps[-1] == "[key]":
         return f"a name in {_path({**error, 'loc': steps[:-2]}, body)}"

@@ -287,7 +287,7 @@ class StreamOptions(t.Fields):
 
 
 class Continued(Body, Generation):
-    """What OpenAI's chat completions, its completions and llama.cpp's completion share."""
+    """The fields that OpenAI's chat completions, its completions and llama.cpp's completion share."""
 
     stream: t.Flag = None
     stop: t.Word | Words | None = None

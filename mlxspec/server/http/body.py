@@ -121,7 +121,7 @@ async def _read(request: Request, most: int, take: Callable[[int], None]) -> byt
 
 
 def check_shape(raw: bytes, limits: ServerLimits) -> None:
-    """Raises ApiError for JSON, in UTF-8, of too many levels or values. What is no JSON may pass; parsing it ends where it is wrong."""
+    """Raise ApiError for JSON, in UTF-8, of too many levels or values. What is no JSON may pass; parsing it ends where it is wrong."""
     openings = raw.count(b"[") + raw.count(b"{")
     if openings <= limits.max_depth and openings + raw.count(b",") <= limits.max_values:
         return

@@ -43,7 +43,7 @@ class Door:
         self._left = asyncio.Event()
 
     async def accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        """Until cancelled."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         while True:
@@ -145,7 +145,8 @@ class Connection(H11Protocol):
             self._stuck = None
 
     def _watch(self) -> None:
-        """The clock for the next request's headers runs while none is answered; bytes that trickle in do not set it back."""
+        """Close a connection whose next headers take too long. The clock runs while no request is answered; bytes that trickle in do not
+        set it back."""
         if not self.is_idle:
             if self._waiting is not None:
                 self._waiting.cancel()
@@ -163,7 +164,7 @@ class Connection(H11Protocol):
 
 
 def note_key(scope: Mapping[str, Any]) -> None:
-    """The connection of this request has sent a valid key."""
+    """Note that the connection of this request has sent a valid key."""
     connection = (scope.get("state") or {}).get(_CONNECTION)
     if connection is not None:
         connection.has_key = True

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Reply:
-    """What is sent back: one response, or a stream. status: what has been sent; 0 for nothing yet."""
+    """The reply to a request: one response, or a stream. status: the status that has been sent; 0 for none yet."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -50,7 +50,7 @@ class Reply:
         await self.send(Response(text, media_type=kind))
 
     async def start_stream(self, media: str, failed: Callable[[ApiError], bytes]) -> None:
-        """failed: what is sent in place of the rest where an error ends the stream."""
+        """Begin a stream. failed: what is sent in place of the rest where an error ends the stream."""
         self._failed, self.status = failed, 200
         headers = Headers({"content-type": media, "cache-control": "no-store", "x-accel-buffering": "no"})
         await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
@@ -59,7 +59,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     async def error(self, error: BaseException) -> None:
-        """An error in the stream where one runs, else as the answer."""
+        """Send an error: in the stream where one runs, else as the answer."""
         if not self.status:
             await self.send(error_response(error, self._scope["path"]))
         elif self._failed is not None:

@@ -85,7 +85,7 @@ class Ticket:
         self._is_void = True
 
     def check(self) -> None:
-        """Raises CancelledError once nobody waits."""
+        """Raise CancelledError once no caller waits."""
         if self._is_void:
             raise CancelledError("The client has gone.")
 
@@ -98,7 +98,7 @@ _current = _Current()
 
 
 def check_wanted() -> None:
-    """Raises CancelledError where the work of this thread is not wanted any more. For steps of long work, wherever they are."""
+    """Raise CancelledError where no caller waits for the work of this thread any more. For steps of long work, wherever they are."""
     if _current.ticket is not None:
         _current.ticket.check()
 
@@ -120,7 +120,8 @@ class Lane:
             thread.start()
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. Cancelling the wait takes it out of the queue, or has `check_wanted` end it."""
+        """Return what `work` returns, or raise what it raises. Cancelling the wait takes it out of the queue, or has `check_wanted` end
+        it."""
         future: Future[T] = Future()
         ticket = Ticket()
         with self._changed:
@@ -165,7 +166,7 @@ class Lane:
                         del self._running[client]
 
     def _next(self) -> tuple[str, tuple[Future[Any], Ticket, Callable[[], Any]]]:
-        """With the lock held, and somebody waiting."""
+        """Take the next work out of the queue. Called with the lock held, while there is some."""
         client = next((c for c in self._waiting if not self._running[c]), next(iter(self._waiting)))
         queue = self._waiting[client]
         found = queue.popleft()
@@ -184,7 +185,7 @@ class Lanes:
         self._large = Lane(max(1, min(2, (os.cpu_count() or 2) // 2)), "mlxspec-prepare-large")
 
     async def run(self, client: str, work: Callable[[], T], *, is_large: bool) -> T:
-        """As `Lane.run`."""
+        """Run work in its lane, as `Lane.run`."""
         return await (self._large if is_large else self._small).run(client, work)
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Writing:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Callable[[], object]) -> None:
-        """Never waits."""
+        """Queue a write. Never waits."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="mlxspec-log", daemon=True)
@@ -69,7 +69,7 @@ class Writing:
             self.num_left_out += 1
 
     def line(self, text: str) -> None:
-        """In the thread: write a line, behind the number of those that were left out since the last one. To the file itself, past Python's
+        """Write a line, in the thread, after the number of those that were left out since the last one. To the file itself, past Python's
         buffer: Python waits at its end for a thread that holds a buffer, and what a full disk refuses stays in one."""
         missing = self.num_left_out - self._num_told
         if missing:
@@ -106,7 +106,8 @@ _noted: dict[str, float] = {}  # when each kind was last written
 
 
 def line(text: str) -> None:
-    """A line with the time. Control characters are shown as escapes: nobody writes a line of their own, or to the terminal."""
+    """Log a line with the time. Control characters are shown as escapes, so that no client can write a line of its own, or to the
+    terminal."""
     if _allowance.take():
         writing.put(partial(writing.line, f"{time.strftime('%H:%M:%S')} {escaped(text[:_LONGEST])}"))
     else:
@@ -122,7 +123,7 @@ def note(kind: str) -> None:
 
 
 def request(scope: Mapping[str, Any], status: int, seconds: float, said: str = "") -> None:
-    """A request that has ended. `said`: what its client was told, if anything."""
+    """Log a request that has ended. said: the sentence that its client got, if any."""
     client = (scope.get("client") or ("-", 0))[0]
     tail = f" {said[:400]}" if said else ""
     line(f"{client} {scope['method']} {scope['path'][:200]} {status} {seconds * 1e3:.0f} ms{tail}")
@@ -133,7 +134,7 @@ def escaped(text: str) -> str:
 
 
 def failure(error: BaseException) -> None:
-    """An exception that nobody expected, with its traceback."""
+    """Log an unexpected exception with its traceback."""
     for part in traceback.format_exception(error):
         for one in part.rstrip("\n").split("\n"):
             line(one)
@@ -149,7 +150,7 @@ class _Lines(logging.Handler):
 
 
 def take_over() -> None:
-    """Warnings of the HTTP library, of the event loop and of the engine become lines of this log, so that their rate is bounded too."""
+    """Turn warnings of the HTTP library, of the event loop and of the engine into lines of this log, so that their rate is bounded too."""
     for name in ("uvicorn.error", "asyncio", "mlxspec"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_Lines(logging.WARNING)], False

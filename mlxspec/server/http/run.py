@@ -152,14 +152,14 @@ async def _serve(
 
 
 class _Broken:
-    """Where the engine cannot go on, and may never answer again: its streams end at once, and the server behind them."""
+    """A switch for an engine that cannot go on and may never answer again: its streams end at once, and the server after them."""
 
     def __init__(self, models: Models, stopping: asyncio.Event) -> None:
         self._models, self._stopping, self._loop = models, stopping, asyncio.get_running_loop()
         self.why: BaseException | None = None
 
     def tell(self, why: BaseException) -> None:
-        """In any thread."""
+        """Note, in any thread, that the engine cannot go on, and end its streams."""
         with suppress(RuntimeError):  # the loop has ended: so does the server
             self._loop.call_soon_threadsafe(self._end, why)
 

@@ -121,7 +121,7 @@ class Guard:
         return scheme in ("http", "https") and _is_this_machine(name)
 
     def _check_host(self, host: str | None) -> None:
-        """Only where the key does not protect anyway: on this machine alone."""
+        """Check the Host header, only where the key does not protect anyway: on this machine alone."""
         if not self._config.is_local:
             return
         name = host_name(host or "")

@@ -18,8 +18,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def ending_on_signals(ask: Callable[[], object]) -> Iterator[None]:
-    """Inside, the first of these signals calls `ask`, in a thread of ours, and EXIT_SECONDS later ends the process, if it is still there. A
-    second one ends it at once. Does nothing outside of the main thread: whoever runs a server there stops it otherwise."""
+    """Call `ask` in a thread of ours, while it is open, at the first of these signals, and end the process EXIT_SECONDS later, if it is
+    still there. A second signal ends it at once. Does nothing outside of the main thread: a program that runs a server there stops it
+    otherwise."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -40,14 +41,14 @@ def ending_on_signals(ask: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_later(status: int) -> None:
-    """Nothing that a drafter, a template or a kernel does outlives this by more than EXIT_SECONDS."""
+    """End the process in EXIT_SECONDS at the latest, whatever a drafter, a template or a kernel does."""
     timer = threading.Timer(EXIT_SECONDS, lambda: os._exit(status))
     timer.daemon = True
     timer.start()
 
 
 def _pass(*_: object) -> None:
-    """Without a handler in Python the interpreter writes nothing to the pipe."""
+    """Do nothing: without a handler in Python the interpreter writes nothing to the pipe."""
 
 
 def _obey(taken: int, ask: Callable[[], object]) -> None:
