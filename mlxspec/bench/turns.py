@@ -73,7 +73,7 @@ class Score:
 
     @property
     def ratio(self) -> Ratio:
-        """How many times as fast as plain decoding."""
+        """The speed as a multiple of plain decoding's."""
         if self.num_different:
             return Ratio(refusal="the texts differ")
         return ratio(self.pairs, num_rounds=self.num_rounds, num_drafted_rounds=self.num_drafted_rounds)

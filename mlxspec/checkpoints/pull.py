@@ -26,10 +26,8 @@ from mlxspec.models.runnable import Engine, Runnable, judge
 
 
 def memory_of(plan: Plan, context: int | None = None, *, engine: Engine = "auto") -> MemoryEstimate | None:
-    """What running it takes, by its config.json; None for a drafter, which runs beside its target. context: tokens of one row.
-
-    Raises ModelError for a model of a kind that mlxspec does not run, or whose weights are in a format that it does not read.
-    """
+    """Return the memory that running a model takes, by its config.json; None for a drafter, which runs with its target. context: tokens of
+    one row. Raises ModelError for a model of a kind that mlxspec does not run, or whose weights are in a format that it does not read."""
     config = read_json(plan.folder / "config.json")
     with _named(plan):
         runs = judge(config, engine)
@@ -40,7 +38,8 @@ def memory_of(plan: Plan, context: int | None = None, *, engine: Engine = "auto"
 
 
 def _unpacked(plan: Plan, runs: Runnable) -> str:
-    """As `Runnable.unpacked`. A description that speaks against a model is compared with the index, which tells the tensors' names."""
+    """Return what `Runnable.unpacked` says. A description that speaks against a model is compared with the index, which tells the tensors'
+    names."""
     where = _repository(plan)
     has_own = MODELOPT_FILE in where.sizes
     modelopt = ranges.read_json(where, MODELOPT_FILE) if has_own else None
@@ -63,15 +62,15 @@ def check_files(plan: Plan, *, engine: Engine = "auto") -> None:
 
 
 def check_runs(plan: Plan, *, engine: Engine = "auto") -> Kind:
-    """As `check_files`. Raise ModelError, too, when loading would refuse the tensors by their names, shapes or formats. Fetches headers.
-    Return what the tensors are."""
+    """Check a repository as `check_files` does, and that loading would take the tensors by their names, shapes and formats. Fetches
+    headers. Returns what the tensors are. Raises ModelError."""
     check_files(plan, engine=engine)
     return _check_tensors(plan, engine)
 
 
 def check_fits(plan: Plan, *, engine: Engine = "auto") -> None:
-    """As `check_runs`. Raise MemoryBudgetError, too, when the model would not fit into memory, and ModelError when its tokenizer cannot be
-    read."""
+    """Check a repository as `check_runs` does, and that the model would fit into memory and its tokenizer can be read. Raises
+    MemoryBudgetError and ModelError."""
     memory = memory_of(plan, engine=engine)
     if memory is not None and not memory.fits and plan.missing:
         raise MemoryBudgetError(
