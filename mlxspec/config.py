@@ -1,4 +1,4 @@
-"""What a caller can ask for: sampling, speculation and engine options, checked when they are made.
+"""Options of a caller: sampling, speculation and engine options, checked when they are made.
 
 Plain Python: knows no arrays, no models, no command line. Every class is frozen; to change one, `dataclasses.replace` it.
 """
@@ -57,7 +57,7 @@ def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
 @fields_by_name()
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen from the target's logits; one per request.
+    """The rules by which the next token is chosen from the target's logits; one object per request.
 
     The order is: DRY, repetition penalty, presence and frequency penalties, logit bias and allowed_token_ids, what is forbidden (bad words,
     grammar, thinking budget, min_tokens), top-n-sigma, temperature, top-k, top-p, min-p, typical-p, XTC. Temperature 0 takes the argmax.

@@ -1,4 +1,4 @@
-"""What generation emits, one object a step and row: text as it becomes certain, and how a row ended.
+"""The events of generation, one object a step and row: text as it becomes certain, and how a row ended.
 
 Plain Python: knows no arrays, no tokenizer, no front end. A front end needs nothing but these.
 """

@@ -218,7 +218,7 @@ class AttentionLayerCache:
 
 
 class Form(NamedTuple):
-    """How a part stores a head of one token: so many numbers of this dtype."""
+    """The form in which a part stores a head of one token: the number of values and their dtype."""
 
     size: int
     dtype: mx.Dtype

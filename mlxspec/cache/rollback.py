@@ -40,7 +40,7 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Committed:
-    """How much of the last forward is committed, the same for all layers: the first num_committed (B,) int32 tokens of each of its rows.
+    """The committed tokens of the last forward, the same for all layers: the first num_committed (B,) int32 tokens of each of its rows.
     same: that number where rows of one width have one, and the host knows it; else None."""
 
     rows: RowLayout

@@ -1,4 +1,4 @@
-"""Which models with short names fit a machine, and what drafts for each. Uses no network."""
+"""Chooses the models with short names that fit a machine, and what drafts for each. Uses no network."""
 
 from __future__ import annotations
 

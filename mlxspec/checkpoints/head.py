@@ -53,7 +53,7 @@ class HeadOffer:
 
     @property
     def num_bytes(self) -> int:
-        """To be fetched."""
+        """Bytes to be fetched."""
         return self.remote.selection.data_bytes
 
 

@@ -1,4 +1,5 @@
-"""What a model folder holds and what running it takes, from headers alone: the folder is assembled as for running, but no weight is read.
+"""Reports what a model folder holds and what running it takes, from headers alone: the folder is assembled as for running, but no weight
+is read.
 
 Knows how to count; which tensors mean what is known to loading and models only. A folder that cannot be loaded cannot be inspected
 either, and for the same reason.

@@ -1,4 +1,4 @@
-"""Which matrices of a model are quantized how, and the quantizing, in MLX's formats and after mlx-lm's rules. Knows no files."""
+"""Quantizes matrices of a model, in MLX's formats and after mlx-lm's rules. Knows no files."""
 
 from __future__ import annotations
 

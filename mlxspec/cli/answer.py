@@ -1,4 +1,4 @@
-"""From a prompt to events: what a command needs between its options and its output.
+"""Turns a prompt into events: what a command needs between its options and its output.
 
 Knows the engine's requests and chat format; knows no stream of answers.
 """

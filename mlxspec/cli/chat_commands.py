@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does in a chat. A command that is refused leaves everything as it was.
+"""Commands of a chat: lines that begin with a slash. A command that is refused leaves everything as it was.
 
 Knows the conversation and how answers are shown; knows no keys and no stream but the remarks beside the answers.
 """

@@ -270,7 +270,7 @@ def _conclusion(pairs: Sequence[tuple[DemoOutcome, Score]]) -> str:
 
 
 def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
-    """How many pictures were read without a fault, where there were some."""
+    """Return a line on how many pictures were read without a fault, where there were some."""
     asked = [o for o in outcomes if o.prompt.says]
     right = sum(o.result.text.strip() == o.prompt.says for o in asked)
     return [f"{right} of {len(asked)} pictures were read without a fault."] if asked else []

@@ -60,7 +60,7 @@ def weights(engine: Engine) -> str:
 
 
 def quantization(model: str) -> str | None:
-    """How the model's folder says it is quantized, None where it is not."""
+    """Return how the model's folder says it is quantized, None where it is not."""
     from mlxspec.errors import MlxspecError
     from mlxspec.loading import hub
     from mlxspec.loading.published import of_mlx

@@ -102,7 +102,7 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
 
 
 def _judged(judged: Mapping[str, tuple[int, int]]) -> list[str]:
-    """How often drafters were right on this machine, as far as answers have told."""
+    """Return lines on how often drafters were right on this machine, as far as answers have told."""
     from mlxspec.engine.drafter_health import is_low
 
     return [

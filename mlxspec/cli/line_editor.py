@@ -1,4 +1,4 @@
-"""What a person types: with history, several lines, completion and safe paste where the terminal can; line by line where not.
+"""Reads what a person types: with history, several lines, completion and safe paste where the terminal can; line by line where not.
 
 Enter sends; Alt-Enter, or a backslash at the end, begins a new line. What is pasted never sends itself and is never a command. Knows keys
 and files of history; knows no model and no command but their names.

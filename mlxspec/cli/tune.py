@@ -201,7 +201,7 @@ def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) ->
 
 
 def _beside_auto(winner: Score, scores: Sequence[Score]) -> str:
-    """Why the default is behind, where it was measured and that is more than chance."""
+    """Return why the default is slower, where it was measured and that is more than chance."""
     from mlxspec.bench import tune as bench
 
     auto = next((s for s in scores if s.name == "policy auto" and not s.ratio.refusal), None)

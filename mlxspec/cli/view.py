@@ -1,4 +1,4 @@
-"""How an answer looks: bare text for a pipe, plain lines for a dumb terminal, Markdown and dim thinking for a good one.
+"""Shows an answer: bare text for a pipe, plain lines for a dumb terminal, Markdown and dim thinking for a good one.
 
 Only answers go to stdout where that is no terminal; thinking goes to stderr then. Knows streams and what may be shown; knows no model.
 """

@@ -1,4 +1,4 @@
-"""Where the demo family lies: paths of its targets, its drafters, its recorded workloads, its pictures and its measured figures.
+"""The demo family: paths of its targets, its drafters, its recorded workloads, its pictures and its measured figures.
 
 Knows paths only; nothing is loaded here. How the family was trained: `docs/contributing.md`.
 """

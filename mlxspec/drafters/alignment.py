@@ -112,7 +112,7 @@ class Alignment:
 
 
 def num_met(text: Sequence[int], answer: Sequence[int]) -> int:
-    """How many tokens of an answer stand in a text, in its order, as far as they can be followed there."""
+    """Return how many tokens of an answer are in a text, in its order, as far as they can be followed there."""
     alignment = Alignment(text)
     alignment.push(answer)
     return alignment.num_met

@@ -1,11 +1,12 @@
-"""What a drafter is to the engine: it hears every known token of every row, and proposes continuations for the rows it is asked about.
+"""The interface between engine and drafters. A drafter hears every known token of every row, and proposes continuations for the rows it
+is asked about.
 
-Invariants a drafter may rely on: `begin` comes first and `forget` last for a row; between them `hear` gets every token of the
-row's history once, in order (prompt included), also those somebody else drafted. A row only grows.
-Invariants the engine relies on: `draft` changes nothing that `hear` would have to undo (drafts live on a fork); work happens
-in `draft`, `hear` only queues (so that plain rounds pay nothing). A drafter that mlxspec did not write is checked
-(checked.py): its lengths and token ids, and an exception that it raises ends its drafting for the rows concerned, never a request. It
-cannot write to a history. Other lists, arrays and samplers that it is given are the engine's own, which it must not change.
+Invariants a drafter may rely on: `begin` comes first and `forget` last for a row; between them `hear` gets every token of the row's
+history once, in order (prompt included), also those somebody else drafted. A row only grows. Invariants the engine relies on: `draft`
+changes nothing that `hear` would have to undo (drafts live on a fork); work happens in `draft`, `hear` only queues (so that plain rounds
+pay nothing). A drafter that mlxspec did not write is checked (checked.py): its lengths and token ids, and an exception that it raises
+ends its drafting for the rows concerned, never a request. It cannot write to a history. Other lists, arrays and samplers that it is
+given are the engine's own, which it must not change.
 
 A subclass must bear a `name` and give `draft`. One that keeps something for each row gives `hear` and `forget` too. All else has
 defaults.
@@ -74,7 +75,7 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """How many vectors of the target's hidden size it is given with a token."""
+        """Number of vectors of the target's hidden size that the drafter receives with a token."""
         return self.hidden + len(self.layers)
 
 

@@ -1,4 +1,4 @@
-"""What drafters that run a model share: a cache that follows the known tokens, and drafts run ahead on a fork of it.
+"""The common part of drafters that run a model: a cache that follows the known tokens, and drafts run ahead on a fork of it.
 
 One cache serves all rows, so each forward is batched over them. Knows queues, rows and forks; subclasses know the forward.
 """

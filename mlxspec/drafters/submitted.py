@@ -59,7 +59,7 @@ def _submit(draft: Draft, state: DraftRow, doubted: bool) -> Draft:
 
 
 def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
-    """How many of a draft's first tokens could stand, where something may be forbidden."""
+    """Return a function that says how many of a draft's first tokens could be accepted, where something may be forbidden; else None."""
     constraints, tokens = sampler.constraints, draft.tokens
     if constraints is None or not isinstance(tokens, list):
         return None

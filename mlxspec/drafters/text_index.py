@@ -60,7 +60,7 @@ class IndexedText:
             place = links[place]
 
     def agreeing(self, place: int, tail: int) -> int:
-        """How many tokens before a place are the last ones of a text. tail: as `tail_of` gives it."""
+        """Return how many tokens before a place are the last ones of a text. tail: as `tail_of` gives it."""
         own = int.from_bytes(self.tokens[place - CONTEXT : place].tobytes(), "little")
         return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
 
@@ -109,7 +109,7 @@ class GrowingText(IndexedText):
         return list(islice(self.places(0, self.key), most)) if self._since >= self.ns[0] else []
 
     def backing(self, place: int) -> int:
-        """How many tokens before the last n agree with those before a place of `earlier`, about CONTEXT at most."""
+        """Return how many tokens before the last n agree with those before a place of `earlier`, about CONTEXT at most."""
         tail = int.from_bytes(self.tokens[-CONTEXT:].tobytes(), "little")
         return min(self.agreeing(place, tail), self._since) - self.ns[0]
 
@@ -188,7 +188,7 @@ class TextSegment(IndexedText):
         return len(self.tokens) - self.end
 
     def num_known(self, beginnings: Sequence[int]) -> int:
-        """How many beginnings of a text, by their hashes, the shortest first, are those of texts that are stored here."""
+        """Return how many beginnings of a text, by their hashes, the shortest first, are those of texts that are stored here."""
         return next((i for i, one in enumerate(beginnings) if one not in self._known), len(beginnings))
 
     def begin(self, beginnings: Iterable[int]) -> None:
@@ -341,8 +341,8 @@ class TextIndex:
     def find(
         self, owner: str, text: Sequence[int], limit: int, own: RunningText | None = None
     ) -> Continuation | None:
-        """Up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts, `own` left out. None where the last
-        tokens have not stood there. Only the latest PLACES places of the longer n that has any are compared."""
+        """Return up to `limit` tokens that followed the longest suffix of `text` in one of the owner's texts, `own` left out; None where
+        the last tokens have not occurred there. Only the latest PLACES places of the longer n that has any are compared."""
         running = [t for t in self._running.get(owner, ()) if t is not own]
         for one in running:
             one.catch_up()

@@ -567,8 +567,8 @@ class Engine(EngineApi):
 
     @property
     def exact_width(self) -> int | None:
-        """Up to how many tokens a round has the bits of plain steps, on this machine and at all widths up to that; None where no probe has
-        told."""
+        """The number of tokens up to which a round has the bits of plain steps, on this machine and at all widths up to that; None where no
+        probe has run."""
         return None if self.stats.probe is None else self.stats.probe.exact_width
 
     def keep_kv_in(self, bits: int) -> None:

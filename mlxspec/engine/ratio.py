@@ -1,4 +1,4 @@
-"""How many times as fast drafting is: the one rule for every ratio that a person reads. Plain numbers; knows no engine."""
+"""Computes how many times as fast drafting is: the one rule for every ratio that a person reads. Plain numbers; knows no engine."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ _LOGPROB_BYTES = 256  # of one token's log-probability, its text included
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why a request ends before its answer does. number: of the request. error: the sentence that ends it; None: it is cancelled. is_late:
-    its deadline has passed."""
+    """The reason for which a request ends before its answer does. number: of the request. error: the sentence that ends it; None: it is
+    cancelled. is_late: its deadline has passed."""
 
     number: int
     error: str | None = None
@@ -166,15 +166,15 @@ class Request:
 
     @property
     def room(self) -> int:
-        """How many drafted tokens a round may verify: one token of the budget is the round's own. Where loops are looked for, rounds that
-        are on their way reach no place at which a look may force a token."""
+        """Number of drafted tokens that a round may verify: one token of the budget is the round's own. Where loops are looked for, rounds
+        that are on their way reach no place at which a look may force a token."""
         budget = self.params.max_tokens - self.num_generated - 1
         most = min(budget, self.max_context - len(self.history))
         return max(0, most if self._loops is None else min(most, DELAY))
 
     @property
     def out_of_time(self) -> Ending | None:
-        """How it ends now, if its deadline has passed or its grammar takes too long."""
+        """The ending of a request whose deadline has passed or whose grammar takes too long; else None."""
         if self.finish_reason is not None:
             return None
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:

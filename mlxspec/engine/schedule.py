@@ -121,7 +121,7 @@ class Queue:
 
 
 class Turns:
-    """Whose piece is read next. See the module's promises."""
+    """The rule that decides whose piece is read next. See the module's promises."""
 
     def __init__(self) -> None:
         self._is_oldest = True

@@ -18,13 +18,10 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePrompt:
-    """How a family writes images.
-
-    placeholder: id that the chat template writes once for each image. image: id of an image token. before, behind: ids around the image
-    tokens of one image; they and the image tokens replace the placeholder. lookup: id whose embeddings are looked up at image positions,
-    before the tower's rows replace them; only inputs that layers get from an embedding of their own still have it then. frame: text that
-    the family writes around a placeholder, before the prompt is tokenized.
-    """
+    """The way in which a family writes images. placeholder: id that the chat template writes once for each image. image: id of an image
+    token. before, behind: ids around the image tokens of one image; they and the image tokens replace the placeholder. lookup: id whose
+    embeddings are looked up at image positions, before the tower's rows replace them; only inputs that layers get from an embedding of
+    their own still have it then. frame: text that the family writes around a placeholder, before the prompt is tokenized."""
 
     placeholder: int
     image: int

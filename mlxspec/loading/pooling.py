@@ -1,4 +1,4 @@
-"""How a model's hiddens become one vector for a text, by the files of sentence-transformers: `modules.json`, `1_Pooling/config.json`, and
+"""Pools a model's hiddens into one vector for a text, by the files of sentence-transformers: `modules.json`, `1_Pooling/config.json`, and
 a folder for each layer behind the pooling, like EmbeddingGemma's `2_Dense`.
 """
 

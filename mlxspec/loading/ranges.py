@@ -54,7 +54,7 @@ class Selection(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """To be fetched."""
+        """Bytes to be fetched."""
         return sum(p.end - p.begin for p in self.pieces)
 
     @property

@@ -57,7 +57,7 @@ class ChatTemplate:
         helper.prepare(PROGRAM)
 
     def check(self) -> str | None:
-        """Why it cannot be used, None where it compiles. May wait for the helper process to start."""
+        """Return why the template cannot be used, None where it compiles. May wait for the helper process to start."""
         try:
             for text in self._texts.values():
                 self._run({"source": text}, replace(PROGRAM, seconds=_CHECK_SECONDS))

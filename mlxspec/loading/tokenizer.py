@@ -196,7 +196,7 @@ class Tokenizer:
         return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def decoder_state(self) -> bytes:
-        """How tokens become text, as JSON; b"{}" where they are text already."""
+        """Return how tokens become text, as JSON; b"{}" where they are text already."""
         decoder = self._inner.decoder
         return b"{}" if decoder is None else bytes(decoder.__getstate__())
 

@@ -30,7 +30,7 @@ _UNUSED = tuple(f".{name}_scale" for name in ("input", "input_global", "output",
 
 
 class Published(NamedTuple):
-    """How an unpacked matrix lies in its folder. size: numbers; nbytes: with its scales."""
+    """The stored form of an unpacked matrix. size: numbers; nbytes: with its scales."""
 
     format: str
     size: int

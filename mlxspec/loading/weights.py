@@ -217,7 +217,7 @@ def split_experts(weights: Weights, into: str = STACKS) -> Weights:
 
 
 class Packed(NamedTuple):
-    """How a stack of matrices, or one, is quantized, in MLX's words. scaled: each matrix of the stack has one more scale, its own."""
+    """The quantization of one matrix or a stack of them, in MLX's words. scaled: each matrix of the stack has one more scale, its own."""
 
     group_size: int
     bits: int

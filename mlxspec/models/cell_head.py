@@ -1,4 +1,4 @@
-"""What an MTP head and an EAGLE-3 drafter share: one decoder layer that predicts the token after next, cell by cell.
+"""The common part of an MTP head and an EAGLE-3 drafter: one decoder layer that predicts the token after next, cell by cell.
 
 The cell of a token takes the token and what the target had at the token before it; further cells of a draft take the output of the cell
 before them. Knows the cells' cache and how a forward is compiled; a subclass gives the cell itself.

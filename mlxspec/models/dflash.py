@@ -80,7 +80,8 @@ class BlockConv(nn.Module):
         return project(self.kernel_projection, x).reshape(-1, *self._shape)
 
     def apply(self, which: int, x: mx.array, taps: mx.array, places: mx.array) -> mx.array:
-        """which: 0 before, 1 behind. places (N,) int32: how many tokens of its block are before each. Returns (N, H)."""
+        """Apply the convolution before (which 0) or after (which 1). places (N,) int32: how many tokens of its block are before each.
+        Returns (N, H)."""
         _, num_taps, groups = self._shape
         wide = x.reshape(x.shape[0], groups, -1)
         base = self.base_kernel[which].astype(x.dtype).reshape(num_taps, groups, -1)

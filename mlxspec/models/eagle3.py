@@ -203,7 +203,7 @@ class Eagle3Head(CellHead):
 
     @property
     def num_proposed(self) -> int:
-        """How many of the target's tokens it can propose."""
+        """Number of the target's tokens that the drafter can propose."""
         return self.config.draft_vocab
 
     def take(self, streams: mx.array) -> mx.array:

@@ -70,8 +70,8 @@ def prompt_beyond(model: Model, tokens: Sequence[int], head: Qwen35Mtp | None = 
 
 
 class Float16Trial:
-    """What was found out on files, kept in the user's cache folder: later loads need no trial. found: None where nothing is known, "" where
-    all fits, else as `weight_beyond`."""
+    """The result of a trial of files, kept in the user's cache folder: later loads need no trial. found: None where nothing is known, ""
+    where all fits, else as `weight_beyond`."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """files: all that the weights of a load are read from."""

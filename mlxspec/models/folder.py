@@ -81,7 +81,7 @@ class ModelFolder:
         return read_folder(self.path, (shards or beside, []))
 
     def image_settings(self) -> Mapping[str, Any]:
-        """How images are prepared for it."""
+        """Return how images are prepared for the model."""
         return image_settings(self.path)
 
     def kind(self) -> Kind:

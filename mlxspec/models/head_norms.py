@@ -27,7 +27,7 @@ Shifts = dict[
 
 
 class HeadScore(NamedTuple):
-    """How well a head predicts its target at positions of a text. accepted: the share of its drafts that would be accepted at temperature
+    """The quality of a head's predictions at positions of a text. accepted: the share of its drafts that would be accepted at temperature
     1, which is the mean overlap sum_v min(p_v, q_v) of the target's distribution p and the head's q. chance: the same between distributions
     of positions that do not belong together. error: standard error of the difference. All are 0 where the head gives no numbers."""
 

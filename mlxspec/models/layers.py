@@ -226,7 +226,7 @@ def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
 
 
 def _form(module: nn.Module) -> dict[str, Any]:
-    """How a quantized module is packed, as MLX's operations take it."""
+    """Return how a quantized module is packed, as MLX's operations take it."""
     return {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
 
 

@@ -56,7 +56,7 @@ class Proposing:
 
 
 def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
-    """How many rows are read, 0 for all. asked: as SpecConfig.draft_vocab."""
+    """Return how many rows are read, 0 for all. asked: as SpecConfig.draft_vocab."""
     if asked is not None:
         return 0 if asked >= vocab_size else asked
     if vocab_size < LEAST_VOCABULARY or whole.head < LEAST_SHARE * whole.bytes():

@@ -141,7 +141,7 @@ class Qwen35Config:
 
     @property
     def unsupported_head(self) -> str | None:
-        """Why an MTP head of this model cannot be run, None where it can."""
+        """The reason why an MTP head of this model cannot be run, None where it can."""
         if not self.is_gated:
             return "models of this family have none"
         if self.num_mtp_layers > 1:

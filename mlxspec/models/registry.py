@@ -1,4 +1,4 @@
-"""Which code runs which model_type: how its config is read, its tensors are named, its modules are built.
+"""A table of the code that runs each model_type: how its config is read, its tensors are named, its modules are built.
 
 A lookup, never an import by a name out of a file.
 """

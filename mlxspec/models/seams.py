@@ -275,7 +275,7 @@ _lock = threading.Lock()
 
 @dataclass
 class _Entered:
-    """How many forwards are being built, and MLX's function."""
+    """The number of forwards that are being built, and MLX's function."""
 
     num: int = 0
     by_mlx: Any = field(default=None)

@@ -1,4 +1,4 @@
-"""What text models of every family have around their layers: the embedding, the head, and logits where they are asked for.
+"""The parts of text models around their layers, the same in every family: the embedding, the head, and logits where they are asked for.
 
 Parameter names are those that mlx-lm writes, behind `language_model.`. Knows no layers and no caches.
 """

@@ -34,7 +34,7 @@ _FUNCTION = "<function="
 
 
 class Notation(Protocol):
-    """How calls are written. open, close: what encloses them; close empty: they go on to the end of the answer."""
+    """A notation of calls. open, close: what encloses a call; close empty: it goes on to the end of the answer."""
 
     @property
     def open(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Which BLAS MLX computes with on Linux: finds a real one and loads it globally, so that MLX binds to it.
+"""Finds a real BLAS for MLX on Linux and loads it globally, so that MLX binds to it.
 
 MLX's Linux wheel brings the reference BLAS, which is tens of times slower. Any library that exports the plain
 `cblas_*` names and is loaded with RTLD_GLOBAL before `mlx.core` takes its place. Knows no MLX, no thread policy, and

@@ -1,4 +1,4 @@
-"""How much memory this machine gives to MLX."""
+"""Finds out how much memory this machine gives to MLX."""
 
 from __future__ import annotations
 

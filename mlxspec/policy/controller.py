@@ -297,9 +297,9 @@ class Controller:
         left: float,
         drafting: float = 0.0,
     ) -> list[int]:
-        """How many tokens of each row's draft a round verifies: the likeliest of all, whichever row they are of, because all rows wait for
-        a round. The first tokens of a wide round can be dear and the next ones nearly free, so no row pays for a step of the curve alone.
-        left: seconds that verifying may take longer."""
+        """Return how many tokens of each row's draft a round verifies: the likeliest of all, whichever row they are of, because all rows
+        wait for a round. The first tokens of a wide round can be dear and the next ones nearly free, so no row pays for a step of the curve
+        alone. left: seconds that verifying may take longer."""
         order = sorted((-chance, row) for row, reach in enumerate(reaches) for chance in reach)
         chances = [-chance for chance, _ in order]
         num = self._best(rows[0], chances, curve, len(rows), left, call=drafting)[1]
@@ -343,8 +343,8 @@ class Controller:
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
     ) -> Decision:
-        """How many tokens of each row's draft to verify; reserves the round's worst case. A model's draft without confidences has not been
-        read: all of it is verified, and nothing of a probe."""
+        """Decide how many tokens of each row's draft to verify, and reserve the round's worst case. A model's draft without confidences has
+        not been read: all of it is verified, and nothing of a probe."""
         if all(c is PLAIN for c in choices):
             for row in rows:
                 row.is_drafting = False

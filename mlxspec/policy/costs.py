@@ -166,8 +166,8 @@ class Curve:
 
 
 def learned(off: float, count: float, *, is_sure: bool) -> float:
-    """How far a round or a draft moves a cost that `count` of them have taught, where it was off by so much; all as logarithms. Among the
-    first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
+    """Return how far a round or a draft moves a cost that `count` of them have taught, where it was off by `off`; all as logarithms. Among
+    the first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
     if is_sure:
         return off
     if count >= TRUST:

@@ -1,3 +1,3 @@
-"""From logits to tokens: sampling, noise, grammars and other constraints, log-probabilities."""
+"""Turns logits into tokens: sampling, noise, grammars and other constraints, log-probabilities."""
 
 from mlxspec.platform import device as _device  # noqa: F401  (loads the BLAS before mlx is imported)

@@ -1,4 +1,4 @@
-"""How many positions are sampled together, so that what sampling takes beside the logits stays bounded.
+"""Decides how many positions are sampled together, so that what sampling takes beside the logits stays bounded.
 
 Sampling takes several float32 arrays as large as the logits. A position's result does not depend on the positions beside it, because each
 row of logits is sampled by itself. MLX makes room for the results of many operations before it runs them, so a block of positions is waited

@@ -116,7 +116,7 @@ class Constraints:
 
     @property
     def overdue(self) -> str | None:
-        """Why the row must end, where its grammar took too long and could not end it itself; else None."""
+        """The reason why the row must end, where its grammar took too long and could not end it itself; else None."""
         return None if self._state.grammar is None else self._state.grammar.overdue
 
     @property

@@ -1,4 +1,4 @@
-"""From logits to scores: the numerics of sampling as pure functions of many positions of many requests.
+"""Turns logits into scores: the numerics of sampling as pure functions of many positions of many requests.
 
 Order: repetition, presence and frequency penalties, logit bias, forbidden tokens, top-n-sigma (`processed`), then temperature, top-k,
 top-p, min-p, typical-p and XTC (`truncated`). A position's result depends on its own logits, request and history alone, never on what else

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """How a stream's objects become bytes. comment: a text that clients ignore, None where the format has no comments."""
+    """The form in which a stream's objects become bytes. comment: a text that clients ignore, None where the format has no comments."""
 
     media: str
     frame: Callable[[Any], bytes]

@@ -265,7 +265,7 @@ def _prompts(several: Sequence[Any], engine: Engine) -> list[list[int]]:
 
 
 def form_of(engine: Engine) -> FillIn | None:
-    """How the model's vocabulary writes a gap, None where it cannot."""
+    """Return how the model's vocabulary writes a gap, None where it cannot."""
     return None if engine.tokenizer is None else FillIn.of(engine.tokenizer, engine.model.vocab_size)
 
 

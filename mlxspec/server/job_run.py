@@ -272,7 +272,8 @@ def _cause(request: Request) -> EndCause:
 
 
 def _failed(event: FinishEvent, request: Request) -> ApiError:
-    """Why an answer ended that is not complete. What the client asked for and cannot be had is its error, not the server's."""
+    """Return the error of an answer that ended before it was complete. What the client asked for and cannot be had is its error, not the
+    server's."""
     if request.has_expired:
         return ApiError(event.error or "There was not enough time.", status=408, code="timeout")
     if event.reason == "cancelled":

@@ -1,4 +1,4 @@
-"""What llama.cpp's and Ollama's clients ask about a server: `/props`, `/slots`, `/api/ps`. No text of any request is in it."""
+"""Answers questions of llama.cpp's and Ollama's clients about a server: `/props`, `/slots`, `/api/ps`. No text of any request is in it."""
 
 from __future__ import annotations
 

@@ -570,7 +570,7 @@ class MessagesWriter(SingleWriter):
 
 
 def _stopped(end: End) -> dict[str, Any]:
-    """Why an answer ended."""
+    """Return the fields that say why an answer ended."""
     reason = "tool_use" if end.reason == "tool_calls" else _STOP_REASONS[end.cause]
     said = end.stop_string if reason == "stop_sequence" else None
     return {"stop_reason": reason, "stop_sequence": said, "stop_details": None}

@@ -228,7 +228,7 @@ def _sampling(
 
 
 def scales_of(given: str | Sequence[shared.Adapter], engine: Engine, field: str) -> dict[str, float]:
-    """How much adapters count: one by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
+    """Return how much each adapter counts: one by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
     names = engine.adapters
     known = dict.fromkeys(names, 1.0) if isinstance(given, str) else dict.fromkeys(range(len(names)), 1.0)
     asked = [(given, 1.0)] if isinstance(given, str) else [(a.id, a.scale) for a in given]

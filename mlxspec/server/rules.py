@@ -124,8 +124,8 @@ def _rules(
 
 @dataclass(frozen=True, kw_only=True)
 class Loosening:
-    """How the grammar of calls is written where some of the tools cannot be compiled. write: see calls_grammar. loose: sentences on the
-    tools, by name, that may have any arguments already. strict: tools that must not."""
+    """The choice of how the grammar of calls is written where some of the tools cannot be compiled. write: see calls_grammar. loose:
+    sentences on the tools, by name, that may have any arguments already. strict: tools that must not."""
 
     write: Callable[..., str]
     tools: Sequence[Mapping[str, Any]]

@@ -56,8 +56,8 @@ _log = logging.getLogger("mlxspec")
 
 @dataclass
 class DiskStats:
-    """Since the engine was made. num_lost: states that left memory before they were written; num_failed: files that the disk refused;
-    num_missed: files that were expected and could not be read as they were written."""
+    """Counts since the engine was made. num_lost: states that left memory before they were written; num_failed: files that the disk
+    refused; num_missed: files that were expected and could not be read as they were written."""
 
     num_written: int = 0
     bytes_written: int = 0

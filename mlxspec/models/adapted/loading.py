@@ -1,4 +1,4 @@
-"""From a checkpoint's folder to a model that runs by mlx-lm's code, its weights not evaluated.
+"""Makes a model that runs by mlx-lm's code from a checkpoint's folder, its weights not evaluated.
 
 Only the code that classes.py finds is run: never a file of the checkpoint, which is data. mlx-lm reads and names the tensors, so whatever
 it quantizes or renames is as it has it.
@@ -256,7 +256,7 @@ def _described(config: Mapping[str, Any]) -> AdaptedConfig:
 
 
 def expert_counts(config: Mapping[str, Any]) -> tuple[int, int]:
-    """How many experts a layer has, and to how many of them a token goes; 0 where there are none."""
+    """Return how many experts a layer has, and to how many of them a token goes; 0 where there are none."""
     return number(config, *_EXPERTS), number(config, *_EXPERTS_EACH)
 
 

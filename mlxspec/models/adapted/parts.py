@@ -71,7 +71,7 @@ class RowLeaf:
 
     @property
     def by_row(self) -> dict[int, Any]:
-        """That leaf of each active row."""
+        """The leaf of each active row."""
         return {r: self.forward.own[r][self.place] for r in self.forward.rows.active}
 
     def make_mask(self, _: int, **how: Any) -> Masks | None:

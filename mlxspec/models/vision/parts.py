@@ -1,4 +1,4 @@
-"""What vision towers share: activations, attention of all patches to all patches, rotary angles of a grid.
+"""The common parts of vision towers: activations, attention of all patches to all patches, rotary angles of a grid.
 
 Knows arrays; knows no checkpoint names.
 """

@@ -1,1 +1,1 @@
-"""What the forms of all APIs share: how a body is checked, fields and their ranges, and answers about models."""
+"""The common parts of the forms of all APIs: how a body is checked, fields and their ranges, and answers about models."""

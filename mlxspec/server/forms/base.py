@@ -42,7 +42,8 @@ F = TypeVar("F", bound="Fields")
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are accepted; null always is."""
+    """A field that cannot be honoured. why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are
+    accepted; null always is."""
 
     why: str
     neutral: tuple[Any, ...] = ()

@@ -1,1 +1,1 @@
-"""What a request passes before its API reads it: connections, who may ask, limits, turns, its body, and the log."""
+"""The way of a request until its API reads it: connections, who may ask, limits, turns, its body, and the log."""
