@@ -38,7 +38,7 @@ def find_files(folder, suffix):
                 found.append(os.path.join(root, name))
     return sorted(found)'''
 
-_UNIQUE = '''\
+UNIQUE = '''\
 def unique(items):
     """Return the items without repeats, in order."""
     seen = set()
@@ -112,8 +112,8 @@ PROMPTS = (
     DemoPrompt(
         name="longer",
         what="rename in a function with a loop and a condition",
-        text=edit("rename result to output", _UNIQUE),
-        wanted=_fenced(_UNIQUE.replace("result", "output")),
+        text=edit("rename result to output", UNIQUE),
+        wanted=_fenced(UNIQUE.replace("result", "output")),
     ),
     DemoPrompt(
         name="dice",

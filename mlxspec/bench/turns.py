@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import median
+from typing import NamedTuple
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.model_based import ModelDrafter
@@ -131,24 +132,17 @@ class Score:
         self.num_different += len(differing)
         self.different = self.different or next(iter(differing), None)
 
-    def add(
-        self,
-        number: int,
-        answers: Sequence[Result],
-        seconds: float,
-        plain: Sequence[Result],
-        plain_seconds: float,
-    ) -> None:
+    def add(self, number: int, own: Taken, plain: Taken) -> None:
         """Add the answers of one group to a turn, and plain decoding's."""
-        self.newest = answers
-        self.num_answers += len(answers)
+        self.newest = own.answers
+        self.num_answers += len(own.answers)
         self.turns += [TimedTurn() for _ in range(len(self.turns), number + 1)]
         turn = self.turns[number]
-        turn.num_decoded += sum(a.stats.num_decoded for a in answers)
-        turn.seconds += seconds
-        turn.num_plain += sum(a.stats.num_decoded for a in plain)
-        turn.plain_seconds += plain_seconds
-        for stats in (a.stats for a in answers):
+        turn.num_decoded += own.num_decoded
+        turn.seconds += own.seconds
+        turn.num_plain += plain.num_decoded
+        turn.plain_seconds += plain.seconds
+        for stats in (a.stats for a in own.answers):
             self.num_rounds += stats.num_rounds
             self.num_drafted_rounds += stats.num_drafted_rounds
             self.num_decoded += stats.num_decoded
@@ -184,28 +178,64 @@ def compare(
     everybody = [plain, *several]
     scores = [Score(name=c.name, depth=c.depth, drafters=c.spec.drafters, whole=c.whole) for c in everybody]
     total, done = len(everybody) * (1 + repeat) * sum(map(len, groups)), 0
+
+    def one_more(size: int) -> None:
+        nonlocal done
+        done += size
+        told(done, total)
+
     for number, group in enumerate(groups):
-        seeds = [replace(params, seed=(params.seed or 0) + i) for i in range(len(group))]
         turn, last = 0, repeat
         while turn <= last:
-            answers: dict[int, list[Result]] = {}
-            seconds: dict[int, float] = {}
-            start = (number + turn) % len(everybody)
-            for i in [*range(start, len(everybody)), *range(start)]:
-                before = engine.stats.round_seconds
-                with proposing(engine, everybody[i].whole):
-                    answers[i] = engine.generate(list(group), seeds, spec=everybody[i].spec)
-                seconds[i] = engine.stats.round_seconds - before
-                done += len(group)
-                told(done, total)
-            for i, score in enumerate(scores):
-                score.compare(answers[i], answers[0])
-                if turn:
-                    score.add(turn - 1, answers[i], seconds[i], answers[0], seconds[0])
+            found = take_turn(
+                engine, group, params, everybody, scores, turn=turn, first=number + turn, told=one_more
+            )
             if turns is not None and not turn:
-                last = turns(answers[0])
+                last = turns(found[0].answers)
             turn += 1
     return scores[0], scores[1:]
+
+
+class Taken(NamedTuple):
+    """The answers of one contestant in one turn. seconds: of their rounds."""
+
+    answers: Sequence[Result]
+    seconds: float
+
+    @property
+    def num_decoded(self) -> int:
+        return sum(a.stats.num_decoded for a in self.answers)
+
+
+def take_turn(
+    engine: Engine,
+    group: Sequence[Sequence[int] | PromptWithImages],
+    params: SamplingParams,
+    everybody: Sequence[Contestant],
+    scores: Sequence[Score],
+    *,
+    turn: int,
+    first: int | None = None,
+    told: Callable[[int], None] = lambda num: None,
+) -> dict[int, Taken]:
+    """Let every contestant answer a group, plain decoding being the first of them, and add it to the scores. Returns what each gave.
+
+    turn: 0 is not measured. first: who begins; the next turn's number where it is not given. told: called with the number of answers.
+    """
+    seeds = [replace(params, seed=(params.seed or 0) + i) for i in range(len(group))]
+    found: dict[int, Taken] = {}
+    start = (turn if first is None else first) % len(everybody)
+    for i in [*range(start, len(everybody)), *range(start)]:
+        before = engine.stats.round_seconds
+        with proposing(engine, everybody[i].whole):
+            answers = engine.generate(list(group), seeds, spec=everybody[i].spec)
+        found[i] = Taken(answers, engine.stats.round_seconds - before)
+        told(len(group))
+    for i, score in enumerate(scores):
+        score.compare(found[i].answers, found[0].answers)
+        if turn:
+            score.add(turn - 1, found[i], found[0])
+    return found
 
 
 @contextmanager

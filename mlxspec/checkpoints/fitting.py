@@ -12,6 +12,8 @@ _ROOM = 1.3  # memory over weights: a few thousand tokens of context and a draft
 # what mlx-community adds to the name of the model that it converted
 _OF_CONVERSION = re.compile(r"^meta-(?=llama)|-(4bit|mxfp4-q8)$")
 
+_OF_EXPERTS = re.compile(r"-A\d+B\b")
+
 
 class Fitting(NamedTuple):
     """name: short; size: of the weights, in bytes; drafter: what drafts for it once it is fetched."""
@@ -23,9 +25,12 @@ class Fitting(NamedTuple):
 
 
 def fitting(machine: int) -> list[Fitting]:
-    """Return the models whose weights fit into `machine` bytes, those with a head of their own and the largest first."""
+    """Return the models whose weights fit into `machine` bytes: those with a head of their own first, of them those that read only some
+    experts for a token and so answer faster, of them the largest."""
     found = []
-    for known in sorted(short_names(), key=lambda k: (k.head, k.gb), reverse=True):
+    for known in sorted(
+        short_names(), key=lambda k: (k.head, bool(_OF_EXPERTS.search(k.repo)), k.gb), reverse=True
+    ):
         if known.gb * 1e9 * _ROOM > machine:
             continue
         base = _OF_CONVERSION.sub("", known.repo.partition("/")[2].lower()).removesuffix("-it")

@@ -33,6 +33,9 @@ def rows(talk: Conversation) -> dict[str, str]:
     if talk.recommended == USUAL:
         chosen = ", as the model's files recommend nothing"
     more = f", top-p {params.top_p:g}" * (params.top_p < 1) + f", top-k {params.top_k}" * (params.top_k > 0)
+    from mlxspec.engine.measured import measured
+
+    tried = measured(engine.name)
     return {
         "model": f"{engine.name} · {weights(engine)}",
         "drafting": f"{drafters} ({policy})" if drafters else "off",
@@ -40,6 +43,7 @@ def rows(talk: Conversation) -> dict[str, str]:
         if params.temperature
         else "always the most likely token",
         "context": f"{engine.max_context:,} tokens{stats_line.kept_bits(engine)}",
+        **({"speed": tried} if tried else {}),
     }
 
 

@@ -97,19 +97,24 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
             for i, d in enumerate(r.drafters)
         ],
         *[("" if i else "limits", line) for i, line in enumerate(r.limits)],
-        *[("" if i else "here", line) for i, line in enumerate(_judged(judged))],
+        *[("" if i else "here", line) for i, line in enumerate(_here(r.name, judged))],
     ]
 
 
-def _judged(judged: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return lines on how often drafters were right on this machine, as far as answers have told."""
+def _here(model: str, judged: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return lines on how fast it was on this machine, and how often drafters were right, as far as `try` and answers have told."""
     from mlxspec.engine.drafter_health import is_low
+    from mlxspec.engine.measured import measured
 
+    tried = measured(model)
     return [
-        f"{name}: the first token of {num} drafts was accepted in {right / num:.0%}"
-        + (", which is hardly ever" if is_low(num, right) else "")
-        for name, (num, right) in sorted(judged.items())
-        if num
+        *([tried] if tried else []),
+        *(
+            f"{name}: the first token of {num} drafts was accepted in {right / num:.0%}"
+            + (", which is hardly ever" if is_low(num, right) else "")
+            for name, (num, right) in sorted(judged.items())
+            if num
+        ),
     ]
 
 

@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 
 from mlxspec.cli import options, terminal
 from mlxspec.cli.interrupt import Ended
@@ -60,7 +59,7 @@ def _run(arguments: Sequence[str]) -> int:
         args = options.parse(arguments)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    command = import_module(f"mlxspec.cli.{args.command}")  # one of options.COMMANDS
+    command = options.module_of(args.command)
     if os.environ.get(RANK_VARIABLE, "0") == "0":
         for said in args.notes:
             terminal.note(said)

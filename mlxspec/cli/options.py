@@ -44,11 +44,17 @@ from mlxspec.server.settings import ServerConfig
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
 
-_ASKS_AGAIN = ("bench", "tune", "demo")  # the same prompts, which must not be drafted from their own answers
+_ASKS_AGAIN = (
+    "bench",
+    "tune",
+    "demo",
+    "try",
+)  # the same prompts, which must not be drafted from their own answers
 COMMANDS = {
     "generate": "answer one prompt, or several together",
     "chat": "hold a conversation",
     "demo": "answer the same prompts with and without drafting, and compare texts and speeds",
+    "try": "measure a model that is here on this machine, in about a minute; with FILE, edit a file of yours",
     "run": "fetch a model if it is not here, and hold a conversation; without a name, list what fits",
     "serve": "run a local HTTP server for clients of OpenAI, Anthropic and Ollama",
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
@@ -61,8 +67,9 @@ COMMANDS = {
     "completion": "print a script that completes commands and options in a shell",
     "ps": "list the models of a server that runs here",
 }
+_MODULES = {"try": "try_own"}
 _RARE = ("rm", "flags", "completion", "ps")  # of the commands: not in the list of --help
-_HABITS = {"show": "inspect", "try": "demo", "ls": "models"}  # other words for commands
+_HABITS = {"show": "inspect", "ls": "models"}  # other words for commands
 _MOVED = {
     "list": "`mlxspec models` lists the models that are here.",
     "search": "`mlxspec models WORD` searches Hugging Face.",
@@ -144,8 +151,6 @@ def _by_habit(arguments: Sequence[str]) -> list[str]:
         return [*rest[:1], "--help"]
     if first in ("version", "-v", "-V"):
         return ["--version"]
-    if first == "try" and not rest:
-        raise ConfigError("`mlxspec try FILE` edits a file of yours with drafting off and on, and compares.")
     return [_HABITS.get(first, first), *rest] if arguments else []
 
 
@@ -180,8 +185,13 @@ def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
     found = checkpoint_options.BUILDERS.get(command)
     if found is not None:
         return found
-    add: Callable[[argparse.ArgumentParser], None] = import_module(f"mlxspec.cli.{command}").add_options
+    add: Callable[[argparse.ArgumentParser], None] = module_of(command).add_options
     return add
+
+
+def module_of(command: str) -> Any:
+    """The module that runs a command; a word of Python's can be no name of one."""
+    return import_module(f"mlxspec.cli.{_MODULES.get(command, command)}")
 
 
 def _refuse_command(word: str) -> None:

@@ -121,7 +121,8 @@ def aliases_of(parser: argparse.ArgumentParser) -> str:
 # what help shows of a command that has more than _FEW options
 _COMMON = frozenset(
     "--help --prompt --model --system --image --temp --max-tokens --thinking --draft --draft-model --max-context --stats --json --resume "
-    "--show-thinking --debug --port --host --api-key --max-rows --alias --idle-unload --repeat --workloads --plot --prompts".split()
+    "--request --show-thinking --debug --port --host --api-key --max-rows --alias --idle-unload --repeat --workloads --plot "
+    "--prompts".split()
 )
 _FEW = 15
 

@@ -17,9 +17,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """One line a model. Returns 0, or 1 where no server answers."""
     check_number("--port", args.port, 1, 65535, integer=True)
+    from mlxspec.engine.measured import measured
+
     found = served_here(args.port)
     for name, is_loaded in found or ():
-        terminal.say(f"{name}  {'in memory' if is_loaded else 'loaded when it is asked for'}\n")
+        tried = measured(name)
+        where = "in memory" if is_loaded else "loaded when it is asked for"
+        terminal.say(f"{name}  {where}{f'  {tried}' if tried else ''}\n")
     if found is None:
         terminal.note(
             f"No server answers on port {args.port}; `mlxspec serve` starts one, and Ctrl-C there ends it."

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ def kept_file(folder: str, described: Any, *more: bytes) -> Path:
     for part in more:
         found.update(part)
     return folders.private_folder(folder)[0] / f"{found.hexdigest()[:_DIGITS]}.json"
+
+
+def machines_file(folder: str, described: Any) -> Path:
+    """Return the file for `described` on this machine: of several with one home each has its own."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = [platform.system(), platform.machine(), os.cpu_count(), memory]
+    return kept_file(folder, [*machine, described])
 
 
 def kept_files(folder: str) -> list[Path]:

@@ -102,6 +102,16 @@ def judged_drafters(model: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+def models_used() -> list[str]:
+    """Return the names of models whose rounds were measured here, as they were loaded, the last first."""
+    dated = []
+    for path in kept_json.kept_files("costs"):
+        data = kept_json.read(path)
+        if isinstance(data, dict) and isinstance(data.get("model"), str):
+            dated.append((path.stat().st_mtime, data["model"]))
+    return list(dict.fromkeys(name for _, name in sorted(dated, reverse=True)))
+
+
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
     """Drafters that run a model, which costs something."""
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
+from mlxspec.engine.measured import measured
 from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.thread import JobThread
 from mlxspec.engine.worker import STOP_SECONDS, Load, Worker
@@ -52,9 +53,11 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts of a model that has been loaded once, which stay known without its weights. facts: context, vocabulary, drafters, and
-    `capabilities`, the words of Ollama's API for what it can do. path: where its files are; params: as in `Loaded`; refused: adapters that
-    cannot be used, each with the reason."""
+    """Facts of a model that has been loaded once, which stay known without its weights.
+
+    facts: context, vocabulary, drafters, what `mlxspec try` measured, and `capabilities`, the words of Ollama's API for what it can do.
+    path: where its files are; params: as in `Loaded`; refused: adapters that cannot be used, each with the reason.
+    """
 
     facts: Mapping[str, Any]
     path: str
@@ -88,6 +91,7 @@ class Known:
             if params is None
             else {n: getattr(params, n) for n in ("temperature", "top_p", "max_tokens")},
             "capabilities": [word for word, holds in can.items() if holds],
+            "measured": measured(engine.name),
         }
         template = None if tokenizer is None or tokenizer.template is None else tokenizer.template.source
         return cls(

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 from alternating import median
 
+from mlxspec.engine import measured
 from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, products, qmv_rows, races
 from mlxspec.kernels.conv_ops import GdnInputs
 from mlxspec.kernels.flat import FlatRows
@@ -44,6 +45,8 @@ def machine(here: Here) -> None:
     )
     tf32 = {False: "off", True: "ON (MLX_ENABLE_TF32)", None: "unknown, MLX was imported first"}[report.tf32]
     here.tell(f"float32 products rounded to TF32: {tf32}")
+    for tried in measured.all_measured():
+        here.tell(f"mlxspec try: {tried}")
     print(f"BLAS {report.blas}, compile {'on' if report.compile_enabled else 'off'}")
     for notice in report.notices:
         print(f"notice: {notice}")

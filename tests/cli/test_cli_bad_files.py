@@ -83,7 +83,7 @@ FOREIGN = [
     ("generate x -hf owner/name:Q4_K_M", "leave :Q4_K_M out"),
     ("generate x --mirostat 2", "no such sampler"),
     ("generate x --max-kv-size 5x", "--max-context must be an integer"),
-    ("try", "`mlxspec try FILE`"),
+    ("try --request x", "name the file too"),
     ("stop", "Ctrl-C ends"),
     ("ps --port http", "--port must be an integer"),
     ("help nothing", "There is no command 'nothing'"),

@@ -99,6 +99,7 @@ def test_other_words_for_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("help").out == run("--help").out
     assert run("help", "chat").out == run("chat", "--help").out
     assert "edit this file" in run("try", "--help").out
+    assert "--request" in run("try", "--help").out
     refused(run("stop"), "Ctrl-C ends")
     monkeypatch.setattr(launch, "_models", lambda port, key: None)
     assert run("ps").code == 1
