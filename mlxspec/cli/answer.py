@@ -69,7 +69,7 @@ def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) ->
                     if event.request not in mine:
                         continue
                     if isinstance(event, PrefillEvent):
-                        reading.tell(event.num_done, event.num_total)
+                        reading.tell(event.num_done, event.num_total, num_free=event.num_cached)
                     else:
                         reading.end()
                     yield event

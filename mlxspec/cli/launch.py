@@ -37,6 +37,7 @@ _HERE = "127.0.0.1"
 _STOP_SECONDS = 8.0  # in which a process that was asked to end does so
 _ASK_SECONDS = 5.0  # in which a server that was found says what it serves
 _OWN_SECONDS = 60.0  # the same for one that was started here, on a busy machine
+_TIMED, _NUM_IDS = 512, 400  # tokens of the piece, and how many differ; each vocabulary has that many
 _UNSET = "none"  # for a server that asks for none
 # The server ends with whoever started it, however that ends: its standard input is a pipe that closes then.
 _SERVER = """
@@ -94,7 +95,28 @@ def run(args: argparse.Namespace) -> int:
         fetch_absent(args)
         with _started(args) as found:
             _check(agent, found)
+            _say_how_long(agent, found)
             return _run(agent, program, found, args.behind)
+
+
+def _say_how_long(agent: Agent, at: ServedModel) -> None:
+    """Say how long the agent's first prompt takes here, by a piece of a prompt that is timed."""
+    ids = [10 + i % _NUM_IDS for i in range(_TIMED)]
+    body = json.dumps({"model": at.model, "prompt": ids, "max_tokens": 1})
+    headers = {"Authorization": f"Bearer {at.key}", "Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(_HERE, int(at.root.rpartition(":")[2]))
+    with Waiting("timing how fast prompts are read"):
+        connection.request("POST", "/v1/completions", body, headers)
+        answer = json.loads(connection.getresponse().read())
+    connection.close()
+    if "timings" in answer:
+        speed = answer["timings"]["prompt_per_second"]
+        terminal.note(
+            f"The first prompt of {agent.title}, about {agent.num_prompt:,} tokens, takes about {agent.num_prompt / speed:.0f} s here; "
+            f"later ones read what is new."
+        )
+    else:
+        terminal.note(f"How long the first prompt takes is not known: {answer['error']['message']}")
 
 
 def _check(agent: Agent, at: ServedModel) -> None:

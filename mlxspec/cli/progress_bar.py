@@ -25,7 +25,8 @@ _PATIENCE = 1.0  # seconds without a word
 class Waiting:
     """One wait: enter it, `tell` how far it has come, leave it. Several may be open, one within the other: each has a line.
 
-    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes. is_long: where no line can
+    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes; for these and
+    for "tokens" it says how long the rest takes. is_long: where no line can
     be written again, as in a pipe, the beginning and each tenth of it are lines.
     """
 
@@ -36,9 +37,9 @@ class Waiting:
     def __init__(self, what: str, total: int | None = None, unit: str = "", *, is_long: bool = False) -> None:
         self._what, self._total, self._unit = what, total, unit
         self._is_long = is_long and not terminal.can_move(sys.stderr)
-        self._done = self._tenths = 0
+        self._done = self._tenths = self._num_free = 0
         self._task: TaskID | None = None
-        self._since = 0.0
+        self._since = self._told_at = 0.0
         self._timer: threading.Timer | None = None
         self._is_over = False
 
@@ -55,9 +56,12 @@ class Waiting:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def tell(self, done: int | None = None, total: int | None = None, what: str | None = None) -> None:
-        """Show what has changed."""
+    def tell(
+        self, done: int | None = None, total: int | None = None, what: str | None = None, num_free: int = 0
+    ) -> None:
+        """Show what has changed. num_free: how much of `done` took no time."""
         with Waiting._lock:
+            self._told_at, self._num_free = time.monotonic(), num_free
             self._done = self._done if done is None else done
             self._total = self._total if total is None else total
             self._what = self._what if what is None else what
@@ -96,16 +100,16 @@ class Waiting:
 
     def _state(self) -> dict[str, Any]:
         """The fields of rich's task."""
-        counts = ""
-        if self._total and self._unit == "bytes":
+        counts, total = "", self._total or 0
+        speed = (self._done - self._num_free) / max(self._told_at - self._since, 1e-3)
+        rest = f", {(total - self._done) / speed:.0f} s left" if speed > 0 else ""
+        if total and self._unit == "bytes":
             from mlxspec.loading.progress import amount
 
-            seconds = max(time.monotonic() - self._since, 1e-3)
-            speed, left = self._done / seconds, self._total - self._done
-            rest = f", {left / speed:.0f} s left" if speed else ""
-            counts = f"{amount(self._done)} of {amount(self._total)}{rest}"
-        elif self._total:
-            counts = f"{self._done:,} of {self._total:,} {self._unit}".rstrip()
+            counts = f"{amount(self._done)} of {amount(total)}{rest}"
+        elif total:
+            counts = f"{self._done:,} of {total:,} {self._unit}".rstrip()
+            counts += f", {speed:,.0f} a second{rest}" if rest and self._unit == "tokens" else ""
         return {
             "description": terminal.sentence(self._what),
             "completed": self._done,

@@ -98,7 +98,7 @@ class AnswerWriter:
             yield from self._ended(answer, update)
 
     def pause(self) -> dict[str, Any] | None:
-        """An object that tells the client that the server is there; None: the wire's comment does."""
+        """Return an object that tells the client that the server is there; None where the wire's comment is enough."""
         return None
 
     def end(self) -> Iterator[dict[str, Any]]:

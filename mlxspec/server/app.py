@@ -192,10 +192,12 @@ class Server:
             frames = [] if update is None else [wire.frame(chunk) for chunk in writer.chunks(update)]
             if isinstance(update, Progress):
                 await say(f"prompt {update.num_done}/{update.num_total}")
-            elif not frames and time.monotonic() - spoken >= most:
-                sign = writer.pause()  # nothing has come, or a call that is not closed
-                said = f"a call, {run.num_held} characters so far" if run.num_held else "still here"
-                await (say(said) if sign is None else reply.event(wire.frame(sign)))
+            if not frames and time.monotonic() - spoken >= most:
+                # nothing has come, or a call that is not closed, or a piece of a prompt
+                await say(f"a call, {run.num_held} characters so far" if run.num_held else "still here")
+                sign = writer.pause()
+                if sign is not None:
+                    await reply.event(wire.frame(sign))
                 spoken = time.monotonic()
             if update is not None:
                 self._count_end(update, run)

@@ -41,7 +41,8 @@ EndCause = Literal["end", "stop_string", "limit", "context"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache."""
+    """The progress of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache. seconds:
+    since the prompt began to be read."""
 
     choice: int
     num_done: int
@@ -183,7 +184,7 @@ class JobRun:
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser = self._job.parser()
         has_calls = False
-        has_begun = False
+        reads_since: float | None = None
         async for event in stream:
             request = stream.request
             if request is None:
@@ -230,16 +231,17 @@ class JobRun:
                     receipt=await self._prove(self._job.asks[choice], request) if self._job.proves else None,
                 )
             else:
-                # the first says what the prefix cache had
-                done = [event.num_done] if has_begun else sorted({event.num_cached, event.num_done})
-                has_begun = True
+                done, now = [event.num_done], time.monotonic()
+                if reads_since is None:  # the first says what the prefix cache had
+                    reads_since = now - stats.prefill_seconds
+                    done = sorted({event.num_cached, event.num_done})
                 for num_done in done:
                     yield Progress(
                         choice=choice,
                         num_done=num_done,
                         num_total=event.num_total,
                         num_cached=event.num_cached,
-                        seconds=time.monotonic() - self.started,
+                        seconds=now - reads_since if num_done > event.num_cached else 0.0,
                     )
 
 

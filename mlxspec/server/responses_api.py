@@ -568,6 +568,10 @@ class ResponsesWriter(SingleWriter):
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=self._response("in_progress"))
 
+    def pause(self) -> dict[str, Any]:
+        """Return an event that says nothing new. Codex ends a stream without events, whatever comments it has."""
+        return self._event("response.in_progress", response=self._response("in_progress"))
+
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
         code = error.code or error.kind
         yield self._event("error", code=code, message=str(error), param=error.param)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def progress(update: Progress) -> dict[str, Any]:
-    """llama.cpp's fields: tokens of the prompt, of those from the prefix cache, and those that are in; milliseconds since the request."""
+    """Return llama.cpp's fields: tokens of the prompt, of those from the prefix cache, and those that are in; milliseconds since it began
+    to be read."""
     return {
         "total": update.num_total,
         "cache": update.num_cached,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,10 @@ from cli_runs import Run, refused
 
 import mlxspec
 from mlxspec.cli import progress_bar, terminal
+from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
+from mlxspec.events import Event
 
 SHORT = ("--max-tokens", 6)
 
@@ -158,6 +162,12 @@ def test_waits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
             assert progress_bar.Waiting._board is not None
             progress_bar.Waiting._board.refresh()
             assert "3,000 of 8,000 tokens" in window.text
+            inner._since = time.monotonic() - 10.0
+            inner.tell(5000, num_free=3000)  # 2,000 of them in 10 s
+            progress_bar.Waiting._board.refresh()
+            assert re.search(r"5,000 of 8,000 tokens, (200|199) a second, 15 s left", window.text), (
+                window.text
+            )
             assert "loading demo" in window.text
         progress_bar.Waiting._board.refresh()
         assert "reading" not in window.text
@@ -190,3 +200,26 @@ def test_every_wait_of_a_command_has_a_name(run: Run, model: Path, monkeypatch: 
         f"loading {model}",
         "reading the prompt",
     ]
+
+
+def test_a_long_prompt_says_how_long_it_takes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, once a piece has been read."""
+    from cli_window import Window
+
+    from mlxspec.engine.prefill import Prefill
+
+    window, advance = Window(120, 10), Prefill.advance
+
+    def slow(self: Prefill, end: int) -> list[Event]:
+        time.sleep(0.1)
+        return advance(self, end)
+
+    monkeypatch.setattr(Prefill, "advance", slow)
+    monkeypatch.setattr("mlxspec.checkpoints.memory._CHUNK_ON_CPU", 32)
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
+    monkeypatch.setattr(sys, "stderr", window)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setenv("TERM", "xterm")
+    main(["generate", "abc" * 60, "--model", str(model), "--max-tokens", "6"])
+    told = re.findall(r"(\d+) of \d+ tokens, [\d,]+ a second, \d+ s left", window.getvalue())
+    assert {"32", "64", "96"} <= set(told), window.getvalue()

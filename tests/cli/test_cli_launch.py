@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,6 +111,12 @@ def test_a_server_is_started_and_ends_with_the_agent(bin_folder: Path, roomy: Pa
     assert (process.returncode, out) == (7, ""), err
     assert "Traceback" not in err
     assert "100,000 tokens at the earliest; roomy has 30,000 here" in " ".join(err.split())
+    told = re.search(
+        r"The first prompt of Claude Code, about 19,000 tokens, takes about (\d+) s here",
+        " ".join(err.split()),
+    )
+    assert told, err
+    assert 0 < int(told[1]) < 1000
     said = json.loads((tmp_path / "said").read_text())
     assert said["answer"]["model"] == "roomy"
     assert said["arguments"][0] == "--settings"

@@ -162,7 +162,12 @@ function blame(turn, error) {
 
 function stateOf({ text, thought, progress, timings }) {
   if (timings) return sizeOf(countsOf({ timings }));
-  if (progress && !text && !thought) return `Reading the prompt: ${progress.processed} of ${count(progress.total, "token")}.`;
+  if (progress && !text && !thought) {
+    const { processed, total, cache, time_ms: milliseconds } = progress;
+    const speed = (processed - cache) / (milliseconds / 1000);
+    const pace = speed > 0 && speed < Infinity ? `, ${speed.toFixed(0)} a second, ${((total - processed) / speed).toFixed(0)} s left` : "";
+    return `Reading the prompt: ${processed} of ${count(total, "token")}${pace}.`;
+  }
   return "Waiting for the first token.";
 }
 
