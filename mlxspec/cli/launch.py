@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say_how_long(agent: Agent, at: ServedModel) -> None:
-    """Say how long the agent's first prompt takes here, by a piece of a prompt that is timed."""
+    """Print how long the agent's first prompt takes here, by a piece of a prompt that is timed."""
     ids = [10 + i % _NUM_IDS for i in range(_TIMED)]
     body = json.dumps({"model": at.model, "prompt": ids, "max_tokens": 1})
     headers = {"Authorization": f"Bearer {at.key}", "Content-Type": "application/json"}
