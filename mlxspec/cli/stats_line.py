@@ -177,6 +177,8 @@ def difference(found: Difference, tokenizer: Tokenizer | None) -> str:
         text = repr(token if tokenizer is None else tokenizer.decode([token]))
         return f"says {text}" + ("" if logprob is None else f" (log-probability {logprob:.4f})")
 
+    if found.answer is None and found.plain is None:
+        return f"both end after {found.place} tokens, the answer and plain decoding for different reasons"
     return (
         f"at token {found.place + 1} the answer {said(found.answer, found.answer_logprob)} and plain decoding "
         f"{said(found.plain, found.plain_logprob)}"

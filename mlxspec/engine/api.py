@@ -61,7 +61,8 @@ Asking = Generator[tuple[Prompt, SamplingParams], Result | None, T]
 
 def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Receipt]:
     """Makes the receipt of an answer. Yields a prompt and parameters that must be answered without drafts, and is sent the result: first
-    the answer again, then, where that differs, what the model finds likely there. Raises ConfigError for an answer that failed."""
+    the answer again, then, where that differs, what the model finds likely there. Raises ConfigError for an answer that failed, and for one
+    whose text is not its tokens'; an answer without a text is its tokens."""
     if result.finish_reason == "error":
         raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
     is_cut = result.finish_reason == "cancelled"
@@ -74,6 +75,8 @@ def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Rece
     difference = None
     if plain.tokens != result.tokens or not (is_cut or plain.finish_reason == result.finish_reason):
         difference = yield from _differing(prompt, result.tokens, plain.tokens)
+    elif result.text != (plain.text[: len(result.text)] if is_cut else plain.text) and result.text:
+        raise ConfigError("The answer's text is not what its tokens say: one of them was changed.")
     return Receipt(
         num_tokens=len(result.tokens),
         num_accepted=result.stats.num_accepted,

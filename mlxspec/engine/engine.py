@@ -17,6 +17,7 @@ may run one model together (engine/ranks.py). Knows tokens in, events out; knows
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -109,6 +110,7 @@ class Engine(EngineApi):
             )
         self.ranks = ranks or Alone()
         self._stepping: int | None = None  # the thread that runs a step
+        self._process = os.getpid()
         self._awake = Awake()
         device.keep_heap()
         self._model: Model | None = model
@@ -352,6 +354,10 @@ class Engine(EngineApi):
 
     def _advance(self) -> None:
         self._check_outside("step")
+        if os.getpid() != self._process:
+            raise EngineStoppedError(
+                "This process was forked from the one that loaded the engine, and MLX's threads are not in it: load a model here."
+            )
         self._stepping = threading.get_ident()
         try:
             with device.private_kernels():
@@ -454,9 +460,11 @@ class Engine(EngineApi):
                     kv_bits=self.config.kv_bits,
                 )
             )
-        except Exception as error:
+        except BaseException as error:
             self._fail([request], error)
             self._leave(request)
+            if not isinstance(error, Exception):
+                raise
 
     def _read(self) -> None:
         """Read a chunk of prompts. Rows join only where no drafted round is on its way: `_round` reads that one first."""

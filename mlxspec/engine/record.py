@@ -47,8 +47,8 @@ def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, its text is not. prompt: None where the
-    answer cannot be decoded again."""
+    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, with its text where the line has one.
+    prompt: None where the answer cannot be decoded again."""
 
     model: str
     kv_bits: int
@@ -89,14 +89,16 @@ class Record:
             raise ConfigError("its params or stats are of another kind.") from error
         if kv_bits not in KV_BITS:
             raise ConfigError(f"kv_bits must be one of {', '.join(map(str, KV_BITS))}, not {kv_bits}.")
-        prompt = data["prompt_tokens"]
+        prompt, text = data["prompt_tokens"], data.get("text", "")
+        if not isinstance(text, str):
+            raise ConfigError(f"text must be a text, not {shown(text)}.")
         return cls(
             model=data["model"],
             kv_bits=kv_bits,
             prompt=None if prompt is None else _ids("prompt_tokens", prompt),
             params=params,
             result=Result(
-                text="",
+                text=text,
                 tokens=_ids("tokens", data["tokens"]),
                 finish_reason=data["finish_reason"],
                 stats=counted,

@@ -69,6 +69,18 @@ def test_a_wrong_answer_is_found_at_its_first_place(
     assert "3 of 4 answers are the same." in ran.err
 
 
+def test_another_text_or_another_end_is_not_proved(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    lines[0]["text"] = "another text"
+    lines[1]["finish_reason"] = "stop"
+    ran = run("prove", written(tmp_path, lines))
+    assert ran.code == 1
+    assert "line 1 is not proved: The answer's text is not what its tokens say" in ran.err
+    assert "line 2: NOT THE SAME: both end after 30 tokens" in ran.out
+    assert "2 of 4 answers are the same." in ran.err
+
+
 def test_what_cannot_be_proved_is_no_success(run: Run, tmp_path: Path, lines: list[dict[str, Any]]) -> None:
     lines[0] |= {"finish_reason": "error", "error": "it broke"}
     ran = run("prove", written(tmp_path, lines))
@@ -120,6 +132,7 @@ def test_an_answer_that_the_context_ended_is_proved_in_a_larger_one(
     [
         ({"prompt_tokens": ["a"]}, "prompt_tokens must be a list of token ids"),
         ({"tokens": [-1]}, "tokens must be a list of token ids"),
+        ({"text": 3}, "text must be a text, not 3"),
         ({"finish_reason": "tired"}, "no answer ends with 'tired'"),
         ({"tokens": [2**31]}, "tokens must be a list of token ids"),
         ({"model": None}, "Line 1 of .* model must be a name, not None"),

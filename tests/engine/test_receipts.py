@@ -104,8 +104,11 @@ def test_what_cannot_be_proved_is_an_error(engine: Engine) -> None:
         engine.prove(prompt, replace(result, finish_reason="error", error="it broke"), params)
     with pytest.raises(ConfigError, match="stopped before its first token"):
         engine.prove(prompt, replace(result, finish_reason="cancelled", tokens=()), params)
-    stopped = replace(result, finish_reason="cancelled", tokens=result.tokens[:5])
+    stopped = replace(result, finish_reason="cancelled", tokens=result.tokens[:5], text=result.text[:3])
     assert engine.prove(prompt, stopped, params).is_equal
+    for answer in (result, stopped):
+        with pytest.raises(ConfigError, match="text is not what its tokens say"):
+            engine.prove(prompt, replace(answer, text="another text"), params)
 
 
 def test_a_prompt_in_words(engine: Engine) -> None:

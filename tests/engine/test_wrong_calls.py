@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError, MlxspecError
 from tests import tiny_models
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = (mlxspec.SamplingParams, mlxspec.SpecConfig, mlxspec.EngineConfig)
 METHODS = ("generate", "stream", "chat", "chat_prompt", "chat_input", "submit", "cancel", "probe")
 COMPAT = ("load", "generate", "stream_generate", "batch_generate")
@@ -131,6 +133,36 @@ def test_a_second_thread_is_told_what_to_use(engine: Engine) -> None:
     assert said
     assert "another thread" in said[0]
     assert "AsyncEngine" in said[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process_is_told_to_load_a_model() -> None:
+    """MLX's threads are not in it, so it would wait for them for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.stdout.startswith("This process was forked from the one that loaded the engine"), done.stderr
+
+
+FORKED = """
+import os, signal
+from mlxspec.engine.engine import Engine
+from mlxspec.errors import EngineStoppedError
+from tests import tiny_models
+
+engine = Engine(tiny_models.target())
+engine.generate([1, 2], max_tokens=1)
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+else:
+    signal.alarm(20)
+    try:
+        engine.generate([1, 2], max_tokens=1)
+    except EngineStoppedError as error:
+        print(error, flush=True)
+    os._exit(0)
+"""
 
 
 @pytest.mark.parametrize("keyword", [name for name in LOADED if name != "model"])
