@@ -28,7 +28,7 @@ def test_demo(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_prompts, "PROMPTS", (demo_prompts.PROMPTS[0],))
     ran = run("demo", "--model", "demo-gemma", "--max-tokens", "8", "--repeat", "1")
     assert ran.code == 0, ran.err
-    assert "Same text in 1 of 1. " in ran.out
+    assert "Same text in 1 of 1." in ran.out
     assert "tiny" in ran.out
 
 
