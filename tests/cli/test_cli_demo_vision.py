@@ -38,7 +38,7 @@ def test_pictures_are_asked_about(run: Run, quick: None) -> None:
     assert ran.out.startswith(
         "2 prompts for demo-vision, in turns with drafting off and auto, the default.\n"
     )
-    assert ran.out.count("    same text · off ") == 2
+    assert ran.out.count("    same text · ") == 2
     assert "number-1: Read the number. It says 526599" in ran.out
     assert "0 of 2 pictures were read without a fault." in ran.out
     assert '--image FILE "Read the number."' in ran.out
