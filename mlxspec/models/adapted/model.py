@@ -36,6 +36,7 @@ from mlxspec.models.adapted.split import (
     tapped,
 )
 from mlxspec.models.adapted.stand_in import Place, standing_in
+from mlxspec.models.adapted.stepwise import watch
 from mlxspec.models.base import LogitsAt, Output
 from mlxspec.models.cut_layers import piece_before, piece_behind
 from mlxspec.models.gate import AdapterGate
@@ -71,6 +72,7 @@ class AdaptedModel:
 
     def __init__(self, module: nn.Module, config: AdaptedConfig) -> None:
         self.module, self.config = module, config
+        watch(module)
         self.notices: tuple[str, ...] = ()
         self.gate = AdapterGate()
         self.max_context = config.max_context

@@ -17,6 +17,7 @@ from mlx_lm.models.cache import CacheList
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.adapted import leaves
 from mlxspec.models.adapted.stand_in import Place, standing_in
+from mlxspec.models.adapted.stepwise import by_steps
 from mlxspec.models.seams import SeamError
 
 
@@ -126,7 +127,8 @@ class PartCall(NamedTuple):
         make masks of that many tokens."""
         given = own, num, before
         named = {name: self._mine(value, *given) for name, value in self.kwargs.items()}
-        return self.part(*(self._mine(value, *given) for value in self.args), **named)
+        with by_steps():
+            return self.part(*(self._mine(value, *given) for value in self.args), **named)
 
     def _mine(self, value: Any, own: Sequence[Any], num: int, before: Sequence[Any]) -> Any:
         """The row's part of an argument."""
