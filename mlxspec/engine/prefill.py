@@ -202,7 +202,9 @@ class Prefill:
         rows = FlatRows((len(piece),), is_prompt=True)
         try:
             with self._watch.reading(len(piece)):
-                logits_at: LogitsAt = "last" if last else "none"
+                # who reads no hiddens needs the last one alone: to go on, should a prompt end here
+                reads = drafts.needs_hidden or self._layers or request.prompt_logprobs is not None
+                logits_at: LogitsAt = "last" if last else "none" if reads else "end"
                 out = self._model.forward(
                     tokens, rows, self.cache, certain=True, logits_at=logits_at, taps=self._layers, **more
                 )

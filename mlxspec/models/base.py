@@ -17,13 +17,14 @@ from mlxspec.kernels.attention import Heads
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.image_rows import ImageInput
 
-LogitsAt = Literal["all", "last", "none"]
+LogitsAt = Literal["all", "last", "none", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The results of a forward, all lazy. logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none".
-    hidden: (N, H), after the final norm: the input of the language-model head and of an MTP head. taps: layer index -> (N, H), the residual
+    """The results of a forward, all lazy. logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none"
+    and "end". hidden: (N, H), after the final norm: the input of the language-model head and of an MTP head; for "end" of each active row's
+    last token alone, so that the last layer need not compute the others. taps: layer index -> (N, H), the residual
     stream after that layer, for the layers requested. is_warm: whether it takes as long as the next one of its shape will: nothing compiles
     in it, or is to be compiled later."""
 

@@ -123,6 +123,7 @@ class Gemma(TextModel):
                 attended = held.attend(asked.queries, c.scale, None, None)
                 run.add(i, self._behind, attended, offset, own_inputs[i])
             x, _ = run.through(x)
+        x = rows.last(x) if logits_at == "end" else x
         hidden = rms_norm(x[:, 0], stack.norm.weight, c.rms_eps)
         return Output(
             logits=self._logits(hidden, rows, logits_at),

@@ -115,9 +115,15 @@ class Qwen35(TextModel):
             x, (queries, keys, values, gate) = run.through(x)
             attended = layer.self_attn.core(queries, keys, values, places, cache.attention(i))
             device.start(attended, num_launches=_OF_A_CORE)
-            run.add(i, _AFTER, attended, gate)
+            after = _AFTER
+            if logits_at == "end" and i + 1 == self.num_layers:
+                x, attended, gate = (None if y is None else rows.last(y) for y in (x, attended, gate))
+                after = _AFTER._replace(shape=(logits_at, len(rows.active)))
+            run.add(i, after, attended, gate)
         x, _ = run.through(x)
-        hidden = self._segments.runners.get("end", self._final_norm, rows, shape=rows.num_tokens)(x)
+        if logits_at == "end" and len(x) == rows.num_tokens:
+            x = rows.last(x)
+        hidden = self._segments.runners.get("end", self._final_norm, rows, shape=len(x))(x)
         logits = self._logits(hidden, rows, logits_at)
         return Output(logits=logits, hidden=hidden, taps=run.taps, is_warm=run.is_warm)
 

@@ -102,6 +102,6 @@ class TextModel(nn.Module):
         return logits
 
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:
-        if logits_at == "none":
+        if logits_at in ("none", "end"):
             return None
         return self.head(rows.last(hidden) if logits_at == "last" else hidden)

@@ -219,9 +219,10 @@ class AdaptedModel:
                     hidden = self._run(tokens[None], caches)[0]
         else:
             raise CacheError("This cache is another model's.")
-        logits = (
-            None if logits_at == "none" else self.head(rows.last(hidden) if logits_at == "last" else hidden)
-        )
+        hidden = rows.last(hidden) if logits_at == "end" else hidden
+        logits = None
+        if logits_at in ("all", "last"):
+            logits = self.head(rows.last(hidden) if logits_at == "last" else hidden)
         taken = {i: x[:, 0] for i, x in found.items()}
         return Output(logits=logits, hidden=hidden, taps=taken, is_warm=run is None or run.is_warm)
 
