@@ -275,7 +275,13 @@ def _assemble(wanted: _Wanted, folders: _Folders, *, is_narrowed: bool) -> _Part
     template = None if given is None else Path(given).expanduser()
     tokenizer = Tokenizer.from_folder(folders.model.path, chat_template=template)
     if folders.by_mlx_lm:
-        target = assemble_by_mlx_lm(folders.model, wanted.dtype, adapter=wanted.adapter, group=group)
+        target = assemble_by_mlx_lm(
+            folders.model,
+            wanted.dtype,
+            adapter=wanted.adapter,
+            group=group,
+            max_context=wanted.config.max_context,
+        )
     else:
         target = assemble_lazily(
             folders.config,

@@ -113,13 +113,14 @@ def assemble_by_mlx_lm(
     *,
     adapter: str | Path | Mapping[str, str] | None = None,
     group: mx.distributed.Group | None = None,
+    max_context: int | None = None,
 ) -> Assembled:
-    """A model that runs by mlx-lm's code. Raises ModelError."""
+    """A model that runs by mlx-lm's code. max_context: tokens of a row at most, where that is known. Raises ModelError."""
     from mlxspec.models.adapted.loading import load_adapted  # slow to import
 
     if group is not None and adapter is not None:
         raise ModelError(WHOLE_WITH_ADAPTER)
-    model: Any = load_adapted(folder, dtype, adapter, group=group)
+    model: Any = load_adapted(folder, dtype, adapter, group=group, max_context=max_context)
     maker = model.config.made_by
     who, code = (maker, "mlx-lm's code") if maker != "mlxspec" else ("A module of mlxspec",) * 2
     notice = f"{who} runs this model: it reads no images and has no MTP head."
@@ -127,7 +128,11 @@ def assemble_by_mlx_lm(
         model=model,
         config=model.config,
         mtp=None,
-        notices=(notice, *model.notices),
+        notices=(
+            notice,
+            *model.notices,
+            *([not_read(model.unread, "config.json")] if model.unread else []),
+        ),
         unsupported_head=f"{code} runs this model, and leaves such heads out",
         no_images=f"{code} runs this model, and reads no images.",
         made_by=maker,

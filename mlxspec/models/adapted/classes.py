@@ -17,6 +17,7 @@ OWN: dict[str, Callable[[], tuple[Any, Any]]] = {}
 MLX_LM = f"mlx-lm {version('mlx-lm')}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PUBLISHED = frozenset({"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "qweight"})
+_SHARED = ("base", "cache")  # files of mlx-lm that know no config
 _CODE = Path(mlx_lm.models.__path__[0])
 
 
@@ -41,6 +42,27 @@ def reads_parts(config: Mapping[str, Any], names: Iterable[str]) -> bool:
 def names_part(config: Mapping[str, Any], part: str) -> bool:
     """Return whether modules of this model_type have a parameter or a part of that name: such a name is no mark of a format."""
     return any(re.search(rf"self\.{re.escape(part)}\b", text) for text in _texts(config))
+
+
+def names_key(config: Mapping[str, Any], key: str) -> bool:
+    """Return whether mlx-lm's code for this model_type, or code of mlx-lm that it is made of, uses a key of config.json."""
+    used = re.compile(rf"""\.{re.escape(key)}\b|["']{re.escape(key)}["']""")
+    return any(used.search(text) for text in _all_texts(config))
+
+
+def _all_texts(config: Mapping[str, Any]) -> list[str]:
+    """The texts of the files that a model_type may run by, and of the models that they import."""
+    found = dict.fromkeys(_texts(config))
+    waiting = list(found)
+    while waiting:
+        for one, several in re.findall(r"from \.(\w+) import|from \. import ([\w, ]+)", waiting.pop()):
+            for name in (one or several).split(", "):
+                path = _CODE / f"{name.strip()}.py"
+                text = path.read_text(encoding="utf-8") if path.is_file() and name not in _SHARED else ""
+                if text and text not in found:
+                    found[text] = None
+                    waiting.append(text)
+    return list(found)
 
 
 def _texts(config: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.models.adapted.classes import MLX_LM, classes_of, has_code, maker_of, reads_parts
 from mlxspec.models.adapted.fused import fold_norms, join_products
+from mlxspec.models.adapted.mended import differences, mend, short_factors, unread
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapted.published_weights import PublishedWeights
 from mlxspec.models.adapters import add_adapter, add_adapters
@@ -58,12 +59,13 @@ def load_adapted(
     adapter: str | Path | Mapping[str, str] | None = None,
     *,
     group: mx.distributed.Group | None = None,
+    max_context: int | None = None,
 ) -> AdaptedModel:
     """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
     cache has its own. group: the processes that run the model together, of which this one gets its part. Raises ModelError; nothing stays
     half-loaded."""
     published = PublishedWeights(adapter if isinstance(adapter, str | Path) else None)
-    module, config, notices = load_module(folder, published)
+    module, config, notices = load_module(folder, published, max_context)
     if group is not None and not hasattr(module, "shard"):
         raise ModelError(
             f"{maker_of(config)} cannot divide models of type {printable(config['model_type'])} among ranks."
@@ -80,7 +82,9 @@ def load_adapted(
         if not isinstance(adapter, Mapping):
             fuse(module)
         model = AdaptedModel(module, _described(config))
-        model.notices = notices
+        limit = min(max_context or model.max_context, model.max_context)
+        model.notices = (*notices, *differences(config, limit))
+        model.unread = unread(folder.config())
         if isinstance(adapter, Mapping):
             if model.seams is None:
                 raise ModelError(
@@ -92,7 +96,7 @@ def load_adapted(
 
 
 def load_module(
-    folder: ModelFolder, published: PublishedWeights | None = None
+    folder: ModelFolder, published: PublishedWeights | None = None, max_context: int | None = None
 ) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
     """mlx-lm's module, not evaluated, the config as mlx-lm has it, and notices. Headers and config are judged before mlx-lm sees them.
     published: changes the folder's weights before. Raises ModelError."""
@@ -100,7 +104,7 @@ def load_module(
     config = folder.config()
     _judge(config)
     with _in_one_sentence():
-        words = _older_words(config)
+        words = _words(config, max_context)
     names = [name for path in folder.files() for name in check_header(path)]
     formats = judge(config, "mlx-lm", kind="model").unpacked(
         read_json(folder.path / MODELOPT_FILE), names=names
@@ -114,6 +118,8 @@ def load_module(
         else:
             found = _filled(folder, config | words, published)
     _check_token_ids(found[0], number(config, *_ROWS))
+    with _in_one_sentence():
+        mend(found[0], config)
     return found
 
 
@@ -146,10 +152,11 @@ def blank(config: Mapping[str, Any]) -> AdaptedModel:
     """A model of this config.json, without weights: for sizes. Raises ModelError."""
     _judge(config)
     with _in_one_sentence():
-        config = {**config, **_older_words(config)}
+        config = {**config, **_words(config, None)}
         model, arguments = classes_of(dict(config))
         module = model(arguments.from_dict(dict(config)))
         _check_token_ids(module, number(config, *_ROWS))
+        mend(module, config)
         cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
         fuse(module)
         return AdaptedModel(module, _described(config))
@@ -171,6 +178,12 @@ def _judge(config: Mapping[str, Any]) -> None:
     for names, most in ((_LAYERS, _MOST_LAYERS), (_ROWS, _MOST_ROWS)):
         if number(config, *names, default=1) > most:
             raise ModelError(f"config.json names a {names[0]} above {most}, which no model has.")
+
+
+def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
+    """Return members to put into a config.json for mlx-lm's classes. max_context: tokens of a row at most, where that is known."""
+    older = _older_words(config)
+    return older | short_factors({**config, **older}, max_context)
 
 
 def _older_words(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class AdaptedModel:
     """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
     parts: where there are no seams, the places of the parts that run row by row (parts.py); None where all of the module does.
     hidden_size is the vocabulary's where the module has no trunk: logits then stand for hiddens. notices: whole sentences on how the
-    weights were read. gate: which of several adapters count in a forward.
+    weights were read. unread: keys of config.json that nobody uses. gate: which of several adapters count in a forward.
 
     Making one builds lazy forwards and reads no weights.
     """
@@ -74,6 +74,7 @@ class AdaptedModel:
         self.module, self.config = module, config
         watch(module)
         self.notices: tuple[str, ...] = ()
+        self.unread: tuple[str, ...] = ()
         self.gate = AdapterGate()
         self.max_context = config.max_context
         caches = self.new_caches()

@@ -1,0 +1,254 @@
+"""Makes mlx-lm's modules do what config.json asks for and mlx-lm's classes do not read, as transformers does it; says what stays undone.
+
+A key that a class reads, or that changes nothing about text (`IDLE`), or whose value is what the class has built in (`BUILT_IN`), needs
+nothing. What is left over differs from the model as it was published: `unread` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.rope_utils import YarnRoPE
+
+from mlxspec.models.adapted.classes import names_key
+from mlxspec.models.config_values import AROUND, EVERYWHERE, Values
+from mlxspec.models.rotary_scaling import Scaling, kind_of
+
+# They change nothing about text: training, precision, kernels, what is read elsewhere, and what shapes of tensors tell.
+IDLE = frozenset(
+    """
+    attention_bias attention_softmax_in_fp32 audio_soft_tokens_per_image block_size chunk_size classifier_dropout expand
+    final_w_init_variance_scale image_seq_length intermediate_size linear_a_log_max linear_dt_init_floor linear_dt_max linear_dt_min
+    mamba_chunk_size mamba_expand mamba_ssm_cache_dtype max_position_embeddings max_seq_len merged_hidden_size mlp_layer_types
+    model_max_length moe_layers moe_norm_min moe_shared_expert_overlap multimodal_projector_bias num_channels num_hidden_layers
+    num_key_value_heads num_local_experts num_logits_to_keep num_nextn_predict_layers num_sliding_attention_heads out_hidden_size
+    patch_size pretraining_tp qk_head_dim qkv_bias rescale_prenorm_residual residual_in_fp32 rope_parameters rope_scaling
+    router_aux_loss_coef router_jitter_noise scale_attention_softmax_in_fp32 spatial_merge_size tie_word_embeddings time_step_floor
+    time_step_init_scheme time_step_max time_step_min time_step_scale use_associative_scan use_bias use_mamba_kernels
+    w_init_variance_scale
+    """.split()
+)
+_OF_OTHERS = re.compile(
+    r"(_pdrop|_dropout|_token_id|_token_index)$|^(vision|audio|projector|projection|image|video|summary|mtp)_"
+)
+_SILU, _SQUARE = ("silu", "swish"), ("relu2",)
+_GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")  # they differ by less than 16-bit floats tell
+_ACTS = {
+    **dict.fromkeys(
+        ("gemma", "gemma2", "gemma3n", "gemma3n_text", "recurrent_gemma", "gpt_neox", "phi", "starcoder2"),
+        _GELU,
+    ),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj", "pixtral", "phixtral"), _GELU),
+    **dict.fromkeys(("bitnet", "nanochat", "nemotron"), _SQUARE),
+    "apertus": ("xielu",),
+    "*": _SILU,
+}
+# By key, the values that mlx-lm's class has built in, by model_type; "*": of all others.
+BUILT_IN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "hidden_act": _ACTS,
+    "hidden_activation": _ACTS,
+    "activation_function": _ACTS,
+    "mlp_hidden_act": {"nemotron_h": _SQUARE},
+    "mamba_hidden_act": {"nemotron_h": _SILU},
+    "conv1d_width": {"recurrent_gemma": (4,)},
+    "decoder_sparse_step": {"qwen2_moe": (1,)},
+    "final_logit_softcapping": {"nanochat": (15.0,)},
+    "first_k_dense_replace": {"exaone_moe": (1,)},
+    "global_attn_every_n_layers": {"afmoe": (4,)},
+    "layer_norm_epsilon": {"mamba": (1e-5,), "falcon_mamba": (1e-5,)},
+    "moe_renormalize": {"bailing_hybrid": (True,)},
+    "no_rope_layer_interval": {"llama4": (4,), "llama4_text": (4,)},
+    "num_experts_per_tok": {"llama4_text": (1,)},
+    "query_pre_attn_scalar": {"step3p5": (128,)},
+    "residual_gate_temperature": {"muse_spark": (0.3,)},
+    "rms_norm_eps": {"nanochat": (1e-6,)},
+    "rope_interleave": {"*": (True,)},
+    "scale_attn_weights": {"*": (True,)},
+    "swiglu_alpha": {"gpt_oss": (1.702,)},
+    "swiglu_limit": {"gpt_oss": (7.0,)},
+    **{
+        f"{part}_{factor}_factor": {"minimax": (1,)}
+        for part in ("full_attn", "linear_attn", "mlp")
+        for factor in ("alpha", "beta")
+    },
+}
+# By key, the model_types whose class reads the same from another key.
+TOLD_TWICE: dict[str, tuple[str, ...]] = {
+    "head_dim": ("deepseek_v2", "deepseek_v3", "helium", "kimi_k25", "longcat_flash", "minicpm3"),
+    "indexer_types": ("glm_moe_dsa",),
+    "layer_types": (
+        "bailing_hybrid", "deepseek_v32", "exaone4", "glm_moe_dsa", "kimi_linear", "llama4", "llama4_text", "mimo_v2_flash", "minimax",
+    ),
+    **dict.fromkeys(("linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"), ("bailing_hybrid", "kimi_linear")),
+    "no_rope_layers": ("llama4",),
+    **dict.fromkeys(("num_expert_group", "num_experts_per_token"), ("bailing_hybrid",)),
+    "num_experts_per_tok": ("step3p5",),
+    "rms_norm_eps": ("exaone", "mimo_v2_flash"),
+    "sliding_window": ("mimo_v2_flash",),
+    "sliding_window_pattern": ("exaone_moe",),
+}  # fmt: skip
+
+_WINDOWED = ("mistral", "phi3", "starcoder2", "gemma2", "qwen2", "qwen2_moe", "mixtral", "phimoe")
+_OF_WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "use_sliding_window")
+_MENDED = {  # keys that `mend` or `differences` looks at
+    "key_multiplier": ("falcon_h1",),
+    "partial_rotary_factor": ("glm",),
+    "norm_topk_prob": ("qwen2_moe",),
+    "moe_use_aux_free": ("ernie4_5_moe",),
+    "layer_types": ("cohere2",),
+}
+LONG = ("longrope", "su")  # kinds of rotary positions with factors for short texts and for long ones
+
+
+def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of the text model: its own part, where it has one, before the rest."""
+    inner = config.get("text_config")
+    return {**config, **(inner if isinstance(inner, Mapping) else {})}
+
+
+def rope_of(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of rotary positions under either key; empty where there is none, or one for each kind of layers."""
+    found: Any = next((text[key] for key in ("rope_scaling", "rope_parameters") if text.get(key)), {})
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def short_factors(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
+    """Return members to put into config.json so that mlx-lm, which takes the factors for long texts at every length, takes those for short
+    ones: empty where texts may be longer than these are for. max_context: tokens of a row at most."""
+    text, words = text_of(config), dict[str, Any]()
+    if max_context is None or not 0 < max_context <= _short_until(text):
+        return {}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = text.get(key)
+        if isinstance(rope, Mapping) and "short_factor" in rope:
+            words[key] = {**rope, "long_factor": rope["short_factor"]}
+    return words
+
+
+def _short_until(text: Mapping[str, Any]) -> int:
+    """The length in tokens up to which the factors for short texts count; 0 where there are none."""
+    rope = rope_of(text)
+    most = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+    is_long = kind_of(Values(rope)) in LONG and rope.get("short_factor") != rope.get("long_factor")
+    return most if is_long and isinstance(most, int) else 0
+
+
+def mend(module: Any, config: Mapping[str, Any]) -> None:
+    """Give a module the windows, the rotary positions and the factors that its class does not read."""
+    text = text_of(config)
+    kinds = windowed_layers(text)
+    if any(kinds):
+        _put_windows(module, kinds, text["sliding_window"])
+    rope = rope_of(text)
+    theta = text.get("rope_theta") or rope.get("rope_theta")
+    if kind_of(Values(rope)) == "yarn" and (rope.get("attention_factor") or rope.get("truncate") is False):
+        for part in module.modules():
+            if isinstance(part, YarnRoPE) and isinstance(theta, int | float):
+                _put_yarn(part, Values(rope), float(theta), int(text.get("max_position_embeddings") or 0))
+    if text.get("model_type") == "glm" and isinstance(turned := _turned(text), float):
+        for layer in module.layers:
+            layer.self_attn.rope.dims = int(layer.self_attn.head_dim * turned)
+    if text.get("model_type") == "falcon_h1":
+        for layer in module.layers:  # mlx-lm looks for it under the name of another matrix
+            layer.self_attn.scale *= float(text.get("key_multiplier") or 1.0)
+
+
+def _turned(text: Mapping[str, Any]) -> Any:
+    """The part of each head that rotary positions turn, under either key."""
+    return text.get("partial_rotary_factor") or rope_of(text).get("partial_rotary_factor")
+
+
+def windowed_layers(text: Mapping[str, Any]) -> list[bool]:
+    """Return of each layer whether it sees a window only and mlx-lm's class gives it all tokens; empty where the class has windows."""
+    kind, num, window = (text.get(key) for key in ("model_type", "num_hidden_layers", "sliding_window"))
+    if kind not in _WINDOWED or not isinstance(num, int) or not isinstance(window, int) or window < 1:
+        return []
+    named = text.get("layer_types")
+    if kind == "mistral" and named:
+        return []  # the class that it shares with Llama reads these
+    if isinstance(named, list) and len(named) == num:
+        return [name == "sliding_attention" for name in named]
+    if kind == "gemma2":
+        return [i % 2 == 0 for i in range(num)]
+    if kind.startswith("qwen2"):
+        first = text.get("max_window_layers", 28) if text.get("use_sliding_window") else num
+        return [i >= first for i in range(num)]
+    return [True] * num
+
+
+def _put_windows(module: Any, kinds: list[bool], window: int) -> None:
+    """Give layers caches of a window, and masks by their own caches."""
+
+    def make_cache() -> list[Any]:
+        return [RotatingKVCache(max_size=window) if is_windowed else KVCache() for is_windowed in kinds]
+
+    module.make_cache = make_cache
+    if not all(kinds):
+        masked = {kind: _masked(kind) for kind in map(type, module.layers)}
+        for layer in module.layers:
+            layer.__class__ = masked[type(layer)]
+
+
+def _masked(kind: Any) -> Any:
+    """Return a class of layers that make the mask of their own cache in place of the first layer's."""
+    written_out = kind.__module__.endswith(".gemma2")
+
+    def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+        own = create_attention_mask(x, cache, return_array=written_out)
+        return kind.__call__(self, x, own, cache)
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+def _put_yarn(part: YarnRoPE, rope: Values, theta: float, max_context: int) -> None:
+    """The angles and the amplitude of transformers, which knows two more keys."""
+    scaling = Scaling.of(rope, max_context)
+    plain = theta ** -(np.arange(0, part.dims, 2) / part.dims)
+    part._freqs = mx.array(1.0 / scaling.apply(plain, theta), mx.float32)
+    part.mscale = scaling.amplitude
+
+
+def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
+    """Yield a sentence on each thing that stays other than in the model as it was published. max_context: tokens of a row at most."""
+    text = text_of(config)
+    kind, until = text.get("model_type"), _short_until(text)
+    if 0 < until < max_context:
+        yield (
+            f"Texts of up to {until} tokens get the rotary positions for longer ones: --max-context {until} (max_context) gives those "
+            "that the model was published with."
+        )
+    if kind == "qwen2_moe" and text.get("norm_topk_prob"):
+        yield "norm_topk_prob of config.json is not used: mlx-lm's code adds experts up with the weights that are not normed."
+    if kind == "ernie4_5_moe" and text.get("moe_use_aux_free", True):
+        yield "This model chooses other experts than as published: mlx-lm's code drops e_score_correction_bias."
+    named, step = text.get("layer_types"), text.get("sliding_window_pattern", 4)
+    if kind == "cohere2" and isinstance(named, list) and isinstance(step, int):
+        coded = ["full_attention" if (i + 1) % step == 0 else "sliding_attention" for i in range(len(named))]
+        if named != coded:
+            yield "layer_types of config.json is not used: mlx-lm's code gives every fourth layer all tokens."
+
+
+def unread(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of config.json that say something and that neither mlx-lm's class nor this module uses."""
+    text = text_of(config)
+    return tuple(sorted(key for key, value in text.items() if not _is_used(config, text, key, value)))
+
+
+def _is_used(config: Mapping[str, Any], text: Mapping[str, Any], key: str, value: Any) -> bool:
+    says_nothing = value in (None, False, "", [], {}) or isinstance(value, Mapping)
+    if says_nothing or key in EVERYWHERE | AROUND | IDLE or _OF_OTHERS.search(key):
+        return True
+    kinds, built_in = {config.get("model_type"), text.get("model_type")}, BUILT_IN.get(key, {})
+    has_windows = any(name != "full_attention" for name in text.get("layer_types") or [""])
+    return (
+        any(value in built_in.get(kind, built_in.get("*", ())) for kind in kinds if isinstance(kind, str))
+        or bool(kinds & {*TOLD_TWICE.get(key, ()), *_MENDED.get(key, ())})
+        or (key in _OF_WINDOWS and (bool(kinds & {*_WINDOWED}) or not has_windows))
+        or names_key(config, key)
+    )
