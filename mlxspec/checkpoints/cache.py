@@ -171,13 +171,13 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
         runs = judge(config, kind=None if names is None else kind_by(names, config))
     except ModelError:
         return None
-    has_head, memory, quantization = None, None, _quantization(config)
+    has_head, memory, stored = None, None, quantization(config)
     if names is not None:
         lies_beside = any(path.name != VISION_FILE for path in beside)
         has_head = not runs.by_mlx_lm and (lies_beside or any(".mtp." in f".{n}" for n in names))
     try:
         form = runs.unpacked(read_json(folder / MODELOPT_FILE), names=names)
-        quantization = form or quantization
+        stored = form or stored
         if names is not None and runs.is_model:
             files = sum(path.stat().st_size for path in (*shards, *beside))
             memory = expected(runs, files, context, unpacked=is_unpacked(form)).total
@@ -193,7 +193,7 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
         folder=str(folder),
         size=revision.size,
         model_type=runs.kind if runs.kind in ("eagle3", "dflash") else str(config.get("model_type")),
-        quantization=quantization,
+        quantization=stored,
         has_head=has_head,
         is_complete=complete,
         problem=problem,
@@ -201,7 +201,7 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
     )
 
 
-def _quantization(config: dict[str, Any]) -> str:
+def quantization(config: dict[str, Any]) -> str:
     """Return the quantization that the config names; `inspect` looks at the tensors."""
     found = of_mlx(config)
     if type(found.get("bits")) is int:

@@ -27,6 +27,7 @@ from mlxspec.server import (
     completions_api,
     embeddings,
     llama_api,
+    lm_studio_api,
     messages_api,
     ollama_api,
     page,
@@ -266,6 +267,9 @@ class Server:
         asked.form.model = ollama_name(asked.form.model, self.models.listed)
         await self._vectors(asked, reply, read=embeddings.ollama_embeddings)
 
+    async def _native_embed(self, asked: Asked, reply: Reply) -> None:
+        await self._vectors(asked, reply, read=embeddings.native_embeddings)
+
     async def _vectors(self, asked: Asked, reply: Reply, *, read: ReadTexts) -> None:
         """Answer a request for embeddings or a rerank. read: of the form, the model that is asked, and whether it is one that is held in
         addition to those that answer."""
@@ -311,6 +315,74 @@ class Server:
             name = asked.form.model or ""
             self.models.add(name, await asked.turn.run(partial(self.library.to_serve, name), is_slow=True))
         await reply.json({"success": True})
+
+    async def _lm_load(self, asked: Asked, reply: Reply) -> None:
+        began = time.perf_counter()
+        context = await self._load(asked)
+        await reply.json(lm_studio_api.loaded(asked.form.model, context, time.perf_counter() - began))
+
+    async def _llama_load(self, asked: Asked, reply: Reply) -> None:
+        await self._load(asked)
+        await reply.json({"success": True})
+
+    async def _load(self, asked: Asked) -> int:
+        """Load a model that is served, or another one of this machine's on a server of its user's alone. Returns its context in tokens.
+        Raises ApiError."""
+        name = asked.form.model
+        if name not in self.models.names:
+            if name in self.models.listed:
+                raise ApiError(f"{name} is loaded with the first model.", param="model")
+            check_is_own(self.config, asked.request.headers)
+            self.models.add(name, await asked.turn.run(partial(self.library.to_serve, name), is_slow=True))
+        async with self.models.use(name) as loaded:
+            return loaded.engine.max_context
+
+    async def _lm_unload(self, asked: Asked, reply: Reply) -> None:
+        await self._leave(asked.form.instance_id)
+        await reply.json({"instance_id": asked.form.instance_id})
+
+    async def _llama_unload(self, asked: Asked, reply: Reply) -> None:
+        await self._leave(asked.form.model)
+        await reply.json({"success": True})
+
+    async def _leave(self, name: str) -> None:
+        """Unload a model. Raises ApiError for one that is not served, not in memory, or in use."""
+        if name not in self.models.names:
+            raise self.models.unknown(name)
+        if not self.models.meta(name)["loaded"]:
+            raise ApiError(
+                f"{name[:100]} is not in memory.", status=404, param="model", code="model_not_loaded"
+            )
+        await asyncio.shield(self.models.unload(name))
+        if self.models.meta(name)["loaded"]:
+            raise ApiError(
+                f"{name[:100]} is answering; try again when it has.", status=409, code="model_in_use"
+            )
+
+    async def _lm_models(self, asked: Asked, reply: Reply) -> None:
+        await reply.json({"models": await self._for_lm_studio(asked, lm_studio_api.new_model)})
+
+    async def _lm_old_models(self, asked: Asked, reply: Reply) -> None:
+        data = await self._for_lm_studio(asked, lm_studio_api.old_model)
+        await reply.json({"object": "list", "data": data})
+
+    async def _lm_old_model(self, asked: Asked, reply: Reply) -> None:
+        name = asked.request.path_params["name"]
+        if name not in self.models.listed:
+            raise self.models.unknown(name)
+        await reply.json((await self._for_lm_studio(asked, lm_studio_api.old_model, name))[0])
+
+    async def _for_lm_studio(
+        self, asked: Asked, tell: Callable[..., dict[str, Any]], *names: str
+    ) -> list[dict[str, Any]]:
+        """Return what `tell` makes of these models, or of all."""
+        wanted = names or self.models.listed
+        own = self.models.names
+        stored = await asked.turn.run(lambda: [lm_studio_api.files(self.library.model_of(n)) for n in wanted])
+        return [
+            tell(name, self.models.meta(name), found, makes_vectors=name not in own)
+            for name, found in zip(wanted, stored, strict=True)
+        ]
 
     async def _pull(self, asked: Asked, reply: Reply) -> None:
         """Fetch a model, in Ollama's form. A client that goes away ends no download."""

@@ -8,12 +8,12 @@ import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from mlxspec.engine.embedding import INSTRUCTION, Found, answers_of, judged, ranks, vectors
 from mlxspec.engine.worker import Worker
@@ -52,6 +52,10 @@ class EmbeddingsRequest(VectorsBody):
     dimensions: Size | None = t.optional("so many first numbers of each vector, made as long as before")
 
 
+class NativeEmbedRequest(VectorsBody):
+    content: prompts(MOST)  # type: ignore[valid-type]
+
+
 class OllamaEmbedRequest(VectorsBody):
     input: _Text | Annotated[t.Many[_Text], _Several]
     truncate: t.Flag = t.optional("unless false a text longer than the context is cut at its end")
@@ -86,6 +90,13 @@ _Embedding = t.answer(
 EmbeddingsAnswer = t.answer(
     "EmbeddingsAnswer", object=Literal["list"], data=t.many(_Embedding), model=str, usage=_Usage
 )
+_NativeEmbedding = t.answer("NativeEmbedding", index=Count, embedding=list[list[float]])
+
+
+class NativeEmbedAnswer(RootModel[list[_NativeEmbedding]]):  # type: ignore[valid-type]
+    """Vectors, each alone in a list, as llama.cpp gives those of a pooled text."""
+
+
 OllamaEmbedAnswer = t.answer(
     "OllamaEmbedAnswer", model=str, embeddings=list[list[float]], total_duration=Count, load_duration=Count, prompt_eval_count=Count
 )  # fmt: skip
@@ -111,7 +122,7 @@ class Texts:
 
     ids: Sequence[Sequence[int]]
     begin: Callable[[Sequence[Sequence[int]]], Iterator[Found]]
-    answer: Callable[[str, Found], dict[str, Any]]
+    answer: Callable[[str, Found], Any]
 
     async def run(self, worker: Worker) -> Found:
         """One forward between two rounds, again and again; other clients' come between them. Raises what the engine raises."""
@@ -130,6 +141,19 @@ class Texts:
             with suppress(EngineStoppedError):  # arrays are let go of in their own thread
                 worker.call(lambda _: running.clear())
         return found
+
+
+def native_embeddings(form: NativeEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
+    """Read a request of llama.cpp's /embedding. Raises as `embeddings` does."""
+    wanted = EmbeddingsRequest(model=form.model, input=form.content)
+    texts = embeddings(wanted, engine, is_beside=is_beside)
+
+    def answer(name: str, found: Found) -> list[dict[str, Any]]:
+        return [
+            {"index": d["index"], "embedding": [d["embedding"]]} for d in texts.answer(name, found)["data"]
+        ]
+
+    return replace(texts, answer=answer)
 
 
 def embeddings(form: EmbeddingsRequest, engine: Engine, *, is_beside: bool) -> Texts:

@@ -109,7 +109,12 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
     inner = path.removeprefix("/v1")
     if inner == "/messages" or inner.startswith("/messages/"):
         return anthropic_error(error)
-    return ollama_error(error) if path.startswith("/api/") else error.body
+    return ollama_error(error) if is_ollamas(path) else error.body
+
+
+def is_ollamas(path: str) -> bool:
+    """Return whether errors of a path have Ollama's form; those of LM Studio's API have OpenAI's."""
+    return path.startswith("/api/") and not path.startswith(("/api/v0/", "/api/v1/"))
 
 
 def anthropic_error(error: ApiError) -> dict[str, Any]:

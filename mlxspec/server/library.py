@@ -111,6 +111,10 @@ class Library:
         self._served = dict(served)
         self._fetch: Pull | None = None
 
+    def model_of(self, name: str) -> str:
+        """Return the model that is served under a name."""
+        return self._served.get(name, name)
+
     def listed(self) -> dict[str, Any]:
         """Reads the cache: not in the event loop."""
         machine, entries = machine_memory(), self._entries()

@@ -10,6 +10,7 @@ from pydantic_core import core_schema
 
 from mlxspec import __version__
 from mlxspec.server import messages_api, ollama_api
+from mlxspec.server.errors import is_ollamas
 from mlxspec.server.forms import shared
 from mlxspec.server.routes import ROUTES, RouteForm
 
@@ -54,11 +55,10 @@ def document() -> dict[str, Any]:
         for number, path in enumerate(route.paths):
             shown = path.replace(":path}", "}")
             item = paths.setdefault(shown, {"parameters": _NAMED} if "{" in path else {})
-            # the twin without /v1 has a name of its own
-            item[route.method.lower()] = _operation(route, route.name + ("_root" if number else ""))
-    about = (
-        "Chats in the forms of OpenAI, Anthropic and Ollama; routes of the first two with and without /v1."
-    )
+            # each twin has a name of its own
+            name = route.name + ("", "_root", "_also", "_also_root")[number]
+            item[route.method.lower()] = _operation(route, path, name)
+    about = "Chats in the forms of OpenAI, Anthropic and Ollama; routes of the first two with and without /v1; models in that of LM Studio."
     return {
         "openapi": "3.1.0",
         "info": {"title": "mlxspec", "version": __version__, "description": about},
@@ -77,9 +77,9 @@ def _json(form: Any) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _operation(route: RouteForm, name: str) -> dict[str, Any]:
+def _operation(route: RouteForm, path: str, name: str) -> dict[str, Any]:
     error = shared.Error
-    if route.path.startswith("/api/"):
+    if is_ollamas(path):
         error = ollama_api.OllamaError
     elif route.path.startswith("/messages"):
         error = messages_api.AnthropicError

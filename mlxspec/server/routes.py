@@ -11,6 +11,7 @@ from mlxspec.server import (
     compaction_api,
     completions_api,
     embeddings,
+    lm_studio_api,
     messages_api,
     ollama_api,
     responses_api,
@@ -26,7 +27,7 @@ PAGE_FOLDER = "/page/"  # files of the page at /
 class RouteForm:
     """name: of the operation, by which app.py finds what answers. form: of a body, where one is read.
     answer: a form, a JSON schema, or the media types of what is no JSON. stream: its media type. statuses: of errors, beside those of every
-    route."""
+    route. also: further paths, as other servers call it."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -36,30 +37,41 @@ class RouteForm:
     form: type[Fields] | None = None
     stream: str | None = None
     statuses: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of a route. Those of OpenAI's and Anthropic's APIs have a twin under /v1."""
         is_own = self.path.startswith(("/api/", PAGE_FOLDER)) or self.path == "/"
-        return (self.path,) if is_own else (f"/v1{self.path}", self.path)
+        return (*((self.path,) if is_own else (f"/v1{self.path}", self.path)), *self.also)
 
 
 def _post(
-    path: str, name: str, summary: str, form: type[Fields], answer: Any, stream: str | None = None
+    path: str,
+    name: str,
+    summary: str,
+    form: type[Fields],
+    answer: Any,
+    stream: str | None = None,
+    also: tuple[str, ...] = (),
 ) -> RouteForm:
     statuses = ("400", "404", "408", "413", "415", "500", "503")
-    return RouteForm("POST", path, name, summary, answer, form, stream, statuses)
+    return RouteForm("POST", path, name, summary, answer, form, stream, statuses, also)
 
 
-def _get(path: str, name: str, summary: str, answer: Any, *statuses: str) -> RouteForm:
-    return RouteForm("GET", path, name, summary, answer, statuses=statuses)
+def _get(
+    path: str, name: str, summary: str, answer: Any, *statuses: str, also: tuple[str, ...] = ()
+) -> RouteForm:
+    return RouteForm("GET", path, name, summary, answer, statuses=statuses, also=also)
 
 
 _UNLOADED = ("400", "404", "503")  # of what is told of a model
 
 ROUTES: tuple[RouteForm, ...] = (
-    _post("/chat/completions", "chat", "Answer a conversation.", chat_api.ChatCompletionRequest, chat_api.ChatAnswer, EVENTS),
-    _post("/completions", "complete", "Continue a text.", completions_api.CompletionRequest, completions_api.CompletionAnswer, EVENTS),
+    _post("/chat/completions", "chat", "Answer a conversation.", chat_api.ChatCompletionRequest, chat_api.ChatAnswer, EVENTS,
+          ("/api/v0/chat/completions",)),
+    _post("/completions", "complete", "Continue a text.", completions_api.CompletionRequest, completions_api.CompletionAnswer,
+          EVENTS, ("/api/v0/completions",)),
     _post("/tokenize", "tokenize", "Token ids of a text or a conversation.", completions_api.TokenizeRequest,
           completions_api.TokenizeAnswer),
     _post("/detokenize", "detokenize", "Text of token ids.", completions_api.DetokenizeRequest, models.ContentAnswer),
@@ -72,8 +84,12 @@ ROUTES: tuple[RouteForm, ...] = (
           completions_api.NativeAnswers, EVENTS),
     _post("/lora-adapters", "set_lora_adapters", "How much each adapter counts where a request does not say.", models.AdapterScales,
           models.Success),
-    _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer),
-    _post("/rerank", "rerank", "How well documents answer a query.", embeddings.RerankRequest, embeddings.RerankAnswer),
+    _post("/embeddings", "embed", "Vectors of texts.", embeddings.EmbeddingsRequest, embeddings.EmbeddingsAnswer, None,
+          ("/api/v0/embeddings",)),
+    _post("/embedding", "native_embed", "Vectors of texts, in llama.cpp's form.", embeddings.NativeEmbedRequest,
+          embeddings.NativeEmbedAnswer),
+    _post("/rerank", "rerank", "How well documents answer a query.", embeddings.RerankRequest, embeddings.RerankAnswer, None,
+          ("/reranking", "/v1/reranking")),
     _post("/messages", "message", "Answer a conversation, in Anthropic's form.", messages_api.MessagesRequest,
           messages_api.MessagesAnswer, EVENTS),
     _post("/messages/count_tokens", "count_message", "How many tokens its prompt has.", messages_api.CountTokensRequest,
@@ -93,12 +109,19 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/api/library", "library", "The models of this machine, and those that fit it.", models.LibraryAnswer),
     _post("/api/library", "change_library", "Serve a model of this machine, or end a download.", models.LibraryRequest, models.Success),
     _post("/api/ratio", "ratio", "How many times as fast pairs of runs say that drafting is.", models.RatioRequest, models.RatioAnswer),
+    _post("/models/load", "llama_load", "Load a model, in llama.cpp's form.", lm_studio_api.LlamaLoadRequest, models.Success),
+    _post("/models/unload", "llama_unload", "Unload a model.", lm_studio_api.LlamaLoadRequest, models.Success),
+    _post("/api/v1/models/load", "lm_load", "Load a model, in LM Studio's form.", lm_studio_api.LoadRequest, lm_studio_api.Loaded),
+    _post("/api/v1/models/unload", "lm_unload", "Unload a model.", lm_studio_api.UnloadRequest, lm_studio_api.Unloaded),
+    _get("/api/v1/models", "lm_models", "The models of this server, as LM Studio tells them.", lm_studio_api.NewModels),
+    _get("/api/v0/models", "lm_old_models", "The same, in the older form.", lm_studio_api.OldModels),
+    _get("/api/v0/models/{name:path}", "lm_old_model", "One of them.", lm_studio_api.OldModel, "404"),
     _get("/", "page", "A page to chat on.", ("text/html",)),
     _get(PAGE_FOLDER + "{name}", "page_file", "A file of the page.", ("text/*", "image/svg+xml"), "404"),
     _get("/responses/{name}", "response", "Says that responses are not stored here.", responses_api.ResponsesAnswer, "404"),
     _get("/models", "models", "The models of this server.", models.ModelsAnswer),
     _get("/models/{name:path}", "model", "One of them.", models.ModelAnswer, "404"),
-    _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503"),
+    _get("/health", "health", "Whether it answers.", models.HealthAnswer, "503", also=("/ping",)),
     _get("/limits", "limits", "Bounds on the work that a client may cause.", {"type": "object"}),
     _get("/metrics", "metrics", "Counters for Prometheus.", ("text/plain",)),
     _get("/props", "props", "What llama.cpp tells of a model.", models.PropsAnswer, *_UNLOADED),
@@ -107,5 +130,5 @@ ROUTES: tuple[RouteForm, ...] = (
     _get("/openapi.json", "openapi", "This description.", {"type": "object"}),
     _get("/api/tags", "ollama_tags", "The models of this server.", ollama_api.OllamaTags),
     _get("/api/ps", "ollama_running", "The models in memory.", ollama_api.OllamaRunning),
-    _get("/api/version", "ollama_version", "Its version.", ollama_api.OllamaVersion),
+    _get("/api/version", "ollama_version", "Its version.", ollama_api.OllamaVersion, also=("/version",)),
 )  # fmt: skip

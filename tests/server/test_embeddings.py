@@ -75,7 +75,7 @@ def right(folders: tuple[Path, Path]) -> list[Any]:
     return own(engine, [engine.tokenizer.encode(text) for text in TEXTS])
 
 
-def post(served: Served, path: str, body: Any) -> dict[str, Any]:
+def post(served: Served, path: str, body: Any) -> Any:
     status, answer = served.post(path, body)
     assert status == 200, answer
     return answer
@@ -105,6 +105,8 @@ def test_all_forms_give_the_models_vectors(server: Served, right: list[Any]) -> 
         assert np.allclose([d["embedding"] for d in found], wanted, atol=1e-5)
     ollama = post(server, "/api/embed", {"model": "vectors:latest", "input": TEXTS})
     assert np.allclose(ollama["embeddings"], right, atol=1e-5)
+    native = post(server, "/embedding", {"model": "vectors", "content": TEXTS})
+    assert np.allclose([vector for entry in native for vector in entry["embedding"]], right, atol=1e-5)
     short = post(server, "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 16})
     vector = np.array(short["data"][0]["embedding"])
     assert np.allclose(vector, right[0][:16] / np.linalg.norm(right[0][:16]), atol=1e-5)
@@ -130,6 +132,11 @@ def test_documents_are_ranked(server: Served, folders: tuple[Path, Path]) -> Non
     for result in answer["results"]:
         assert result["relevance_score"] == pytest.approx(wanted[result["index"]], rel=1e-3)
     assert len(post(server, "/v1/rerank", {**body, "top_n": 1})["results"]) == 1
+    assert (
+        post(server, "/reranking", body)
+        == post(server, "/v1/reranking", body)
+        == post(server, "/v1/rerank", body)
+    )
     other = post(server, "/v1/rerank", {**body, "instruction": "Find tests"})["results"]
     assert [r["relevance_score"] for r in other] != scores
 

@@ -1,0 +1,139 @@
+"""LM Studio's answers about models, in both versions of its API: forms and what a model is in them. Loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from mlxspec.checkpoints.cache import quantization
+from mlxspec.errors import MlxspecError
+from mlxspec.loading import hub
+from mlxspec.loading.tokenizer import read_json
+from mlxspec.server.forms import base as t
+from mlxspec.server.forms.shared import Count, ModelName
+
+_SERVERS = "what the server was started with holds; the answer tells it"
+
+
+class LoadRequest(t.Fields):
+    model: ModelName
+    harmless = t.harmless(
+        "config context_length eval_batch_size flash_attention num_experts offload_kv_cache_to_gpu echo_load_config ttl",
+        _SERVERS,
+    )
+
+
+class UnloadRequest(t.Fields):
+    instance_id: ModelName
+
+
+class LlamaLoadRequest(t.Fields):
+    model: ModelName
+
+
+_Config = t.answer("LmStudioConfig", context_length=Count)
+Loaded = t.answer(
+    "LmStudioLoaded", type=Literal["llm"], instance_id=str, model_instance_id=str, status=Literal["loaded"], load_time_seconds=float,
+    load_config=_Config, config=_Config,
+)  # fmt: skip
+Unloaded = t.answer("LmStudioUnloaded", instance_id=str)
+OldModel = t.answer(
+    "LmStudioOldModel", "loaded_context_length", id=str, object=Literal["model"], type=Literal["llm", "vlm", "embeddings"], publisher=str,
+    arch=str, compatibility_type=Literal["mlx"], quantization=str, state=Literal["loaded", "not-loaded"], max_context_length=Count,
+    loaded_context_length=Count,
+)  # fmt: skip
+OldModels = t.answer("LmStudioOldModels", object=Literal["list"], data=t.many(OldModel))
+_Can = t.answer("LmStudioCapabilities", vision=bool, trained_for_tool_use=bool)
+_Stored = t.answer("LmStudioQuantization", name=str, bits_per_weight=float | None)
+_Instance = t.answer("LmStudioInstance", id=str, config=_Config)
+NewModel = t.answer(
+    "LmStudioModel", "capabilities", type=Literal["llm", "embedding"], publisher=str, key=str, display_name=str, architecture=str,
+    quantization=_Stored, size_bytes=Count, params_string=str | None, loaded_instances=t.many(_Instance), max_context_length=Count,
+    format=Literal["mlx"], capabilities=_Can, description=str | None,
+)  # fmt: skip
+NewModels = t.answer("LmStudioModels", models=t.many(NewModel))
+
+
+def files(model: str) -> dict[str, Any]:
+    """Return what the files of a model say: who published it, its architecture, quantization, bytes of its weights and longest context;
+    nothing of one whose files are not here. Reads the disk."""
+    try:
+        folder = hub.resolve(model, download=False)
+        config = read_json(folder / "config.json")
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    except (MlxspecError, OSError):
+        return {"publisher": "", "arch": "", "quantization": "", "size": 0, "context": 0}
+    text = config.get("text_config")
+    length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return {
+        "publisher": (hub.repo_of(folder) or folder.parent.name).partition("/")[0],
+        "arch": str(config.get("model_type", "")),
+        "quantization": quantization(config),
+        "size": size,
+        "context": length if type(length) is int and length > 0 else 0,
+    }
+
+
+def old_model(
+    name: str, meta: Mapping[str, Any], stored: Mapping[str, Any], *, makes_vectors: bool
+) -> dict[str, Any]:
+    """Return a model as /api/v0 tells it. meta: its facts as far as it has been loaded; stored: what `files` found; makes_vectors: it is
+    there for embeddings and ranks alone."""
+    sees = "vision" in meta.get("capabilities", ())
+    return {
+        "id": name,
+        "object": "model",
+        "type": "embeddings" if makes_vectors else "vlm" if sees else "llm",
+        "publisher": stored["publisher"],
+        "arch": stored["arch"],
+        "compatibility_type": "mlx",
+        "quantization": stored["quantization"].replace(" bits", "bit"),
+        "state": "loaded" if meta["loaded"] else "not-loaded",
+        "max_context_length": meta.get("n_ctx", stored["context"]),
+        **({"loaded_context_length": meta["n_ctx"]} if meta["loaded"] else {}),
+    }
+
+
+def new_model(
+    name: str, meta: Mapping[str, Any], stored: Mapping[str, Any], *, makes_vectors: bool
+) -> dict[str, Any]:
+    """Return a model as /api/v1 tells it; parameters as for `old_model`."""
+    can = meta.get("capabilities", ())
+    bits = stored["quantization"].partition(" ")[0]
+    instance = {"id": name, "config": {"context_length": meta.get("n_ctx", 0)}}
+    return {
+        "type": "embedding" if makes_vectors else "llm",
+        "publisher": stored["publisher"],
+        "key": name,
+        "display_name": name.rpartition("/")[2],
+        "architecture": stored["arch"],
+        "quantization": {
+            "name": stored["quantization"],
+            "bits_per_weight": int(bits) if bits.isdecimal() else None,
+        },
+        "size_bytes": stored["size"],
+        "params_string": None,
+        "loaded_instances": [instance] * meta["loaded"],
+        "max_context_length": meta.get("n_ctx", stored["context"]),
+        "format": "mlx",
+        **(
+            {}
+            if makes_vectors
+            else {"capabilities": {"vision": "vision" in can, "trained_for_tool_use": "tools" in can}}
+        ),
+        "description": None,
+    }
+
+
+def loaded(name: str, context: int, seconds: float) -> dict[str, Any]:
+    """Return the answer to a request to load, in the words of both revisions of LM Studio's page on it."""
+    config = {"context_length": context}
+    return {
+        "type": "llm",
+        "instance_id": name,
+        "model_instance_id": name,
+        "status": "loaded",
+        "load_time_seconds": round(seconds, 3),
+        "load_config": config,
+        "config": config,
+    }
