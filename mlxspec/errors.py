@@ -18,6 +18,7 @@
       QueueFullError          too many requests wait already; try again later
       HelperError             work on a stranger's data was ended at its limit of time or memory, or failed
       RankError               processes that run one model together cannot begin, or cannot go on
+      RivalError              another server that is measured does not answer as it should
 
 Front ends map these to exit codes and HTTP statuses in one table; no layer below them knows of either.
 """
@@ -103,6 +104,10 @@ class HelperError(MlxspecError):
 
 class RankError(MlxspecError):
     """Ranks (processes that run one model together) differ in what must be the same, or one of them ended, hung or lost its link."""
+
+
+class RivalError(MlxspecError):
+    """Another server, which is measured next to this engine, cannot be reached or does not answer as OpenAI's API does."""
 
 
 class QueueFullError(MlxspecError):

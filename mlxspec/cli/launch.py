@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
                 "demo-agent plays one call of a tool, without a download; -m names a model that works."
             )
         fetch_absent(args)
-        with _started(args) as found:
+        with started(args) as found:
             _check(agent, found)
             _say_how_long(agent, found)
             return _run(agent, program, found, args.behind)
@@ -192,7 +192,7 @@ def _models(port: int, key: str, seconds: float = _ASK_SECONDS) -> list[dict[str
 
 
 @contextmanager
-def _started(args: argparse.Namespace) -> Iterator[ServedModel]:
+def started(args: argparse.Namespace) -> Iterator[ServedModel]:
     """A server of this machine's own, ended behind. Raises ConfigError with what it said where it does not start."""
     with tempfile.TemporaryDirectory(prefix="mlxspec-launch-") as folder:
         key, log = secrets.token_urlsafe(24), Path(folder) / "log"

@@ -60,6 +60,7 @@ COMMANDS = {
     "launch": "run Claude Code, Codex or opencode with a model on this machine",
     "bench": "measure drafting against plain decoding on recorded prompts",
     "tune": "measure what rounds and drafters cost and gain on this machine, and keep it for --policy auto",
+    "versus": "ask another server on this machine and mlxspec the same prompts, in turns, and compare texts and speeds",
     "prove": "decode recorded answers again without drafts, and say whether the texts are the same",
     "doctor": "say what this machine is, what is wrong, and what to do",
     **checkpoint_options.COMMANDS,

@@ -62,7 +62,12 @@ def ratio(pairs: Sequence[tuple[float, float]], *, num_rounds: int, num_drafted_
         return Ratio(refusal="nothing was drafted")
     if _FEWEST_DRAFTED * num_drafted_rounds < num_rounds:
         return Ratio(refusal=f"only {num_drafted_rounds:,} of {num_rounds:,} rounds had a draft")
+    return of_pairs(pairs)
+
+
+def of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio:
+    """Return the ratio of the first speed of each pair to its second, or why there is none."""
     if not pairs or any(speed <= 0 for pair in pairs for speed in pair):
         return Ratio(refusal="the answers are too short")
-    found = [drafted / plain for drafted, plain in pairs]
+    found = [one / other for one, other in pairs]
     return Ratio(median=median(found), least=min(found), most=max(found), num_pairs=len(found))

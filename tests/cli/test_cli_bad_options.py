@@ -32,6 +32,7 @@ RIGHT: dict[str, list[str]] = {
     "serve": ["--model", NOWHERE],
     "launch": ["claude", "--model", NOWHERE],
     "prove": ["/there-is-no-file"],
+    "versus": ["http://127.0.0.1:1", "--model", NOWHERE],
     "completion": ["bash"],
 }
 # Values that a text option may have although they look wrong; and flags whose text means something only to a model or a hub.
