@@ -207,7 +207,7 @@ def _masked(kind: Any) -> Any:
 
 
 def _put_yarn(part: YarnRoPE, rope: Values, theta: float, max_context: int) -> None:
-    """The angles and the amplitude of transformers, which knows two more keys."""
+    """Set the angles and the amplitude of transformers, which knows two more keys."""
     scaling = Scaling.of(rope, max_context)
     plain = theta ** -(np.arange(0, part.dims, 2) / part.dims)
     part._freqs = mx.array(1.0 / scaling.apply(plain, theta), mx.float32)
