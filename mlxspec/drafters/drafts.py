@@ -33,6 +33,7 @@ from mlxspec.drafters.streams import Streams
 from mlxspec.drafters.submitted import submitted, submitted_on_host
 from mlxspec.drafters.text_index import TextIndex
 from mlxspec.models.image_rows import SeenImages
+from mlxspec.platform import device
 from mlxspec.sampling.row import RowSampler
 from mlxspec.sampling.sampler import BatchSampler
 
@@ -431,6 +432,7 @@ class Drafts:
             return None
 
     def _fail(self, drafter: Drafter, rows: Sequence[DraftRow], error: Exception) -> None:
+        device.note_failure(error)
         if not self.may_fail and not isinstance(error, DrafterFailed):
             raise error
         for row in rows:

@@ -20,7 +20,7 @@ from mlxspec.errors import GrammarError, MlxspecError
 from mlxspec.events import FinishReason, TokenLogprob, TokensEvent
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.models.image_rows import SeenImages
-from mlxspec.platform import watchdog
+from mlxspec.platform import device, watchdog
 from mlxspec.sampling.constraints import Compiled, ConstraintMaker, ends_of
 from mlxspec.sampling.logprobs import Logprobs
 from mlxspec.sampling.loops import DELAY, EVERY
@@ -197,6 +197,8 @@ class Request:
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
             self.failure = None if isinstance(error, str) else error
+        if not isinstance(error, str):
+            device.note_failure(error)
 
     def rest(self) -> list[TokensEvent]:
         """Returns the text that was held back at its end, where nothing has given it yet."""

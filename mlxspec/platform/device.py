@@ -34,6 +34,8 @@ _MATRIX_UNITS = 17  # generation of the first GPU that has them
 # bytes: three times the logits of 17 positions of 248k words in 16 bits; and as much again as a prompt's chunk of a small model takes
 _SAMPLING_ON_CPU, _SAMPLING_ON_GPU = 24 << 20, 256 << 20
 _LARGEST_KEPT, _KEPT = 32 << 20, 256 << 20  # bytes; 32 MiB is the most that glibc takes
+# evaluations: once about a hundred of its tasks are lost MLX waits for ever, and each evaluation that fails on a CPU loses one or two
+FAILED_AT_MOST = 20
 _NOT_YET = "g++ has not compiled MLX's kernels for this CPU yet"
 # MLX reads this once, at its first operation; its default is 1. On an M5, float32 products of two rows and more then have a mantissa of 10
 # bits (mlx #3534, #4411): verifying would not compute what plain decoding computes. 16-bit products use the same units either way.
@@ -131,6 +133,28 @@ def decode_threads() -> None:
 def prefill_threads() -> None:
     """Use all cores from here on. Does nothing on GPUs."""
     _set_threads(_chosen.max_threads)
+
+
+class _Failed:
+    """num: evaluations that have failed in this process."""
+
+    num = 0
+
+
+def note_failure(error: BaseException | None) -> None:
+    """Count an error once, if it comes of an evaluation that MLX has failed on a CPU: tasks behind that never run, and MLX goes on counting
+    them."""
+    while error is not None:
+        is_evaluation = type(error) is RuntimeError and str(error).startswith("[")
+        if is_evaluation and backend() == "cpu" and not vars(error).setdefault("is_noted", False):
+            vars(error)["is_noted"] = True
+            _Failed.num += 1
+        error = error.__cause__
+
+
+def is_worn() -> bool:
+    """Return whether so many evaluations have failed that the next ones might never end."""
+    return _Failed.num >= FAILED_AT_MOST
 
 
 class HandOverWatch(Protocol):

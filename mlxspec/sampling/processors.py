@@ -16,6 +16,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxspec.platform import device
+
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 Sampler = Callable[[mx.array], mx.array]
 
@@ -96,6 +98,7 @@ def _called(hook: Callable[..., mx.array], kind: str, *arguments: mx.array, wait
             mx.eval(found)
         return found
     except Exception as error:  # it is not ours
+        device.note_failure(error)
         said = str(error).strip().rstrip(".")
         raise _Failed(
             f"The {kind} {_name(hook)} failed: {type(error).__name__}{': ' + said if said else ''}."

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -26,6 +27,7 @@ from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 from mlxspec.platform import device
 from tests import tiny_models
 
+ROOT = Path(__file__).resolve().parents[2]
 LONG = 120.0
 PROMPT = [5, 6, 7, 8]
 
@@ -410,3 +412,45 @@ def test_a_drafters_places_count_what_was_accepted_there() -> None:
     stats.add(2, 2)
     assert stats.by_position == [(2, 2), (2, 1), (1, 0)]
     assert (stats.num_drafted, stats.num_accepted) == (5, 3)
+
+
+FAILING = """
+import sys
+import mlx.core as mx
+from mlxspec.config import SamplingParams
+from mlxspec.engine.engine import Engine
+from mlxspec.engine.worker import Worker
+from mlxspec.errors import EngineStoppedError
+from tests import tiny_models
+
+PROMPT, usual = [5, 6, 7], SamplingParams(max_tokens=8)
+
+def fails(tokens, logits):
+    return logits + mx.linalg.inv(mx.zeros((3, 3)), stream=mx.cpu).sum()
+
+with Worker(lambda: Engine(tiny_models.target())) as worker:
+    worker.wait_ready()
+    wanted = list(worker.submit(PROMPT, usual))[-1].reason
+    for number in range(100):
+        try:
+            (*_, end) = worker.submit(PROMPT, SamplingParams(max_tokens=8, logits_processors=(fails,)))
+            (*_, good) = worker.submit(PROMPT, usual)
+        except EngineStoppedError as error:
+            print(number, error)
+            break
+        print(end.error, file=sys.stderr)
+        if good.reason != wanted:
+            print(number, good.error)
+            break
+"""
+
+
+@pytest.mark.skipif(device.has_gpu(), reason="a GPU's failed evaluations lose no tasks")
+def test_a_process_in_which_computations_fail_ends_with_a_sentence() -> None:
+    """MLX on a CPU counts the tasks of a failed evaluation that never run, and waits for ever once they are a hundred."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    number, _, said = done.stdout.partition(" ")
+    assert int(number) == device.FAILED_AT_MOST - 1, done.stdout + done.stderr
+    assert "MLX has failed to compute 20 times in this process" in said
