@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlxspec.cli import launch, options, stats_line, terminal
@@ -67,18 +68,18 @@ def run(args: argparse.Namespace) -> int:
         key=os.environ.get(KEY_VARIABLE, ""),
         any_host=args.any_host,
     )
-    listed = rival.models()
-    name = rival.model or next(iter(listed), "")
-    if listed and name not in listed:
-        raise ConfigError(f"{args.url} serves {', '.join(listed)}, and not {name}.")
-    rival = Rival(url=rival.url, model=name, key=rival.key, any_host=rival.any_host)
+    if not rival.model:
+        listed = rival.models()
+        if not listed:
+            raise ConfigError(f"{args.url} lists no model; --rival-model names one.")
+        rival = replace(rival, model=listed[0])
     asked = [(f"prompt {i}", text) for i, text in enumerate(args.ask or (), 1)] or versus.prompts()
     with clearing_away():
         fetch_absent(args)
         with launch.started(args) as served:
             own = Rival(url=served.root, model=served.model, key=served.key)
             tokenizer = Tokenizer.from_folder(hub.resolve(hub.named(args.model), revision=args.revision))
-            with Waiting(f"asking {name} and {served.model}", is_long=True) as wait:
+            with Waiting(f"asking {rival.model} and {served.model}", is_long=True) as wait:
                 contests = versus.contest(
                     rival,
                     own,

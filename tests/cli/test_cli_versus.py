@@ -72,6 +72,16 @@ def test_built_in_prompts_are_chat_code_and_an_edit(run: Run, ours: list[Any]) -
     assert [p["prompt"] for p in json.loads(ran.out)["prompts"]] == ["chat", "code", "edit"]
 
 
+def test_a_model_that_is_named_need_not_be_listed(run: Run, ours: list[Any]) -> None:
+    """mlx_lm.server lists nothing without a cache of the hub's."""
+    with rival(saying(*TEXT), b"<html>") as (url, asked):
+        assert run("versus", url, "--rival-model", "mine", "--ask", "why?", "--repeat", "1").code == 0
+        assert asked[0]["model"] == "mine"
+        refused(run("versus", url), "does not list its models")
+    with rival(saying(*TEXT), b'{"data": []}') as (url, _):
+        refused(run("versus", url), "lists no model; --rival-model names one")
+
+
 def html(body: dict[str, Any], reply: Handler) -> None:
     reply.begin(200, {"Content-Type": "text/html"})
     reply.wfile.write(b"<html></html>")
@@ -81,7 +91,6 @@ def html(body: dict[str, Any], reply: Handler) -> None:
     ("answer", "more", "sentence"),
     [
         (html, (), "answers with text/html where a stream was requested"),
-        (saying("a"), ("--rival-model", "gone"), "serves other, and not gone"),
         (saying("a"), ("--ask", " "), "--ask is empty"),
         (saying("a"), ("--repeat", "0"), "--repeat must be"),
         (saying("a"), ("--longest", "0"), "--longest must be"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ import mlx.core as mx
 import pytest
 
 from mlxspec.bench.rival import Rival
-from mlxspec.errors import RivalError
 
 QUESTIONS = [
     f"What is {what}?"
@@ -55,9 +55,9 @@ def server(in_float32: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             assert process.poll() is None
             assert time.monotonic() < until
             try:
-                rival.models()
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
                 break
-            except RivalError:
+            except OSError:
                 time.sleep(0.2)
         yield rival
     finally:
