@@ -358,11 +358,8 @@ class Engine(EngineApi):
             raise EngineStoppedError(
                 "This process was forked from the one that loaded the engine, and MLX's threads are not in it: load a model here."
             )
-        if device.is_worn():
-            raise EngineStoppedError(
-                f"MLX has failed to compute {device.FAILED_AT_MOST} times in this process, and after some more it would wait for ever on "
-                "a CPU: end the process, and look at what the requests said that failed."
-            )
+        if (why := device.worn_out()) is not None:
+            raise EngineStoppedError(why)
         self._stepping = threading.get_ident()
         try:
             with device.private_kernels():

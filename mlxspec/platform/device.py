@@ -152,9 +152,14 @@ def note_failure(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def is_worn() -> bool:
-    """Return whether so many evaluations have failed that the next ones might never end."""
-    return _Failed.num >= FAILED_AT_MOST
+def worn_out() -> str | None:
+    """Return, as a sentence, that so many evaluations have failed that the next ones might never end; None before that."""
+    if _Failed.num < FAILED_AT_MOST:
+        return None
+    return (
+        f"MLX has failed to compute {FAILED_AT_MOST} times in this process, and after some more it would wait for ever on a CPU: end the "
+        "process, and look at what the requests said that failed."
+    )
 
 
 class HandOverWatch(Protocol):
