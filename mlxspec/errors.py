@@ -12,6 +12,7 @@
       CacheError              a cache transaction was used out of order: a bug, not bad input
       ImageError              an image that cannot be decoded, or not be used with this model
       GrammarError            a grammar or schema that cannot be compiled
+      HookError               a logits processor or a sampler of the caller's failed
       CancelledError          the request was cancelled
       EngineStoppedError      the engine that should have answered has been stopped, or broke
       EngineBusyError         the engine was called while it ran a step
@@ -84,6 +85,14 @@ class ImageError(MlxspecError):
 
 class GrammarError(MlxspecError):
     """A grammar, regex or JSON schema cannot be compiled."""
+
+
+class HookError(MlxspecError):
+    """A logits processor or a sampler of the caller's failed. Attributes: result, the answer up to there."""
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class CancelledError(MlxspecError):

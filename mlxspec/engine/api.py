@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
-from mlxspec.engine.calls import Calls, Conversation, Prompt, checked_messages, paired, with_fields
+from mlxspec.engine.calls import Calls, Conversation, Prompt, checked_messages, ended, paired, with_fields
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
 from mlxspec.engine.receipt import Difference, Receipt, first_difference
 from mlxspec.engine.request import Request
@@ -33,7 +33,7 @@ class Result:
     """
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = field(repr=False)
     finish_reason: FinishReason
     stats: RequestStats = field(repr=False)
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -111,6 +111,12 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     name: str
     vision: Vision | None
     no_images: str
+
+    def __repr__(self) -> str:
+        """Return what a notebook shows: the model, who drafts for it, and the longest context."""
+        engine: Any = self
+        drafters = ", ".join(engine.spec.drafters) or "nothing drafts"
+        return f"<mlxspec engine of {self.name}: {drafters}, {engine.max_context:,} tokens of context>"
 
     def __init__(self) -> None:
         self._inboxes: dict[
@@ -225,8 +231,8 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
         asked, single = paired(prompts(self), params)
         requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
         self._run_until(requests)
-        results = [Result.of(r) for r in requests]
-        return results[0] if single else results
+        found: Result | list[Result] = ended([Result.of(r) for r in requests], asked, single=single)
+        return found
 
     def _events_of(
         self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None

@@ -13,7 +13,7 @@ from typing import Any
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.api import Result
-from mlxspec.engine.calls import Calls, Prompt, paired, with_fields
+from mlxspec.engine.calls import Calls, Prompt, ended, paired, with_fields
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.load import load
 from mlxspec.engine.stream import Stream
@@ -72,7 +72,8 @@ class AsyncEngine(
         finally:
             for stream in streams:
                 stream.close()
-        return results[0] if single else results
+        found: Result | list[Result] = ended(results, asked, single=single)
+        return found
 
     async def _events_of(
         self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
-from mlxspec.errors import ConfigError
+from mlxspec.errors import ConfigError, HookError
 from mlxspec.option import by_name, near, of_kind, shown
 
 Prompt = str | Sequence[int] | PromptWithImages
@@ -65,7 +65,8 @@ class Calls(ABC, Generic[One, Many, Events]):
 
         params: one for all prompts, or one each. fields: of SamplingParams, as in `max_tokens=3`, in place of those of params. A string is
         continued as it stands; see `chat` for the model's chat format. Raises MlxspecError subclasses before any work; what goes wrong
-        later ends its own answer, with finish_reason "error". Of an AsyncEngine the call is awaited.
+        later ends its own answer, with finish_reason "error". Where one prompt is answered, a logits processor or a sampler that fails
+        raises HookError. Of an AsyncEngine the call is awaited.
         """
         return self._answer(lambda _: prompts, with_fields(params, fields), spec)
 
@@ -147,6 +148,18 @@ class Calls(ABC, Generic[One, Many, Events]):
     @abstractmethod
     def _events_of(self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Events:
         """Return the events of one answer. prompt: makes the prompt, given a loaded engine."""
+
+
+def ended(results: list[Any], asked: Sequence[tuple[Any, Any]], *, single: bool) -> Any:
+    """Return the one result, or all of them. Raises HookError for one answer that its caller's own processor or sampler ended; of several
+    the others' answers would be lost."""
+    if not single:
+        return results
+    (result,), ((_, params),) = results, asked
+    has_hooks = params is not None and (params.logits_processors or params.sampler is not None)
+    if result.finish_reason == "error" and has_hooks:
+        raise HookError(result.error, result)
+    return result
 
 
 def paired(

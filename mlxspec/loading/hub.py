@@ -49,7 +49,9 @@ def resolve(
 
     Raises ConfigError for a name that can be none, ModelError when nothing is there.
     """
-    if not isinstance(model, str) or not model.strip():
+    if model is not None and not isinstance(model, str):
+        raise ConfigError(f"A model is named by a string or a path, not by {printable(repr(model))}.")
+    if model is None or not model.strip():
         raise ConfigError(
             "No model was named; try `demo`, a folder, a Hugging Face id like owner/name, or a short name like qwen3.5:4b."
         )

@@ -15,6 +15,7 @@ import pytest
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.base import NO_DRAFT, Ask, Draft, Drafter
 from mlxspec.engine.engine import Engine, Result
+from mlxspec.errors import HookError
 from mlxspec.events import FinishEvent
 from tests import tiny_models
 from tests.engine import equality
@@ -180,9 +181,13 @@ def no_token(chosen: object, says: str) -> None:
 
     params = SamplingParams(max_tokens=9, sampler=choose)
     for limits in (PLAIN, spec(*ALL)):
-        result = engine().generate(PROMPTS[1], params, spec=limits)
+        (result,) = engine().generate([PROMPTS[1]], params, spec=limits)
         assert (result.finish_reason, result.tokens) == ("error", ())
         assert says in result.error
+        with pytest.raises(HookError) as caught:  # of one answer
+            engine().generate(PROMPTS[1], params, spec=limits)
+        assert str(caught.value) == result.error
+        assert caught.value.result.tokens == ()
 
 
 class Copying(Drafter):

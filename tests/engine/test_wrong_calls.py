@@ -173,7 +173,7 @@ def test_load_with_a_value_of_another_kind(keyword: str) -> None:
 def test_load_and_engines() -> None:
     refused(lambda: mlxspec.load("demo", drafts="off"), "did you mean draft")
     refused(lambda: mlxspec.load("demo", "off"), "takes 1 value by position")
-    refused(lambda: mlxspec.load(5), "No model was named")
+    refused(lambda: mlxspec.load(5), "named by a string or a path, not by 5")
     refused(lambda: mlxspec.load("demo", draft="of"), "did you mean off?")
     refused(lambda: mlxspec.load("demo", draft="qqqq"), "auto, off")
     refused(lambda: Engine(), "Engine needs model")  # type: ignore[call-arg]
