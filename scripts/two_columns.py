@@ -24,6 +24,7 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mo
 .head { font: 600 15px system-ui, sans-serif } .said { font: 15px system-ui, sans-serif } rect { fill: #ffffff; stroke: #d0d7de }
 .drafted { fill: #1a7f37 }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } rect { fill: #0d1117; stroke: #30363d } .drafted { fill: #56d364 } }
+@media (prefers-reduced-motion: reduce) { text { visibility: visible !important } }
 """
 
 
