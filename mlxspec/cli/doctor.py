@@ -13,6 +13,7 @@ from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.table import print_pairs
 from mlxspec.errors import ConfigError
 
+_NAME_WIDTH = 18  # of the longest finding: each is printed as soon as it is there
 _MARKS = {"ok": "", "note": "(!) ", "wrong": "WRONG: "}
 
 
@@ -26,32 +27,34 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if nothing is wrong, else 1."""
+    """Print findings as they come. Returns 0 if nothing is wrong, else 1."""
     if not args.model:
         raise ConfigError("--model must not be empty.")
-    with Waiting("looking at this machine"):
-        findings = list(examine(args.model))
+    findings, looks = list[Finding](), examine(args.model)
+    while True:
+        with Waiting("looking at this machine"):
+            finding = next(looks, None)
+        if finding is None:
+            break
+        findings.append(finding)
+        if not args.json:
+            print_pairs(_lines(finding), width=_NAME_WIDTH)
     wrong = [f for f in findings if f.status == "wrong"]
     if args.json:
         data = {"ok": not wrong, "findings": [asdict(f) for f in findings]}
         terminal.say(json.dumps(data) + "\n")
     else:
-        _print(findings)
+        terminal.say(f"\n{_verdict(findings)}\n")
     return 1 if wrong else 0
 
 
-def _print(findings: list[Finding]) -> None:
-    pairs = []
-    for finding in findings:
-        pairs.append((finding.name, _MARKS[finding.status] + finding.found))
-        if finding.advice:
-            pairs.append(("", finding.advice))
-    print_pairs(pairs)
+def _lines(finding: Finding) -> list[tuple[str, str]]:
+    found = (finding.name, _MARKS[finding.status] + finding.found)
+    return [found, ("", finding.advice)] if finding.advice else [found]
+
+
+def _verdict(findings: list[Finding]) -> str:
     count = {s: sum(f.status == s for f in findings) for s in ("wrong", "note")}
     if count["wrong"]:
-        verdict = f"{count['wrong']} of {len(findings)} findings are wrong; what to do stands below each."
-    else:
-        verdict = "Nothing is wrong." + (
-            f" {count['note']} could be better, marked (!)." if count["note"] else ""
-        )
-    terminal.say(f"\n{verdict}\n")
+        return f"{count['wrong']} of {len(findings)} findings are wrong; what to do stands below each."
+    return "Nothing is wrong." + (f" {count['note']} could be better, marked (!)." if count["note"] else "")

@@ -23,9 +23,10 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: S
         terminal.say("  ".join(cells).rstrip() + "\n")
 
 
-def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print lines `name value`, values below one another; a pair without a name goes on with the one before."""
-    width = max(len(name) for name, _ in pairs)
+def print_pairs(pairs: Sequence[tuple[str, str]], width: int = 0) -> None:
+    """Print lines `name value`, values below one another; a pair without a name goes on with the one before. width: of names that are
+    printed later."""
+    width = max(width, *(len(name) for name, _ in pairs))
     room = max(20, _columns() - width - 2)
     for name, value in pairs:
         parts = textwrap.wrap(terminal.sentence(value), room, break_long_words=False, break_on_hyphens=False)

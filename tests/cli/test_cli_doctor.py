@@ -118,3 +118,19 @@ def test_a_model_that_is_not_here_is_not_fetched(run: Run) -> None:
     assert code == 1
     assert findings["model"]["status"] == "wrong"
     refused(run("doctor", "--nonsense"), "--nonsense")
+
+
+def test_findings_are_told_as_they_come(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values stand below one another, and the first is there before the second is looked for."""
+    told = []
+
+    def examine(model: str) -> Any:
+        for name in ("system", "kernel gdn_prefill"):
+            yield checkup.Finding(name=name, found="sound")
+            told.append(capsys.readouterr().out)
+
+    monkeypatch.setattr("mlxspec.cli.doctor.examine", examine)
+    assert run("doctor").out == "\nNothing is wrong.\n"
+    assert told == ["system              sound\n", "kernel gdn_prefill  sound\n"]
