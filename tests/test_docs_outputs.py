@@ -103,7 +103,7 @@ FIGURE = re.compile(
     r"(?<![\w.:/-])\d[\d,.]*(?: to \d[\d,.]*)?(?: ?(?:%|GB|MB|kB|tok/s|tokens a second|times))?(?![\w/-]|\.\d)"
 )
 SOURCE = re.compile(
-    r"https?://[^)\s]*\d|scripts/\w+|mlxspec inspect|[Cc]ommits? [0-9a-f]{7}|measurements/|\b[0-9a-f]{7,8} \||the shapes|published"
+    r"https?://[^)\s]*\d|(?:scripts|tests)/\w+|mlxspec inspect|[Cc]ommits? [0-9a-f]{7}|measurements/|\b[0-9a-f]{7,8} \||the shapes|published"
 )
 
 

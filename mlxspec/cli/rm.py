@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mlxspec.cli import terminal
+from mlxspec.cli import options, terminal
 from mlxspec.errors import ConfigError
 
 
@@ -15,6 +15,8 @@ def run(args: argparse.Namespace) -> int:
     from mlxspec.loading.progress import amount
     from mlxspec.loading.short_names import repository
 
+    if args.repo in options.DEMO_FAMILY:
+        raise ConfigError(f"{args.repo} comes with mlxspec and stays.")
     wanted = removal(repository(args.repo), args.revision)
     what = f"{wanted.name} ({', '.join(r[:12] for r in wanted.revisions)}), {amount(wanted.freed)}"
     if not (args.yes or _is_confirmed(what)):

@@ -64,6 +64,8 @@ def arguments_from_file(
             raise ConfigError(
                 f"There is no preset {shown(preset)}: there is no file {path or 'of settings'}."
             )
+        if path is not None and os.environ.get("MLXSPEC_CONFIG"):
+            raise ConfigError(f"MLXSPEC_CONFIG names {path}, and there is no such file.")
         return []
     layers = _layers(_read(path), command, preset, path, parsers)
     return _words(layers, parsers[command](), given, parsers)

@@ -115,6 +115,10 @@ def source_of(part: Mapping[str, Any], limits: ImageLimits) -> ImageSource:
 def read_file(path: Path, limits: ImageLimits) -> bytes:
     """The bytes of an image's file. Raises ImageError."""
     shown = str(path) if len(str(path)) <= _SHOWN else "..." + str(path)[-_SHOWN:]
+    if path.parts[:1] in (("http:",), ("https:",)):
+        raise ImageError(
+            f"{shown} is on the web, and images are read from this machine alone; save it to a file first."
+        )
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):

@@ -42,7 +42,9 @@ def tensor_names(folder: Path, there: Set[str]) -> tuple[list[str], list[str]]:
         named = _named(folder / INDEX, there)
         return named, [n for n in beside if n not in named]
     if not found and not beside:
-        raise ModelError(f"There are no model*.safetensors files in {folder}.")
+        is_pytorchs = any(folder.glob("pytorch_model*.bin"))
+        why = " but PyTorch's .bin files, which mlxspec does not read; fetch the model in safetensors"
+        raise ModelError(f"There are no model*.safetensors files in {folder}{why if is_pytorchs else ''}.")
     return found, beside
 
 

@@ -14,12 +14,21 @@ _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 
 
 def check_form(name: str) -> None:
-    """Raise ModelError for a file or a repository in GGUF."""
-    gguf = re.fullmatch(r"(?:.*/)?(.+?)[.-]gguf", name.strip(), re.IGNORECASE)
+    """Raise ModelError for a file or a repository in GGUF, with one of its files behind a colon or not, and for other addresses that are
+    no model's."""
+    gguf = re.fullmatch(r"(?:.*/)?(.+?)[.-]gguf(?::[\w.-]+)?", name.strip(), re.IGNORECASE)
     if gguf is not None:
         raise ModelError(
             f"{printable(name, NAME_LENGTH)} is in GGUF, which mlxspec does not read; `mlxspec models {printable(gguf[1], NAME_LENGTH)}` "
             "searches for the model in MLX's format."
+        )
+    other = re.match(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(dataset|space)s/", name.strip())
+    if other is not None:
+        raise ModelError(f"{printable(name, NAME_LENGTH)} is a {other[1]}, not a model.")
+    if re.match(r"https?://", name.strip()):
+        last = printable(re.split(r"[/:]", name.strip().rstrip("/"))[-1], NAME_LENGTH)
+        raise ModelError(
+            f"{printable(name, NAME_LENGTH)} names no model of Hugging Face; `mlxspec models {last}` searches for it there."
         )
 
 

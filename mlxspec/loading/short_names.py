@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 DATA = Path(__file__).with_suffix(".toml")
 _ADDRESS = re.compile(
-    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/?#]+/[^/?#]+)(?:[/?#].*)?"
+    r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?((?!datasets/|spaces/)[^/?#]+/[^/?#]+)(?:[/?#].*)?"
 )
 
 

@@ -83,6 +83,8 @@ FOREIGN = [
     ("generate x -hf owner/name:Q4_K_M", "leave :Q4_K_M out"),
     ("generate x --mirostat 2", "no such sampler"),
     ("generate x --max-kv-size 5x", "--max-context must be an integer"),
+    ("rm demo --yes", "comes with mlxspec and stays"),
+    ("generate x --model demo-vision --image http://x/y.png", "is on the web"),
     ("try --request x", "name the file too"),
     ("stop", "Ctrl-C ends"),
     ("ps --port http", "--port must be an integer"),

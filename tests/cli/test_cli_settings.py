@@ -115,6 +115,7 @@ def test_presets_that_are_not_there(run: Run, file: Path, monkeypatch: pytest.Mo
     refused(run("generate", "x"), str(file))
     file.unlink()
     refused(run("generate", "x", "--preset", "coder"), "no preset 'coder'")
+    refused(run("generate", "x"), f"MLXSPEC_CONFIG names {file}, and there is no such file")
     file.mkdir()
     refused(run("generate", "x"), "cannot be read")
     monkeypatch.setenv("MLXSPEC_CONFIG", "")

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Repo
 
 from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.loading import download, hub
+from mlxspec.loading.folder import tensor_files
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:
@@ -32,10 +33,33 @@ def test_the_demo_needs_no_network() -> None:
     assert hub.resolve(hub.DEMO_AGENT).name == "draft"
 
 
-@pytest.mark.parametrize("name", ["", "  ", None, 5], ids=repr)
+@pytest.mark.parametrize("name", ["", "  ", None], ids=repr)
 def test_no_name_is_an_error_in_asking(name: object) -> None:
     with pytest.raises(ConfigError, match="No model was named"):
         hub.resolve(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("hf.co/unsloth/Qwen3-4B-GGUF:Q4_K_M", "is in GGUF, which mlxspec does not read"),
+        ("unsloth/Qwen3-4B-GGUF:Q4_K_M", "is in GGUF"),
+        ("https://ollama.com/library/qwen3", "`mlxspec models qwen3` searches"),
+        ("huggingface.co/datasets/openai/gsm8k", "is a dataset, not a model"),
+        ("https://huggingface.co/spaces/a/b", "is a space, not a model"),
+        ("https://example.com/model", "names no model"),
+    ],
+)
+def test_addresses_of_what_is_no_model(name: str, says: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        hub.resolve(name)
+    assert says in str(caught.value)
+
+
+def test_a_folder_of_pytorchs_files_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"PyTorch's \.bin files.*in safetensors"):
+        tensor_files(tmp_path)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
