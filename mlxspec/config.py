@@ -330,9 +330,11 @@ class SpecConfig:
         if not isinstance(self.predicted, str):
             self._check_predicted()
         # only drafters that know probabilities drop short drafts
-        longest = dict.fromkeys(("mtp", "eagle3", "draft-model"), ("n_max", self.model_depth))
-        if self.n_max is not None:  # else a block drafter drafts whole blocks
-            longest["dflash"] = "n_max", self.n_max
+        longest = {
+            kind.name: ("n_max", self.model_depth)
+            for kind in KINDS
+            if kind.folders and not (kind.drafts_blocks and self.n_max is None)  # then it drafts whole blocks
+        }
         longest["ngram-map-k4v"] = "ngram_m", self.ngram_m
         limits = [longest.get(name, ("", MAX_DRAFT)) for name in self.drafters]
         if limits and all(limit < self.n_min for _, limit in limits):

@@ -12,7 +12,9 @@ class DrafterKind:
 
     name: as `draft` has it. folders: by kind of folder that drafts as it, what such a folder is; empty for a kind without weights of its
     own. needs: what it cannot draft without. reads_layers: it reads the target's residual streams. has_own_rows: its head proposes from
-    tokens of its own choice. beside_head: it drafts together with the model's own MTP head. default: `auto` asks it wherever it can be
+    tokens of its own choice. beside_head: where it is paired with a model,
+    it drafts together with the model's own MTP head; one that a caller names drafts in place of the head. drafts_blocks: it drafts whole
+    blocks, as long as the options allow. default: `auto` asks it wherever it can be
     made. by_request: requests bring along what it drafts, so any list of drafters has it.
     """
 
@@ -22,6 +24,7 @@ class DrafterKind:
     reads_layers: bool = False
     has_own_rows: bool = False
     beside_head: bool = False
+    drafts_blocks: bool = False
     default: bool = False
     by_request: bool = False
 
@@ -51,6 +54,7 @@ KINDS = (
         folders=(("dflash", "a block drafter"),),
         reads_layers=True,
         beside_head=True,
+        drafts_blocks=True,
         default=True,
     ),
     DrafterKind(

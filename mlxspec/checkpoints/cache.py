@@ -15,6 +15,7 @@ from mlxspec.loading.folder import VISION_FILE, check_links, tensor_files
 from mlxspec.loading.published import MODELOPT_FILE, is_unpacked, of_mlx
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
+from mlxspec.models.drafter_folders import ALONE
 from mlxspec.models.folder import kind_by
 from mlxspec.models.runnable import judge
 
@@ -192,7 +193,7 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
         refs=revision.refs,
         folder=str(folder),
         size=revision.size,
-        model_type=runs.kind if runs.kind in ("eagle3", "dflash") else str(config.get("model_type")),
+        model_type=runs.kind if runs.kind in ALONE else str(config.get("model_type")),
         quantization=stored,
         has_head=has_head,
         is_complete=complete,

@@ -42,6 +42,7 @@ from mlxspec.loading.published import MODELOPT_FILE, of_mlx
 from mlxspec.loading.weights import Weights, is_of_a_tower, is_of_vision
 from mlxspec.models.assemble import assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_alone
+from mlxspec.models.drafter_folders import ALONE, FOLDERS
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.registry import architecture
@@ -117,7 +118,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
     runs = judge_folder(folder)
     if runs.by_mlx_lm:
         return _by_mlx_lm(folder, source, out, wish)
-    is_drafter = runs.kind in ("eagle3", "dflash")
+    is_drafter = runs.kind in ALONE
     made = _prepare_drafter(folder, source, wish) if is_drafter else _prepare(folder, source, wish)
     parts = (made.trunk, made.head, made.vision)
     trunk_bytes, head_bytes, vision_bytes = (sum(v.nbytes for v in part.values()) for part in parts)
@@ -207,7 +208,8 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
         raise ConfigError(
             f"{source} is {folder.title()} and has no MTP head; leave --mtp-bits and --graft-mtp out."
         )
-    if wish.dtype == "float16" and folder.kind() == "dflash":
+    is_narrow = FOLDERS[folder.kind()].is_narrow
+    if wish.dtype == "float16" and is_narrow:
         raise ConfigError(
             "A block drafter is not computed in float16, in which sums over several layers overflow; leave --dtype out."
         )
@@ -215,7 +217,7 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     module, weights = assemble_alone(config, folder.read)
     _check(wish, weights, {}, source)
     dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, weights)
-    weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and folder.kind() == "dflash" else dtype)
+    weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and is_narrow else dtype)
     if not is_quantized(weights):  # what config.json says of it is of other tensors
         config = {k: v for k, v in config.items() if k != "quantization_config"}
     if wish.trunk is None:

@@ -39,6 +39,7 @@ from mlxspec.loading.weights import (
 )
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled, assemble_folder, assemble_lazily
 from mlxspec.models.assemble_drafter import assemble_drafter, assemble_head_lazily
+from mlxspec.models.drafter_module import DrafterModule
 from mlxspec.models.float16 import expected_dtype
 from mlxspec.models.folder import Kind, ModelFolder
 from mlxspec.models.gemma_config import GemmaConfig
@@ -363,11 +364,8 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
 
 
 def _told(beside: _Beside) -> str:
-    """A sentence's end on the drafter beside."""
-    told, module = f"{beside.name}, {beside.how}", beside.module
-    if beside.kind == "dflash":
-        return f"{told}: a {module.title} of up to {module.config.num_drafts} tokens at once"
-    if beside.kind == "eagle3":
-        layers = ", ".join(map(str, module.layers_read))
-        return f"{told}; reads layers {layers} and proposes over {module.num_proposed} tokens"
-    return "--draft-model was named"
+    """Return a sentence's end on the drafter beside."""
+    module, end = beside.module, ""
+    if isinstance(module, DrafterModule):
+        end = ": " + ", ".join(filter(None, (module.title, module.told)))
+    return f"{beside.name}, {beside.how}{end}"

@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from mlxspec.checkpoints.catalogue import PublishedDrafter, drafters_for
 from mlxspec.checkpoints.memory import MemoryEstimate, with_drafter
-from mlxspec.drafter_kinds import TITLES
 from mlxspec.errors import ConfigError, MemoryBudgetError, MlxspecError, ModelError, StorageError
 from mlxspec.loading import download, hub, ranges
 from mlxspec.loading.download import Plan
@@ -29,7 +28,7 @@ from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.unpacking import unpack
 from mlxspec.loading.weights import Weights, is_bare_head
 from mlxspec.models.assemble_drafter import assemble_drafter, head_alone
-from mlxspec.models.dflash_config import kind_of
+from mlxspec.models.drafter_folders import title_of
 from mlxspec.models.folder import kind_by
 from mlxspec.models.registry import architecture
 from mlxspec.platform.folders import write_whole
@@ -112,7 +111,7 @@ def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") ->
     weights: Weights = {name: mx.zeros(e.shape, STORED[e.dtype]) for name, e in entries.items()}
     try:
         unpack(weights, {name: e.dtype for name, e in entries.items()})
-        title = f"a {kind_of(weights)} drafter" if kind == "dflash" else TITLES[kind]
+        title = title_of(kind, weights)
         of_target = read_json(plan.folder / "config.json")
         family = architecture(of_target)
         if kind == "head":

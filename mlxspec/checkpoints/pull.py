@@ -21,6 +21,7 @@ from mlxspec.loading.ranges import Repository
 from mlxspec.loading.tokenizer import Tokenizer, read_json, template_in
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.assemble_drafter import assemble_alone
+from mlxspec.models.drafter_folders import ALONE
 from mlxspec.models.folder import Kind, ModelFolder
 from mlxspec.models.runnable import Engine, Runnable, judge
 
@@ -97,7 +98,7 @@ def _check_tensors(plan: Plan, engine: Engine) -> Kind:
         kind = outline.kind()
         if kind == "model":
             assemble_folder(outline, engine=engine)
-        elif kind in ("eagle3", "dflash"):
+        elif kind in ALONE:
             assemble_alone(outline.config(), outline.read)
     return kind
 

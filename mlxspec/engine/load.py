@@ -49,12 +49,11 @@ from mlxspec.models.assemble import (
     assemble_by_mlx_lm,
     assemble_lazily,
 )
-from mlxspec.models.assemble_drafter import NO_ASSISTANT
-from mlxspec.models.dflash import DFlash
-from mlxspec.models.eagle3 import Eagle3Head
+from mlxspec.models.drafter_module import DrafterModule
 from mlxspec.models.fill import check_finite, evaluate
 from mlxspec.models.float16 import Float16Trial, prompt_beyond, reason, weight_beyond
 from mlxspec.models.folder import ModelFolder
+from mlxspec.models.gemma4_assistant import NO_ASSISTANT
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.runnable import Engine as ModelEngine
 from mlxspec.models.runnable import judge
@@ -337,7 +336,7 @@ def _read_weights(wanted: _Wanted, folders: _Folders, parts: _Parts) -> _Parts:
             "The drafter reads layers, which this model does not show: its rows do not share all of a forward."
         )
     for module in modules:
-        if isinstance(module, Eagle3Head | DFlash):
+        if isinstance(module, DrafterModule) and not isinstance(module, Qwen35Mtp):  # whose values are tried
             check_finite(module, f"The {module.title}")
     files = _read_files(folders, wanted.adapter)
     drafters, useless = _without_useless_head(parts.drafters, parts.tokenizer, files, ranks)

@@ -4,9 +4,9 @@ without their weights, and collects the modules that must be evaluated before th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -150,7 +150,7 @@ class DrafterBuilder:
             return self._mtp()
         if self.beside is None:
             raise ConfigError(f"The drafter {name} cannot be made.")
-        return self._MAKERS[name](self, self.beside)
+        return self._draft_model(self.beside) if name == "draft-model" else self._in_folder(name, self.beside)
 
     def _draft_model(self, beside: ModelFolder) -> Drafter:
         vocab_size = self.target.model.vocab_size
@@ -170,31 +170,28 @@ class DrafterBuilder:
             kv_bits=self.spec.draft_kv_bits,
         )
 
-    def _eagle3(self, beside: ModelFolder) -> Drafter:
-        config, model = beside.config(), self.target.model
-        head = assemble_drafter("eagle3", config, beside.read, model, self.dtype)
-        self._check_own_tokenizer(beside)
-        self._say_unread(head.config.unread, "the EAGLE-3 drafter's config.json")
-        if self.spec.draft_vocab:
-            self.notices.append(
-                f"--draft-vocab is not used: the EAGLE-3 drafter proposes over {head.num_proposed} tokens of its own."
-            )
-        self.modules.append(head)
-        return Eagle3(head, model.max_context, kv_bits=self.spec.draft_kv_bits)
-
-    def _dflash(self, beside: ModelFolder) -> Drafter:
-        config, model = beside.config(), self.target.model
-        bits = self.spec.draft_bits
-        block = assemble_drafter("dflash", config, beside.read, model, self.dtype, draft_bits=bits)
-        self._check_own_tokenizer(beside)
-        self.notices.append(
-            f"{beside.path.name} is a {block.title}: it drafts up to {block.config.num_drafts} tokens at once."
+    def _in_folder(self, name: str, beside: ModelFolder) -> Drafter:
+        """Return a drafter whose weights are in a folder of their own, by the class that `_CLASSES` names."""
+        model, spec = self.target.model, self.spec
+        made = assemble_drafter(
+            beside.kind(), beside.config(), beside.read, model, self.dtype, draft_bits=spec.draft_bits
         )
-        self._say_unread(block.config.unread, "the block drafter's config.json")
-        self._say_quantized(block.title, block.bits_at_load)
-        self.modules.append(block)
-        rows = self._head_rows("dflash", block)
-        return DFlashDrafter(block, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
+        self._check_own_tokenizer(beside)
+        self._say_unread(made.config.unread, f"the {made.title}'s config.json")
+        self._say_quantized(made.title, made.bits_at_load)
+        self.modules.append(made)
+        if not BY_NAME[name].has_own_rows:
+            rows = self._head_rows(name, made)
+            drafter = self._CLASSES[name](made, model.max_context, rows, kv_bits=spec.draft_kv_bits)
+        else:
+            if spec.draft_vocab:
+                self.notices.append(
+                    f"--draft-vocab is not used: the {made.title} proposes over {made.num_proposed} tokens of its own."
+                )
+            drafter = self._CLASSES[name](made, model.max_context, kv_bits=spec.draft_kv_bits)
+        if drafter.drafts_at_once:
+            self.notices.append(f"{beside.path.name} is a {made.title}: it {made.told}.")
+        return drafter
 
     def _mtp(self) -> Drafter:
         """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
@@ -243,11 +240,7 @@ class DrafterBuilder:
         return rows
 
     # of the kinds of drafters whose weights are in a folder of their own
-    _MAKERS: ClassVar[Mapping[str, Callable[[DrafterBuilder, ModelFolder], Drafter]]] = {
-        "eagle3": _eagle3,
-        "dflash": _dflash,
-        "draft-model": _draft_model,
-    }
+    _CLASSES: ClassVar[Mapping[str, Any]] = {"eagle3": Eagle3, "dflash": DFlashDrafter}
 
 
 def towers_of(made: Assembled) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Builds the modules of drafters that lie in a folder of their own: an MTP head, a Gemma 4 assistant, an EAGLE-3 or a block drafter.
+"""Builds the modules of drafters that lie in a folder of their own: MTP heads, and the kinds of drafter_folders.py.
 
 Each is assembled lazily, for a target that is assembled already: what does not fit is refused before a weight is read.
 """
@@ -6,7 +6,7 @@ Each is assembled lazily, for a target that is assembled already: what does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,21 +15,13 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.qwen_weights import head_of
 from mlxspec.loading.weights import Weights
 from mlxspec.models.assemble import HOW_TO_GET_A_HEAD, Assembled
-from mlxspec.models.dflash import DFlash, sanitize_dflash
-from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.drafter_module import sanitize_drafter
-from mlxspec.models.eagle3 import Eagle3Config, Eagle3Head, is_eagle3
+from mlxspec.models.drafter_folders import FOLDERS
 from mlxspec.models.fill import fill, foreign_format, is_packed, quantize_floats, unpacked_dtype
-from mlxspec.models.folder import Kind
-from mlxspec.models.gemma import Gemma
-from mlxspec.models.gemma4_assistant import AssistantConfig, Gemma4Assistant, sanitize_assistant
+from mlxspec.models.folder import Kind, kind_by
 from mlxspec.models.qwen3_5 import Qwen35
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.registry import Trunk, architecture
-from mlxspec.models.shard import is_divided
-
-NO_ASSISTANT = "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
 
 
 def assemble_head_lazily(
@@ -82,61 +74,32 @@ def assemble_drafter(
     draft_bits: int = 16,
     is_fused: bool = True,
 ) -> Any:
-    """A drafter of the kinds "assistant", "eagle3" and "dflash" for `target`: a Gemma4Assistant, an Eagle3Head, a DFlash. Not evaluated.
-    draft_bits: as SpecConfig has it, for block drafters. is_fused: ready to run. Raises ModelError, also if it is for another model."""
+    """Return the module of a drafter of a kind of drafter_folders.py for `target`, not evaluated. draft_bits: as SpecConfig has it, for
+    drafters whose floats are quantized at load. is_fused: ready to run. Raises ModelError, also if it is for another model."""
+    folder = FOLDERS.get(kind)
+    if folder is None:
+        raise ModelError(f"There is no module here for drafters of the kind {kind}.")
     given = read()
-    made, weights = _module(kind, config, given, target)
+    made, weights = folder.build(config, given, target)
     dtype = unpacked_dtype(given, dtype)
-    if kind == "dflash" and dtype is not None and dtype == mx.float16:
+    if folder.is_narrow and dtype is not None and dtype == mx.float16:
         dtype = mx.bfloat16
     own_is_packed = fill(made, weights, dtype, f"The {made.title}", foreign_format(config))
-    if kind == "dflash" and is_packed(target) and not own_is_packed:
+    if folder.is_narrow and is_packed(target) and not own_is_packed:
         quantize_floats(made, draft_bits)
     if is_fused:
         made.fuse()
     return made
 
 
-def _module(kind: Kind, config: Mapping[str, Any], given: Weights, target: Any) -> tuple[Any, Weights]:
-    """The drafter's module, not filled, and the folder's tensors under its names. Raises ModelError."""
-    if kind == "assistant":
-        if not isinstance(target, Gemma):
-            raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
-        if is_divided(target):
-            raise ModelError(NO_ASSISTANT)
-        return Gemma4Assistant(AssistantConfig.from_dict(config), target), sanitize_assistant(given)
-    if kind == "eagle3":
-        weights = sanitize_drafter(given)
-        return Eagle3Head(Eagle3Config.from_dict(config), target, weights), weights
-    if kind != "dflash":
-        raise ModelError(f"There is no module here for drafters of the kind {kind}.")
-    weights = sanitize_dflash(given)
-    return DFlash(DFlashConfig.from_dict(config, weights.keys()), target), weights
-
-
-class _AbsentTarget(NamedTuple):
-    """The sizes of a target that drafters read when they are built. config: has its softcap."""
-
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    config: Any
-
-
 def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tuple[nn.Module, Weights]:
-    """An EAGLE-3 or block drafter without its target, which is taken to be the one that it was made for: the module, not filled and not
-    fused, and the folder's tensors under its names. Raises ModelError where `assemble_drafter` would."""
+    """Return a drafter without its target, which is taken to be the one that it was made for: the module, not filled and not fused, and the
+    folder's tensors under its names. Raises ModelError where `assemble_drafter` would."""
     given = read()
-    kind: Kind = "eagle3" if is_eagle3(given, config) else "dflash"
-    if kind == "eagle3":
-        eagle = Eagle3Config.from_dict(config)
-        target = _AbsentTarget(
-            eagle.target_size, eagle.text.vocab_size, 1 + max(eagle.layers, default=63), config=eagle
-        )
-    else:
-        block = DFlashConfig.from_dict(config, sanitize_dflash(given).keys())
-        num_layers = block.num_target_layers or 1 + max(block.layer_ids)
-        target = _AbsentTarget(block.text.hidden_size, block.text.vocab_size, num_layers, config=block)
-    (filled, weights), (empty, _) = (_module(kind, config, given, target) for _ in range(2))
+    folder = FOLDERS.get(kind_by(given, config))
+    if folder is None or folder.alone is None:
+        raise ModelError("This drafter can be built for its target only.")
+    target = folder.alone(config, given)
+    (filled, weights), (empty, _) = (folder.build(config, given, target) for _ in range(2))
     fill(filled, weights, None, f"The {filled.title}", foreign_format(config))
     return empty, weights

@@ -16,6 +16,9 @@ and says how sure it is. Knows weights, cells and blocks; knows no histories, no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -28,8 +31,8 @@ from mlxspec.kernels.attention import attend_tailed
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
-from mlxspec.models.dflash_config import DFlashConfig
-from mlxspec.models.drafter_module import DrafterModule, sanitize_drafter
+from mlxspec.models.dflash_config import DFlashConfig, is_block_drafter, kind_of
+from mlxspec.models.drafter_module import AbsentTarget, DrafterFolder, DrafterModule, sanitize_drafter
 from mlxspec.models.layers import FusedLinear, Parts, Rotary, project, rms_norm, rotate, swapped
 from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
 from mlxspec.models.registry import Trunk
@@ -272,6 +275,14 @@ class DFlash(DrafterModule):
 
     # --- from hiddens of a block to logits
 
+    @property
+    def told(self) -> str:
+        return f"drafts up to {self.config.num_drafts} tokens at once"
+
+    @property
+    def is_whole(self) -> bool:
+        return self.picks_in_order or super().is_whole
+
     def head(self, hidden: mx.array) -> mx.array:
         """(N, H) -> (N, R), of each place by itself"""
         if "lm_head" in self:
@@ -330,3 +341,24 @@ def sanitize_dflash(weights: Weights) -> Weights:
     """The tensors as `sanitize_drafter` gives them, never float16, see `DFlash`."""
     halves = {name: value for name, value in weights.items() if value.dtype == mx.float16}
     return sanitize_drafter(weights | {name: value.astype(mx.bfloat16) for name, value in halves.items()})
+
+
+def _build(config: Mapping[str, Any], given: Weights, target: Any) -> tuple[DFlash, Weights]:
+    weights = sanitize_dflash(given)
+    return DFlash(DFlashConfig.from_dict(config, weights.keys()), target), weights
+
+
+def _target(config: Mapping[str, Any], given: Weights) -> AbsentTarget:
+    c = DFlashConfig.from_dict(config, sanitize_dflash(given).keys())
+    num_layers = c.num_target_layers or 1 + max(c.layer_ids)
+    return AbsentTarget(c.text.hidden_size, c.text.vocab_size, num_layers, config=c)
+
+
+FOLDER = DrafterFolder(
+    kind="dflash",
+    is_one=is_block_drafter,
+    build=_build,
+    alone=_target,
+    title=lambda names: f"a {kind_of(names)} drafter",
+    is_narrow=True,
+)

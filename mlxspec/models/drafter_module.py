@@ -5,8 +5,9 @@ A drafter's own vocabulary is told by `d2t`: row i of its language-model head st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,8 +29,37 @@ KEYS_OF_ALL = Keys(
 )
 
 
+class AbsentTarget(NamedTuple):
+    """The sizes of a target that drafters read when they are built. config: has its softcap."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    config: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterFolder:
+    """A kind of drafter that lies in a folder of its own, as far as its weights go.
+
+    kind: the folder's, as drafter_kinds.py names it. is_one: whether tensors of these names, or this config.json, are such a drafter's.
+    build: returns the module for a target, not filled, and the folder's tensors under its names; raises ModelError. alone: the target that
+    such a drafter was made for, from its config and tensors; None: it cannot be built without its target, and so not be converted.
+    title: with its article, from the names of tensors; None: as drafter_kinds.py says. is_narrow: it is never computed in float16, and
+    floats of it are quantized at load where its target is quantized.
+    """
+
+    kind: str
+    is_one: Callable[[Collection[str], Mapping[str, Any]], bool]
+    build: Callable[[Mapping[str, Any], Weights, Any], tuple[Any, Weights]]
+    alone: Callable[[Mapping[str, Any], Weights], AbsentTarget] | None = None
+    title: Callable[[Collection[str]], str] | None = None
+    is_narrow: bool = False
+
+
 class DrafterModule(nn.Module):
-    """A subclass has `layers` that can `fuse`, `fc`, and perhaps `lm_head` and `d2t`. title: for sentences. ids (R,) int32: the target's
+    """A subclass has `layers` that can `fuse`, `fc`, and perhaps `lm_head` and `d2t`; one without layers has `layers = []`. `fc` has no
+    bias. title: for sentences. ids (R,) int32: the target's
     tokens that its logits are of; None: all of them, in order. bits_at_load: to how many bits its matrices were quantized when it was
     loaded, None where they are as stored."""
 
@@ -59,6 +89,16 @@ class DrafterModule(nn.Module):
     @property
     def target(self) -> Any:
         return self._target[0]
+
+    @property
+    def told(self) -> str:
+        """What `inspect` says of it, after its title."""
+        return ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it proposes over the whole vocabulary, whatever `--draft-vocab` says."""
+        return "lm_head" in self
 
     @property
     def head_owner(self) -> Any:

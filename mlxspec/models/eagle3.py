@@ -25,9 +25,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxspec.errors import ModelError
+from mlxspec.loading.weights import Weights
 from mlxspec.models.cell_head import CellHead
 from mlxspec.models.config_values import Keys, Values, flag, flattened, read, short
-from mlxspec.models.drafter_module import KEYS_OF_ALL, check_sizes
+from mlxspec.models.drafter_module import (
+    KEYS_OF_ALL,
+    AbsentTarget,
+    DrafterFolder,
+    check_sizes,
+    sanitize_drafter,
+)
 from mlxspec.models.layers import Rotary, rms_norm
 from mlxspec.models.qwen3_5_config import Qwen35Config
 from mlxspec.models.qwen3_5_layers import Qwen35Attention, Qwen35DecoderLayer
@@ -202,6 +209,11 @@ class Eagle3Head(CellHead):
             self.d2t = mx.zeros(c.draft_vocab, mx.int32)
 
     @property
+    def told(self) -> str:
+        layers = ", ".join(map(str, self.layers_read))
+        return f"reads layers {layers} and proposes over {self.num_proposed} tokens"
+
+    @property
     def num_proposed(self) -> int:
         """Number of the target's tokens that the drafter can propose."""
         return self.config.draft_vocab
@@ -240,3 +252,16 @@ class Eagle3Head(CellHead):
     def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
         x = self.layers[0].after_attention(x, attended, gate)
         return self._normed(x) if self.config.norm_output else x
+
+
+def _build(config: Mapping[str, Any], given: Weights, target: Any) -> tuple[Eagle3Head, Weights]:
+    weights = sanitize_drafter(given)
+    return Eagle3Head(Eagle3Config.from_dict(config), target, weights), weights
+
+
+def _target(config: Mapping[str, Any], given: Weights) -> AbsentTarget:
+    c = Eagle3Config.from_dict(config)
+    return AbsentTarget(c.target_size, c.text.vocab_size, 1 + max(c.layers, default=63), config=c)
+
+
+FOLDER = DrafterFolder(kind="eagle3", is_one=is_eagle3, build=_build, alone=_target)

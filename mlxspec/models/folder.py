@@ -4,44 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from mlxspec.drafter_kinds import TITLES
 from mlxspec.errors import ModelError
 from mlxspec.loading.folder import check_links, tensor_files
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
 from mlxspec.loading.weights import FolderWeights, is_bare_head, read_folder
-from mlxspec.models.dflash_config import is_block_drafter, kind_of
-from mlxspec.models.eagle3 import is_eagle3
+from mlxspec.models.drafter_folders import FOLDERS, folder_kind, title_of
 from mlxspec.models.float16 import narrow
-from mlxspec.models.gemma4_assistant import ASSISTANT_TYPES
 from mlxspec.models.vision.settings import image_settings
 
-Kind = Literal["head", "assistant", "eagle3", "dflash", "model"]
+Kind = str  # "model", "head", or a kind of drafter_folders.py
 _HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
 
 
 def drafter_in(config: Mapping[str, Any]) -> Kind | None:
     """Return the kind of drafter that a folder is, as far as config.json alone says; None where it says none."""
-    if is_eagle3((), config):
-        return "eagle3"
-    if is_block_drafter((), config):
-        return "dflash"
-    kind = config.get("model_type")
-    return "assistant" if kind in tuple(ASSISTANT_TYPES) else "head" if kind in _HEAD_TYPES else None
+    return folder_kind((), config) or ("head" if config.get("model_type") in _HEAD_TYPES else None)
 
 
 def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
     """Return what tensors of these names are, a head's being under `mtp.`. config: their config.json."""
     if all(name.startswith("mtp.") for name in names):
         return "head"
-    if is_eagle3(names):
-        return "eagle3"
-    if is_block_drafter(names):
-        return "dflash"
-    kind = drafter_in(config)
-    return "model" if kind is None or kind == "head" else kind  # a head has no other tensors
+    return folder_kind(names, {}) or folder_kind((), config) or "model"
 
 
 class ModelFolder:
@@ -97,4 +84,4 @@ class ModelFolder:
     def title(self) -> str:
         """Return what the folder holds, with its article: "an EAGLE-3 drafter"."""
         kind = self.kind()
-        return f"a {kind_of(self.read())} drafter" if kind == "dflash" else TITLES[kind]
+        return title_of(kind, self.read() if kind in FOLDERS else ())

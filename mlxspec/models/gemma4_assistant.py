@@ -25,12 +25,14 @@ from mlxspec.loading.weights import Weights
 from mlxspec.models.base import Output
 from mlxspec.models.config_values import Keys, Values
 from mlxspec.models.cut_layers import piece_before, piece_behind
+from mlxspec.models.drafter_module import DrafterFolder
 from mlxspec.models.gemma import Gemma
 from mlxspec.models.gemma_config import OUTER_KEYS, GemmaConfig, gemma4_config
 from mlxspec.models.layers import FusedLinear, Parts, project, rms_norm
 from mlxspec.models.row_attention import attend_rows
 from mlxspec.models.seams import attending_by_row
 from mlxspec.models.segments import Segments
+from mlxspec.models.shard import is_divided
 from mlxspec.models.text_model import text_stack
 from mlxspec.platform.host import numbers
 
@@ -206,3 +208,21 @@ def sanitize_assistant(weights: Weights) -> Weights:
     if name in out and mx.issubdtype(out[name].dtype, mx.integer):
         out[name] = out[name].astype(mx.int32)
     return out
+
+
+NO_ASSISTANT = "A Gemma 4 assistant cannot draft for a model that is divided among ranks: it reads keys and values of all heads."
+
+
+def _build(config: Mapping[str, Any], given: Weights, target: Any) -> tuple[Gemma4Assistant, Weights]:
+    if not isinstance(target, Gemma):
+        raise ModelError("A Gemma 4 assistant drafts for Gemma 4 models only.")
+    if is_divided(target):
+        raise ModelError(NO_ASSISTANT)
+    return Gemma4Assistant(AssistantConfig.from_dict(config), target), sanitize_assistant(given)
+
+
+FOLDER = DrafterFolder(
+    kind="assistant",
+    is_one=lambda names, config: config.get("model_type") in tuple(ASSISTANT_TYPES),
+    build=_build,
+)

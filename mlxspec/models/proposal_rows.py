@@ -12,11 +12,10 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.progress import amount
 from mlxspec.loading.row_lists import most_frequent
 from mlxspec.loading.tokenizer import Tokenizer
-from mlxspec.models.dflash import DFlash
+from mlxspec.models.drafter_module import DrafterModule
 from mlxspec.models.fill import is_packed
 from mlxspec.models.gemma4_assistant import Gemma4Assistant
 from mlxspec.models.head_rows import HeadRows
-from mlxspec.models.qwen3_5_mtp import Qwen35Mtp
 from mlxspec.models.reads import Reads, drafted_reads
 from mlxspec.models.shard import GatheredHead
 from mlxspec.models.sizes import bytes_of
@@ -30,7 +29,7 @@ _SOURCES = {
     "package": "counted for this vocabulary",
     "merges": "taken in the order of the tokenizer's merges",
 }
-Drafting = Qwen35Mtp | DFlash | Gemma4Assistant | TextModel
+Drafting = DrafterModule | Gemma4Assistant | TextModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
 
 def _owner(drafter: Drafting) -> Any:
     """The model whose rows of a head a drafter may propose from."""
-    return drafter.target if isinstance(drafter, Qwen35Mtp | DFlash) else drafter
+    return drafter.target if isinstance(drafter, DrafterModule) else drafter
 
 
 def rows_of(
@@ -75,7 +74,7 @@ def rows_of(
     """Rows of the head that `drafter` proposes with, lazily; None where it scores clusters of tokens instead. vocab_size: of the ids that
     may be proposed, None for the head's."""
     bits = draft_bits if draft_bits < 16 and is_packed(target) else None
-    if isinstance(drafter, DFlash) and (drafter.picks_in_order or drafter.config.has_head):
+    if isinstance(drafter, DrafterModule) and drafter.is_whole:
         return None
     owner = _owner(drafter)
     head = owner.head_module
@@ -123,8 +122,8 @@ def choose_rows(
     if found is None:
         unused = "--draft-vocab is not used: the assistant scores clusters of tokens, not all of them."
         if not isinstance(drafter, Gemma4Assistant):
-            kind = drafter.config.kind if isinstance(drafter, DFlash) else "the draft model"
-            unused = f"--draft-vocab is not used: {kind} proposes over the whole vocabulary."
+            title = drafter.title if isinstance(drafter, DrafterModule) else "draft model"
+            unused = f"--draft-vocab is not used: the {title} proposes over the whole vocabulary."
         return None, [unused] if asked else []
     if not found.num_rows:
         return None, []

@@ -169,7 +169,7 @@ def test_inspect(zoo: Zoo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     found = json.loads(capsys.readouterr().out)
     (dflash,) = [d for d in found["drafters"] if d["name"] == "dflash"]
     assert dflash["usable"]
-    assert "a DSpark drafter of up to 8 tokens at once" in dflash["why"]
+    assert "DSpark drafter, drafts up to 8 tokens at once" in dflash["why"]
     assert found["memory"]["drafter_weights"] > 0
     assert main(["inspect", target]) == 0
     assert "no dflash: needs --draft-model" in capsys.readouterr().out
