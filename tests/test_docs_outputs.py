@@ -35,9 +35,9 @@ def shape(line: str) -> str:
     line = re.split(r" · peak memory ", line)[0]
     line = re.sub(r"\d[\d,]*(?:\.\d+)?", "0", line)
     line = re.sub(r"(?: · [a-z0-9-]+ 0/0 \(0 deep, 0 accepted\))+", " · DRAFTERS", line)
-    line = line.replace(
-        ", 0 times as fast as without drafting", ""
-    )  # said where rounds of this process settle it
+    # said where there are plain rounds to compare with
+    ratio = r", 0(?: to 0)? times as fast as without drafting(?: \(0 to 0\)|, which is not settled)"
+    line = re.sub(ratio, "", line)
     return line.replace("0 tokens, 0 tok/s", "0 tokens").replace(" (0 cached)", "")
 
 
@@ -103,7 +103,8 @@ FIGURE = re.compile(
     r"(?<![\w.:/-])\d[\d,.]*(?: to \d[\d,.]*)?(?: ?(?:%|GB|MB|kB|tok/s|tokens a second|times))?(?![\w/-]|\.\d)"
 )
 SOURCE = re.compile(
-    r"https?://[^)\s]*\d|(?:scripts|tests)/\w+|mlxspec inspect|[Cc]ommits? [0-9a-f]{7}|measurements/|\b[0-9a-f]{7,8} \||the shapes|published"
+    r"https?://[^)\s]*\d|(?:scripts|tests)/\w+|mlxspec inspect|[Cc]ommits? [0-9a-f]{7}|measurements/|\b[0-9a-f]{7,8} \|"
+    r"|the shapes|published"
 )
 
 
