@@ -7,10 +7,10 @@ it quantizes or renames is as it has it.
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from mlxspec.models.adapted.fused import fold_norms, join_products
 from mlxspec.models.adapted.mended import differences, mend, short_factors, unread
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapted.published_weights import PublishedWeights
+from mlxspec.models.adapted.words import older_words
 from mlxspec.models.adapters import add_adapter, add_adapters
 from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
 from mlxspec.models.float16 import narrow_module
@@ -46,6 +47,7 @@ _CONTEXTS = (
     "seq_length",
     "n_positions",
 )
+_LACKS = re.compile(r"missing \d+ required positional arguments?: (.+)")
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ROWS = ("vocab_size",)
 _MOST_LAYERS, _MOST_ROWS = 1024, 1 << 22
@@ -182,30 +184,8 @@ def _judge(config: Mapping[str, Any]) -> None:
 
 def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
     """Return members to put into a config.json for mlx-lm's classes. max_context: tokens of a row at most, where that is known."""
-    older = _older_words(config)
+    older = older_words(config)
     return older | short_factors({**config, **older}, max_context)
-
-
-def _older_words(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Members to add to a config.json whose rotary positions are said in `rope_parameters`, as transformers 5 writes it: classes of mlx-lm
-    that do not know that word would take their defaults."""
-    text = config.get("text_config")
-    _, arguments = classes_of(dict(config))
-    words = {} if "rope_parameters" in signature(arguments).parameters else _rope_of(config)
-    if isinstance(text, Mapping) and (inner := _rope_of(text)):
-        words["text_config"] = {**text, **inner}
-    return words
-
-
-def _rope_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    rope = part.get("rope_parameters")
-    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        return {}
-    kind = rope.get("rope_type", "default")
-    said = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-    if kind != "default":
-        said["rope_scaling"] = {"type": kind, **{k: v for k, v in rope.items() if k not in said}}
-    return {name: value for name, value in said.items() if part.get(name) is None}
 
 
 def _check_token_ids(module: Any, num_rows: int) -> None:
@@ -234,8 +214,9 @@ def _in_one_sentence() -> Iterator[None]:
     except SystemExit as error:  # as mlx-lm's olmo.py does where a package is missing
         raise ModelError(f"{MLX_LM} cannot load this model: its code ended with status {error}.") from error
     except Exception as error:
-        what = textwrap.shorten(printable(error, 4096), 160, placeholder=" and more").rstrip(".")
-        what = what or type(error).__name__
+        lacks = _LACKS.search(str(error))
+        what = f"config.json lacks {lacks[1]}" if lacks else printable(error, 4096)
+        what = textwrap.shorten(what, 160, placeholder=" and more").rstrip(".") or type(error).__name__
         raise ModelError(f"{MLX_LM} cannot load this model: {what}.") from error
 
 

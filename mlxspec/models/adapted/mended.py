@@ -225,6 +225,8 @@ def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
         )
     if kind == "qwen2_moe" and text.get("norm_topk_prob"):
         yield "norm_topk_prob of config.json is not used: mlx-lm's code adds experts up with the weights that are not normed."
+    if kind == "jamba" and text.get("num_experts", 16) > 1:
+        yield "This model weights experts otherwise than as published: mlx-lm's code norms the weights of those that it chooses."
     if kind == "ernie4_5_moe" and text.get("moe_use_aux_free", True):
         yield "This model chooses other experts than as published: mlx-lm's code drops e_score_correction_bias."
     named, step = text.get("layer_types"), text.get("sliding_window_pattern", 4)

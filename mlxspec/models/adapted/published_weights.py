@@ -16,6 +16,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights, our_name
 from mlxspec.models.adapted.classes import classes_of
+from mlxspec.models.adapted.words import older_names
 from mlxspec.models.adapter_files import read_adapter
 from mlxspec.models.adapters import merged
 from mlxspec.platform import device
@@ -30,19 +31,21 @@ class PublishedWeights:
         self._adapter = adapter
 
     def classes_of(self, config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
-        """Return what makes a module, and its arguments' class. The module adds to the folder's weights, before it renames and splits them,
-        the adapter's changes to those that no module has."""
+        """Return what makes a module, and its arguments' class. The module gets the folder's weights under the names that it knows, and
+        with the adapter's changes to those that no module has."""
         self._config = config
         model, arguments = classes_of(config)
-        return (model if self._adapter is None else partial(self._hooked, model, self._adapter)), arguments
+        return partial(self._hooked, model), arguments
 
-    def _hooked(self, model: Any, adapter: str | Path, arguments: Any) -> Any:
+    def _hooked(self, model: Any, arguments: Any) -> Any:
         module = model(arguments)
         own = getattr(module, "sanitize", dict)
 
         def sanitize(weights: Weights) -> Weights:
             del module.sanitize
-            self._change(module, adapter, weights)
+            weights = older_names(self._config.get("model_type"), weights)
+            if self._adapter is not None:
+                self._change(module, self._adapter, weights)
             return dict(own(weights))
 
         module.sanitize = sanitize

@@ -1,0 +1,172 @@
+"""Says a config.json and tensors in the words of mlx-lm's classes, where transformers 5 writes other ones: rotary positions in
+`rope_parameters`, new names of layers and sizes, and no key for what a class has built in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+import mlx.core as mx
+
+from mlxspec.loading.weights import Weights
+from mlxspec.models.adapted.classes import classes_of
+
+Part = Mapping[str, Any]
+_FULL, _WINDOWED = "full_attention", "sliding_attention"
+
+
+def older_words(config: Part) -> dict[str, Any]:
+    """Return members to add to a config.json, also to its `text_config`: classes of mlx-lm that do not know transformers' words would take
+    their defaults, or refuse it."""
+    plain = {key: plain_value(value) for key, value in config.items()}
+    words = {key: value for key, value in plain.items() if value != config[key]}
+    _, arguments = classes_of(dict(config))
+    knows_rope = "rope_parameters" in signature(arguments).parameters
+    words |= _absent(plain, ({} if knows_rope else _rope(plain)) | _of_kind(plain))
+    text = plain.get("text_config")
+    if isinstance(text, Mapping):
+        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        inner = _absent(text, _rope(text) | _of_kind(text) | outer)
+        if inner:
+            words["text_config"] = {**text, **inner}
+    return words
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a config.json with the floats that JSON cannot say, which transformers writes as objects."""
+    if isinstance(value, Mapping):
+        named = value.get("__float__")
+        return float(named) if isinstance(named, str) else {k: plain_value(v) for k, v in value.items()}
+    return [plain_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _absent(part: Part, words: Part) -> dict[str, Any]:
+    return {key: value for key, value in words.items() if part.get(key) is None or key in _RENAMED}
+
+
+def _rope(part: Part) -> dict[str, Any]:
+    """The older words for `rope_parameters`, for all layers or for each kind of them."""
+    rope = part.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return {}
+    if isinstance(rope.get(_FULL), Mapping):
+        theta = {"rope_local_base_freq": rope[_WINDOWED].get("rope_theta")} if _WINDOWED in rope else {}
+        return _scaled(rope[_FULL]) | theta
+    return {} if any(isinstance(value, Mapping) for value in rope.values()) else _scaled(rope)
+
+
+def _scaled(rope: Part) -> dict[str, Any]:
+    kind = rope.get("rope_type", "default")
+    said = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    said["rope_scaling"] = None
+    if kind != "default":
+        said["rope_scaling"] = {"type": kind, **{k: v for k, v in rope.items() if k not in said}}
+    return said
+
+
+def _of_kind(part: Part) -> dict[str, Any]:
+    words, own = (
+        _head_dim(part.get("hidden_size"), part.get("num_attention_heads")),
+        _WORDS.get(str(part.get("model_type"))),
+    )
+    return words if own is None else words | own(part)
+
+
+def _head_dim(hidden: Any, heads: Any) -> dict[str, Any]:
+    is_known = isinstance(hidden, int) and isinstance(heads, int) and heads > 0
+    return {"head_dim": hidden // heads} if is_known else {}
+
+
+def _turned(part: Part, default: float = 1.0) -> float:
+    rope = part.get("rope_parameters")
+    found = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    return float(found or part.get("partial_rotary_factor") or default)
+
+
+def _neox(part: Part) -> dict[str, Any]:
+    return {
+        "rotary_emb_base": (part.get("rope_parameters") or {}).get("rope_theta", 10000),
+        "rotary_pct": _turned(part, 0.25),
+    }
+
+
+def _granite(part: Part) -> dict[str, Any]:
+    names = {"linear_attention": "mamba", _FULL: "attention"}
+    named = [names.get(name, name) for name in part.get("layer_types") or []]
+    return {"layer_types": named, "position_embedding_type": part.get("position_embedding_type") or "nope"}
+
+
+def _exaone4(part: Part) -> dict[str, Any]:
+    letters = ["L" if name == "sliding_attention" else "G" for name in part.get("layer_types") or []]
+    return {"sliding_window_pattern": "".join(letters)} if letters else {}
+
+
+def _kimi(part: Part) -> dict[str, Any]:
+    named = list(part.get("layer_types") or [])
+    return {
+        "rope_theta": 10000.0,
+        "linear_attn_config": {
+            "kda_layers": [i + 1 for i, name in enumerate(named) if name == "linear_attention"],
+            "full_attn_layers": [i + 1 for i, name in enumerate(named) if name != "linear_attention"],
+            "num_heads": part.get("linear_num_heads"),
+            "head_dim": part.get("linear_head_dim"),
+            "short_conv_kernel_size": part.get("linear_conv_kernel_dim"),
+        },
+    }
+
+
+# By model_type, what mlx-lm's class wants to be told beside.
+_WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
+    "apertus": lambda part: {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "exaone4": _exaone4,
+    "exaone_moe": lambda part: {"is_moe_layer": [k == "sparse" for k in part.get("mlp_layer_types") or []]},
+    "gpt2": lambda part: {"n_ctx": part.get("n_positions")},
+    "gpt_neox": _neox,
+    "granitemoehybrid": _granite,
+    "kimi_linear": _kimi,
+    "lfm2": lambda part: {"block_dim": part.get("hidden_size")},
+    "mamba2": lambda part: {"intermediate_size": part.get("expand", 2) * part.get("hidden_size", 0)},
+    "mellum": lambda part: {"num_experts": part.get("num_local_experts")},
+    "minimax_m2": lambda part: {
+        "rotary_dim": int(part.get("head_dim", 0) * _turned(part)),
+        "shared_intermediate_size": 0,
+    },
+    "qwen3_vl_moe_text": lambda part: {"num_experts": part.get("num_local_experts"), "norm_topk_prob": True},
+    "solar_open": lambda part: {
+        "first_k_dense_replace": 0,
+        "intermediate_size": part.get("moe_intermediate_size"),
+        "partial_rotary_factor": 1.0,
+    },
+}
+_RENAMED = ("layer_types", "sliding_window_pattern")  # whose values have other names, not only the key
+
+
+def older_names(kind: Any, weights: Weights) -> Weights:
+    """Return a folder's tensors under the names that mlx-lm's code for a model_type reads."""
+    if kind == "gpt2":
+        return {name.removeprefix("transformer."): value for name, value in weights.items()}
+    return _apart(weights) if kind == "gpt_oss" else weights
+
+
+_STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+
+
+def _apart(weights: Weights) -> Weights:
+    """gpt-oss in floats: stacks (E, in, out), whose rows of gate and up take turns, to three of (E, out, in)."""
+    found: Weights = {}
+    for name, value in weights.items():
+        stack = _STACK.fullmatch(name)
+        if stack is None or not mx.issubdtype(value.dtype, mx.floating):
+            found[name] = value
+            continue
+        value = value if stack[3] else value.swapaxes(1, 2)
+        leaf = "bias" if stack[3] else "weight"
+        if stack[2] == "down_proj":
+            found[f"{stack[1]}.down_proj.{leaf}"] = value
+        else:
+            found[f"{stack[1]}.gate_proj.{leaf}"] = value[:, ::2]
+            found[f"{stack[1]}.up_proj.{leaf}"] = value[:, 1::2]
+    return found
