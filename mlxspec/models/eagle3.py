@@ -9,8 +9,8 @@ Further steps of one draft feed h' back in place of g. Variants, by config.json 
     fc_norm                EAGLE-3.1: a norm for each stream before fc
     norm_output            EAGLE-3.1: norm(h') is what the head sees and what is fed back
     q_norm, k_norm         queries and keys of each head are normed before they are turned, as in Qwen3
-The head has rows for the draft's own vocabulary; row i means token i + d2t[i] of the target. The embedding is the drafter's own or, where
-the folder has none, the target's. Rotary positions count cells; they are relative, so it makes no difference where they begin.
+The head has rows for the draft's own vocabulary; row i means token i + d2t[i] of the target. Head and embedding are the drafter's own or,
+where the folder has none, the target's. Rotary positions count cells; they are relative, so it makes no difference where they begin.
 Knows its weights and its cache; knows nothing of drafts, rows' histories or acceptance.
 """
 
@@ -50,8 +50,9 @@ KEYS = KEYS_OF_ALL | Keys(
     # who wrote it and how it was trained, and for which model
     idle=frozenset(
         """
-        draft_num_hidden_layers embed_requires_grad enable_sp_ulysses has_no_defaults_at_init inference_type layer_types num_target_layers
-        pretraining_tp speculators_model_type step_loss_decay target_model_name_or_path target_model_type ttt_length use_aux_hidden_state
+        draft_num_hidden_layers embed_requires_grad enable_sp_ulysses has_no_defaults_at_init inference_type layer_types
+        num_hidden_layers num_target_layers pretraining_tp speculators_model_type step_loss_decay target_model_name_or_path
+        target_model_type ttt_length use_aux_hidden_state
         """.split()
     ),
     only={
@@ -86,8 +87,6 @@ class Eagle3Config:
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
         """Raises ModelError naming the first key that is missing, out of range or not supported."""
         get = Values(flattened(config, "transformer_layer_config", "eagle_config", ""), KEYS)
-        if get.size("num_hidden_layers", 1) != 1:
-            raise ModelError("config.json: an EAGLE-3 drafter has one layer; num_hidden_layers is more.")
         rope, num_heads = merged(get), get.size("num_attention_heads")
         text = plain_layers(
             get,
@@ -185,6 +184,10 @@ class Eagle3Head(CellHead):
         """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own, and whether queries and
         keys are normed. Raises ModelError for another target's drafter."""
         config.check_fits(target)
+        if any(name.startswith("layers.1.") for name in names):
+            raise ModelError(
+                "The EAGLE-3 drafter cannot be loaded: such drafters have one layer, and it has more."
+            )
         c, text = config, config.text
         rotary = Rotary.of_first(text.rope_dims, text.rope_theta, text.head_dim, text.rope_scaling)
         super().__init__(text, target, rotary)
@@ -204,7 +207,9 @@ class Eagle3Head(CellHead):
         self.fc = nn.Linear(num * c.target_size, text.hidden_size, bias=False)
         self.layers = [_Layer(c, "layers.0.self_attn.q_norm.weight" in names)]
         self.norm = nn.RMSNorm(text.hidden_size)
-        self.lm_head = nn.Linear(text.hidden_size, c.draft_vocab, bias=False)
+        has_whole = c.draft_vocab == text.vocab_size and text.hidden_size == c.target_size
+        if "lm_head.weight" in names or not has_whole:  # a reduced head is no part of the target's
+            self.lm_head = nn.Linear(text.hidden_size, c.draft_vocab, bias=False)
         if c.draft_vocab != text.vocab_size or "d2t" in names:
             self.d2t = mx.zeros(c.draft_vocab, mx.int32)
 
@@ -212,6 +217,10 @@ class Eagle3Head(CellHead):
     def told(self) -> str:
         layers = ", ".join(map(str, self.layers_read))
         return f"reads layers {layers} and proposes over {self.num_proposed} tokens"
+
+    @property
+    def is_whole(self) -> bool:
+        return True
 
     @property
     def num_proposed(self) -> int:
@@ -232,7 +241,10 @@ class Eagle3Head(CellHead):
 
     def head(self, hidden: mx.array) -> mx.array:
         """Outputs of cells (N, H) -> logits (N, R)"""
-        return self.lm_head(hidden if self.config.norm_output else self._normed(hidden))  # type: ignore[no-any-return]
+        seen = hidden if self.config.norm_output else self._normed(hidden)
+        if "lm_head" in self:
+            return self.lm_head(seen)  # type: ignore[no-any-return]
+        return self.target.head(seen.astype(self.target.dtype))  # type: ignore[no-any-return]
 
     def _normed(self, x: mx.array) -> mx.array:
         return rms_norm(x, self.norm.weight, self.config.text.rms_eps)

@@ -328,14 +328,10 @@ BAD: dict[str, tuple[dict, str]] = {
         r"its d2t names a token twice\.",
     ),
     "d2t of floats": ({"tensors": {"d2t": mx.zeros(72)}}, r"d2t holds float32, expected int32\."),
-    "two layers": (
-        {
-            "transformer_layer_config": {
-                **config(Kind(), 96, SIZE, LAYERS)["transformer_layer_config"],
-                "num_hidden_layers": 2,
-            }
-        },
-        r"has one layer",
+    "two layers": ({"tensors": {"layers.1.mlp.up_proj.weight": mx.ones((96, SIZE))}}, r"have one layer"),
+    "a reduced head is absent": (
+        {"tensors": {"lm_head.weight": None}},
+        r"tensors are missing \(lm_head.weight",
     ),
     "both norms before fc": ({"norm_before_fc": True, "fc_norm": True}, r"exclude each other\."),
 }
@@ -366,6 +362,25 @@ def test_without_an_embedding_the_sizes_must_be_the_targets(tmp_path: Path) -> N
     change(tmp_path, {"embed_tokens.weight": None})
     with pytest.raises(ModelError, match="has no embedding, and the target's is of another size"):
         load(tmp_path)
+
+
+@catches(
+    "a target's head reads what was not normed",
+    "mlxspec.models.eagle3:Eagle3Head._normed",
+    lambda right: lambda self, x: x,
+)
+def test_without_a_head_it_has_the_targets(tmp_path: Path) -> None:
+    """Over a whole vocabulary; config.json may tell the target's number of layers."""
+    made(tmp_path, KINDS["whole vocabulary"])
+    model = tiny_models.target()
+    change(tmp_path, {"lm_head.weight": None}, num_hidden_layers=40)
+    head = load(tmp_path, model)
+    assert "lm_head" not in head
+    assert head.num_proposed == model.vocab_size
+    hidden = mx.random.normal((3, SIZE))
+    normed = hidden * mx.rsqrt(mx.mean(hidden**2, axis=-1, keepdims=True) + 1e-6) * head.norm.weight
+    np.testing.assert_allclose(np.array(head.head(hidden)), np.array(model.head(normed)), atol=1e-3)
+    assert head.is_whole  # rows of the target's head would be taken of what is not normed
 
 
 def test_what_deepspec_writes_of_its_training_is_no_unknown_key() -> None:
