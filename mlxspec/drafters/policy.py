@@ -83,8 +83,8 @@ class Policy(ABC):
 
     looks_up: drafters without a model are asked before the first `choose`, and every draft is compared with the text by `judge`, which is
     called for such a policy only. runs_ahead: a drafted round may be decided before the previous round is read; its drafts then stay on the
-    device and are read together with the result of their verify. is_resting: its rows decode plainly for now, so their drafters may receive
-    the new tokens later, several rounds' at once.
+    device and are read together with the result of their verify. False where `choose` needs what came of the previous round. is_resting:
+    its rows decode plainly for now, so their drafters may receive the new tokens later, several rounds' at once.
     """
 
     looks_up = False
@@ -111,7 +111,8 @@ class Policy(ABC):
 
     def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
         """Learn how a draft fared, verified or not: of its first `known` tokens, to which the text has come, the first `matched` are right.
-        Called where `looks_up` is true."""
+        Called where `looks_up` is true: for all that lookups offered, chosen or not and at full length, and for each draft of a model. A
+        policy that wants to know how its own choice fared keeps the drafter and the length that it chose."""
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
         """Whether the next round of these rows is plain, so that it may be launched before this one is read."""

@@ -189,7 +189,7 @@ class DrafterBuilder:
                     f"--draft-vocab is not used: the {made.title} proposes over {made.num_proposed} tokens of its own."
                 )
             drafter = self._CLASSES[name](made, model.max_context, kv_bits=spec.draft_kv_bits)
-        if drafter.drafts_at_once:
+        if drafter.drafts_at_once and made.told:
             self.notices.append(f"{beside.path.name} is a {made.title}: it {made.told}.")
         return drafter
 

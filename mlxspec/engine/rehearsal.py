@@ -134,7 +134,8 @@ def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[St
             and name in engine.spec.drafters
             and costs.is_guess(name, GREEDY)
         ):
-            steps += [Step(name, 1), Step(name, _DEPTH)] * 2 * turns
+            depth = min(_DEPTH, drafter.max_draft or _DEPTH)
+            steps += [Step(name, 1), Step(name, depth)] * 2 * turns
     return [*_plain(turns), *steps, *_plain(turns)] if steps else []
 
 

@@ -13,7 +13,7 @@ import mlx_lm.models
 from mlx_lm.utils import MODEL_ARCHITECTURE_REMAPPING, MODEL_REMAPPING
 
 # A module of ours, written as mlx-lm's are: a line gives its Model and ModelArgs by model_type. It comes before mlx-lm's of that name.
-OWN: dict[str, Callable[[], tuple[Any, Any]]] = {}
+OWN = dict[str, Callable[[], tuple[Any, Any]]]()
 MLX_LM = f"mlx-lm {version('mlx-lm')}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PUBLISHED = frozenset({"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "qweight"})

@@ -72,7 +72,7 @@ def load_adapted(
         raise ModelError(
             f"{maker_of(config)} cannot divide models of type {printable(config['model_type'])} among ranks."
         )
-    with _in_one_sentence():
+    with _in_one_sentence(config):
         cast(module, dtype)
         if folder.is_narrowed:
             narrow_module(module)
@@ -105,13 +105,13 @@ def load_module(
     published = published or PublishedWeights()
     config = folder.config()
     _judge(config)
-    with _in_one_sentence():
+    with _in_one_sentence(config):
         words = _words(config, max_context)
     names = [name for path in folder.files() for name in check_header(path)]
     formats = judge(config, "mlx-lm", kind="model").unpacked(
         read_json(folder.path / MODELOPT_FILE), names=names
     )
-    with _in_one_sentence():
+    with _in_one_sentence(config):
         if not formats or reads_parts(config, names):
             made = load_model(
                 folder.path, lazy=True, model_config=words, get_model_classes=published.classes_of
@@ -119,8 +119,8 @@ def load_module(
             found = *made, ()
         else:
             found = _filled(folder, config | words, published)
-    _check_token_ids(found[0], number(config, *_ROWS))
-    with _in_one_sentence():
+    _check_token_ids(found[0], config)
+    with _in_one_sentence(config):
         mend(found[0], config)
     return found
 
@@ -153,11 +153,11 @@ def _filled(
 def blank(config: Mapping[str, Any]) -> AdaptedModel:
     """A model of this config.json, without weights: for sizes. Raises ModelError."""
     _judge(config)
-    with _in_one_sentence():
+    with _in_one_sentence(config):
         config = {**config, **_words(config, None)}
         model, arguments = classes_of(dict(config))
         module = model(arguments.from_dict(dict(config)))
-        _check_token_ids(module, number(config, *_ROWS))
+        _check_token_ids(module, config)
         mend(module, config)
         cast(module, mx.bfloat16 if device.has_gpu() else mx.float32)
         fuse(module)
@@ -188,9 +188,10 @@ def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]
     return older | short_factors({**config, **older}, max_context)
 
 
-def _check_token_ids(module: Any, num_rows: int) -> None:
+def _check_token_ids(module: Any, config: Mapping[str, Any]) -> None:
     """Check that the token ids which mlx-lm's code holds for an architecture are in the vocabulary: MLX checks no index, so one beyond the
     rows would end the process. Raises ModelError."""
+    num_rows = number(config, *_ROWS)
     for name, value in module.items():
         if (
             "token" not in name
@@ -200,24 +201,27 @@ def _check_token_ids(module: Any, num_rows: int) -> None:
             continue
         if num_rows and value.size and (last := value.max().item()) >= num_rows:
             raise ModelError(
-                f"{MLX_LM} cannot run this model: its code names token {last}, and the vocabulary of config.json has {num_rows} tokens."
+                f"{maker_of(config)} cannot run this model: its code names token {last}, and the vocabulary of config.json has {num_rows} "
+                "tokens."
             )
 
 
 @contextmanager
-def _in_one_sentence() -> Iterator[None]:
-    """Whatever mlx-lm's code raises on a config or on tensors that it did not expect, as ModelError."""
+def _in_one_sentence(config: Mapping[str, Any]) -> Iterator[None]:
+    """Turn whatever a model's code raises on a config or on tensors that it did not expect into a ModelError."""
     try:
         yield
     except MlxspecError:
         raise
     except SystemExit as error:  # as mlx-lm's olmo.py does where a package is missing
-        raise ModelError(f"{MLX_LM} cannot load this model: its code ended with status {error}.") from error
+        raise ModelError(
+            f"{maker_of(config)} cannot load this model: its code ended with status {error}."
+        ) from error
     except Exception as error:
         lacks = _LACKS.search(str(error))
         what = f"config.json lacks {lacks[1]}" if lacks else printable(error, 4096)
         what = textwrap.shorten(what, 160, placeholder=" and more").rstrip(".") or type(error).__name__
-        raise ModelError(f"{MLX_LM} cannot load this model: {what}.") from error
+        raise ModelError(f"{maker_of(config)} cannot load this model: {what}.") from error
 
 
 def cast(module: Any, dtype: mx.Dtype | None) -> None:
