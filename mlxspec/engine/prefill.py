@@ -1,6 +1,6 @@
 """Reads prompts: each into a cache of its own, piece by piece, up to the first token of its answer. Chooses whose piece is read next.
 
-Pieces end at multiples of the chunk and at the request's marks, so that where they end depends on the prompt alone. Knows requests and
+Pieces end at multiples of the chunk, at the request's marks, and where it leaves an earlier prompt. Knows requests and
 turns; knows no rounds.
 """
 
@@ -57,7 +57,7 @@ class Prefill:
         """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
         self.request = request
         self._model, self._drafts, self._prefix, self._watch = model, drafts, prefix, watch
-        stops = prefix.stops(request.marks, len(request.prompt))
+        stops = prefix.stops(request.marks, len(request.prompt), prefix.branch(request))
         self._stops = stops if request.seen is None else request.seen.images.edges(stops)
         self.cache = model.make_cache(1, kv_bits=kv_bits)
         self.cache.scales[0] = request.scales

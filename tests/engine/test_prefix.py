@@ -296,7 +296,11 @@ def test_stops_depend_on_the_prompt_alone() -> None:
     marks = [s for s in stops if s % STRIDE]
     assert marks[-1] == turns[-1]
     assert marks[0] == turns[0]
-    assert all(b - a >= prefix.spacing for a, b in zip(marks[1:], marks[2:], strict=False))
+    assert all(b - a >= prefix.spacing for a, b in zip(marks[:-1], marks[1:-1], strict=False))
+    assert set(prefix.stops(turns[:50], 2010)) - {turns[49]} <= set(stops)  # of a prompt that goes on
+    assert prefix.stops((900, 911), 920, branch=300) == (300, 900)
+    assert prefix.stops((900, 911), 920, branch=prefix.spacing - 1) == (900,)
+    assert prefix.stops((900, 1300), 1310, branch=1000) == (900, 1300)
     assert Prefix(0).stops(turns, 4000) == ()
     wide = Prefix(1, stride=3 * STRIDE)
     assert wide.spacing == 3 * prefix.spacing

@@ -7,9 +7,11 @@ that are being read are taken from the tree's budget.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from mlxspec.cache.attention import copied
 from mlxspec.cache.model_cache import ModelCache
@@ -23,6 +25,7 @@ STRIDE = (
 )
 STATE_SHARE = 2  # the keys and values of a stride take at least so many times the bytes of a state
 _MARKS = 8  # of a stride, one part of so many lies between two marks at which states are kept
+_PROMPTS = 8  # the newest, with which a prompt is compared
 CLOSE_SECONDS = 5.0  # in which what waits for the disk is written when an engine ends
 NEAR = 32  # tokens: a state that saves less reading is not kept
 
@@ -45,6 +48,7 @@ class Prefix:
         self._allowed = budget
         self._coming = 0  # bytes that are being read from the disk
         self.near = NEAR
+        self._prompts: deque[tuple[bytes, np.ndarray]] = deque(maxlen=_PROMPTS)  # by the key of their owner
         self.space(stride)
         self.is_on = budget > 0
 
@@ -85,22 +89,37 @@ class Prefix:
             disk.close(self.tree, seconds)
         self.limit(0)
 
-    def stops(self, marks: Sequence[int], num_prompt: int) -> tuple[int, ...]:
-        """The places at which a prompt's pieces must end so that states can be kept there: depends on the prompt alone, not on what is in
-        the store."""
+    def stops(self, marks: Sequence[int], num_prompt: int, branch: int = 0) -> tuple[int, ...]:
+        """Return the places at which a prompt's pieces must end so that states can be kept there. They depend on the prompt alone, not on
+        what is in the store, except `branch`. A prompt that goes on has the same ones.
+
+        branch: where an earlier prompt went on otherwise, 0 for nowhere.
+        """
         if not self.is_on:
             return ()
         kept: list[int] = []
         usable = [m for m in marks if self.near <= m < num_prompt]
-        for mark in reversed(usable):
-            if not kept or kept[-1] - mark >= self.spacing:
+        for mark in usable:  # the first is the end of the system prompt, which most texts share
+            if not kept or mark - max(kept[-1], mark // self.stride * self.stride) >= self.spacing:
                 kept.append(mark)
-        if usable:
-            # the end of the system prompt, which most texts share: rather that than a place close behind it
-            if kept[-1] - usable[0] < self.near:
-                kept.pop()
-            kept.append(usable[0])
-        return tuple(sorted({*kept, *range(self.stride, num_prompt, self.stride)}))
+        if usable and usable[-1] - kept[-1] >= self.near:
+            kept.append(usable[-1])
+        found = {*kept, *range(self.stride, num_prompt, self.stride)}
+        if branch - max((stop for stop in found if stop <= branch), default=0) >= self.spacing:
+            found.add(branch)
+        return tuple(sorted(found))
+
+    def branch(self, request: Request) -> int:
+        """Return where the request's prompt leaves the earlier prompt of its owner with which it shares most, 0 where it continues all of
+        them or shares nothing. So the line that an agent writes anew into each system prompt is found."""
+        key, tokens, most = request.keyed.key(0), np.asarray(request.prompt, np.int64), 0
+        for other_key, other in self._prompts:
+            num = min(len(other), len(tokens))
+            shared = next(iter(np.flatnonzero(other[:num] != tokens[:num])), num)
+            if key == other_key and shared < num:
+                most = max(most, int(shared))
+        self._prompts.append((key, tokens))
+        return most
 
     def _is_anchor(self, request: Request, length: int) -> bool:
         """Whether a text is expected to branch off behind the first `length` tokens of a request: at the first mark of its prompt (the end
