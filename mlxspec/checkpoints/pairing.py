@@ -31,6 +31,7 @@ from mlxspec.models.assemble_drafter import assemble_drafter, head_alone
 from mlxspec.models.drafter_folders import title_of
 from mlxspec.models.folder import kind_by
 from mlxspec.models.registry import architecture
+from mlxspec.models.runnable import judge
 from mlxspec.platform.folders import write_whole
 
 PAIR_FILE = "mlxspec-drafter.json"
@@ -113,12 +114,10 @@ def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") ->
         unpack(weights, {name: e.dtype for name, e in entries.items()})
         title = title_of(kind, weights)
         of_target = read_json(plan.folder / "config.json")
-        family = architecture(of_target)
         if kind == "head":
             module: Any = head_alone(of_target, head_of(weights, {}, raw=True))
         else:
-            target = family.build(family.parse(of_target))
-            module = assemble_drafter(kind, config, lambda: weights, target)
+            module = assemble_drafter(kind, config, lambda: weights, _target(of_target))
     except ModelError as error:
         raise ModelError(f"{repo} does not draft for {plan.repo}: {error}") from error
     both = with_drafter(memory, module)
@@ -127,6 +126,19 @@ def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") ->
             f"{plan.repo} with {repo} would need {amount(both.total)} of memory, and this machine gives {amount(both.machine)}."
         )
     return DrafterOffer(plan=plan, where=where, title=title, memory=both, note=note)
+
+
+def _target(config: dict[str, Any]) -> Any:
+    """Return the model of a config.json, without weights. Raises ModelError where rows of it do not show their layers."""
+    if not judge(config).by_mlx_lm:
+        family = architecture(config)
+        return family.build(family.parse(config))
+    from mlxspec.models.adapted.loading import blank  # slow to import
+
+    model = blank(config)
+    if model.seams is None:
+        raise ModelError(f"rows of this model do not share all of a forward: {model.by_rows}.")
+    return model
 
 
 def _weight_files(where: Repository) -> list[str]:

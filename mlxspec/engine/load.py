@@ -204,7 +204,7 @@ def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) 
     notices: list[str] = []
     if draft_model is not None and wanted.names != ():
         beside = ModelFolder(hub.resolve(hub.named(draft_model), judge=check_fits))
-    elif wanted.names is None and not by_mlx_lm:
+    elif wanted.names is None and (wanted.engine == "auto" or not by_mlx_lm):
         pair, notices = paired(folder.path)
         beside = None if pair is None else ModelFolder(pair)
         if beside is not None and ranks is not None and beside.kind() == "assistant":

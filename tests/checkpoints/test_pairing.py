@@ -21,6 +21,9 @@ from mlxspec.checkpoints.catalogue import KINDS, PublishedDrafter, catalogue, dr
 from mlxspec.errors import ConfigError, ModelError, StorageError
 from mlxspec.loading import download
 from mlxspec.platform.resources import demo_folder
+from tests.drafters.eagle3_checkpoints import Kind
+from tests.drafters.eagle3_checkpoints import write as write_eagle3
+from tests.models import adapted_zoo
 
 # names of the catalogue, over the demo family's files
 ORIGINAL, CONVERSION = "Qwen/Qwen3.6-35B-A3B", "mlx-community/Qwen3.6-35B-A3B-4bit"
@@ -291,6 +294,24 @@ def test_what_is_fetched_together_is_counted_together(hub: Machine) -> None:
     download.check_disk(there)
     with pytest.raises(StorageError, match="needs 5e\\+04 TB"):
         download.check_disk(there, 5 * 10**16)
+
+
+def test_a_model_by_mlx_lms_code_is_paired(hub: Machine, tmp_path: Path) -> None:
+    """What reads layers drafts where rows share a forward, and is refused before it is fetched where they do not."""
+    write_eagle3(tmp_path / "eagle3", Kind(rows=512), 2048, 32, (1, 2, 3))
+    hub.hub.repos |= {
+        "owner/llama": adapted_zoo.write("llama", tmp_path / "llama"),
+        "owner/lfm2": adapted_zoo.write("lfm2", tmp_path / "lfm2"),
+        OTHER: tmp_path / "eagle3",
+    }
+    assert hub.run("pull", "owner/llama", "--drafter", OTHER).code == 0
+    command = ("generate", "-m", "owner/llama", "-p", "def add(a, b):", "--max-tokens", "24", "--json")
+    told = hub.run(*command, "--policy", "fixed")
+    assert told.code == 0, told
+    assert "eagle3" in json.loads(told.out)["stats"]["drafters"], told.out
+    refused = hub.run("pull", "owner/lfm2", "--drafter", OTHER)
+    assert refused.code == 2
+    assert "do not share all of a forward" in refused.err
 
 
 def test_the_drafters_are_listed(hub: Machine) -> None:
