@@ -37,7 +37,7 @@ _PREFIXES = (  # longest first
 )
 STACKS = "switch_mlp."  # our name of stacks of experts
 _SCALES = ("scales", "biases", "global_scale")
-_AFFINE = dict.fromkeys(((b, g) for b in (2, 3, 4, 5, 6, 8) for g in (32, 64, 128)), "affine")
+_AFFINE = dict.fromkeys(((b, g) for b in (1, 2, 3, 4, 5, 6, 8) for g in (32, 64, 128)), "affine")
 _BYTES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}  # formats whose scales are bytes
 _STACKED = re.compile(r"(.*)experts\.(gate_up_proj|down_proj)(?:\.(weight|scales|biases))?")
 _ALONE = re.compile(r"(.*)experts\.(\d{1,6})\.((?:gate_proj|up_proj|down_proj)\.(?:weight|scales|biases))")

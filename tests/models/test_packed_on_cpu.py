@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+from mlx_lm_families import write
 from zoo import Zoo
 
+from mlxspec.kernels.flat import FlatRows
 from mlxspec.models import assemble
 from mlxspec.models.fill import STAYS_PACKED
 from mlxspec.models.folder import ModelFolder
@@ -46,3 +52,21 @@ def test_at_most_6_gib_of_floats_are_unpacked(monkeypatch: pytest.MonkeyPatch) -
     assert memory.floats_fit(6 * GIB)
     assert not memory.floats_fit(6 * GIB + 1)
     assert f"{memory.UNPACKED_AT_MOST // GIB} GiB" in STAYS_PACKED
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["unpacked", "packed"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize("bits", [1, 2])
+def test_one_bit_and_two(
+    bits: int, family: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of models in so few bits are mlx-lm's."""
+    monkeypatch.setattr(memory, "floats_fit", lambda _: fits)
+    folder = ModelFolder(write(tmp_path / "model", family, bits))
+    made = assemble.assemble(folder.config(), folder.read)
+    assert any(x.dtype == mx.uint32 for x in parameters(made)) != fits
+    tokens = list(range(5, 29))
+    cache, rows = made.model.make_cache(1), FlatRows((len(tokens),))
+    ours = np.array(made.model.forward(mx.array(tokens), rows, cache, certain=True).logits)
+    theirs = np.array(load_model(folder.path)[0](mx.array([tokens]))[0].astype(mx.float32))
+    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
