@@ -45,7 +45,7 @@ class Cut(StandInCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
         self.kept = keys, values
-        return self.held, self.held
+        return self.keys_and_values()
 
     def _attend(self, queries: mx.array, scale: float, _: Any, sinks: mx.array | None) -> mx.array:
         if self._attended is None:

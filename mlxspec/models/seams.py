@@ -93,9 +93,16 @@ class StandInCache:
     """A placeholder for a layer's cache in a call of mlx-lm's modules over the flat axis. offset (N,) int32: each token's position."""
 
     offset: mx.array
+    held: Held | None = None  # what was written in this forward
 
     def __getattr__(self, name: str) -> Any:
         raise SeamError(f"it asks its caches for {name}")
+
+    def keys_and_values(self) -> tuple[Held, Held]:
+        """Return what layers see that share the keys and values of an earlier one."""
+        if self.held is None:
+            raise SeamError("it asks its caches for keys that no layer has written")
+        return self.held, self.held
 
     def make_mask(self, _: int, *, window_size: int | None = None, **__: Any) -> Seen:
         return Seen(window_size)
@@ -121,8 +128,8 @@ class FlatLayer(StandInCache):
             raise RuntimeError("a layer without keys was given some")
         keys, values = (x.reshape(1, x.shape[0], x.shape[1], x.shape[3]) for x in (keys, values))
         views = self._cache.append(keys, values, self._places)
-        held = Held(partial(self._attend, views), keys.dtype)
-        return held, held
+        self.held = Held(partial(self._attend, views), keys.dtype)
+        return self.keys_and_values()
 
     def _attend(
         self, views: Sequence[View], queries: mx.array, scale: float, _: Any, sinks: mx.array | None
@@ -180,8 +187,8 @@ class _Probe(StandInCache):
             self._asked.add((queries.shape[1], None if mask is None else mask.window))
             return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
-        held = Held(attend, keys.dtype)
-        return held, held
+        self.held = Held(attend, keys.dtype)
+        return self.keys_and_values()
 
     def form(self) -> KeysForm | None:
         """The form of the layer's keys and values, None where it has none of its own. Raises SeamError where its layers do not agree."""

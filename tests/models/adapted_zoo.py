@@ -245,7 +245,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         | _IN_TURN
         | {
             "model_type": "gemma3n_text",
-            "num_kv_shared_layers": 0,
+            "num_kv_shared_layers": 2,
             "vocab_size_per_layer_input": VOCAB,
             "rope_local_base_freq": 10000.0,
             "final_logit_softcapping": 30.0,
