@@ -243,12 +243,13 @@ class SamplingParams:
 
     @property
     def has_filters(self) -> bool:
-        """Whether all of a position's scores are needed after top-k, top-p and min-p."""
+        """Whether a filter that runs after min-p (typical-p, XTC) is on. Such filters need the scores of all tokens."""
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
 def _spans(given: Any) -> tuple[tuple[str, str, str], ...]:
-    """Check stop_outside. Raises ConfigError."""
+    """Return stop_outside as a tuple of triples: the text that opens a span, the text that must follow it (may be empty), and the text that
+    closes it. Raises ConfigError for any other form."""
     spans = given if isinstance(given, (list, tuple)) else ((),)
     for span in spans:
         is_triple = isinstance(span, (list, tuple)) and len(span) == 3
@@ -264,35 +265,34 @@ def _spans(given: Any) -> tuple[tuple[str, str, str], ...]:
 class SpecConfig:
     """The drafters that run, and how long their drafts may be.
 
-    `drafters` is tried in the order given and the first that proposes anything wins the round; empty means plain
-    decoding. `n_max`, `n_min`, `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it
-    ends before the first token whose probability under the drafter is below p_min; a draft shorter than n_min is
-    dropped. n_max holds for drafters that run a model, p_min and n_min for those that know probabilities (models,
-    ngram-map-k4v, suffix). n-gram lookup has lengths of its own: `ngram_n` tokens must repeat, then up to `ngram_m`
-    are drafted. `ngram_min_hits`: how often they must have stood before (ngram-map-*). ngram-mod and ngram-cache
-    are other names for suffix and ngram-simple together. What a grammar forces is drafted before anything else
-    wherever there are drafters at all; the name for that alone is `forced`. Drafters of your own (`load(drafters=...)`) go by the names
-    they bear.
+    `drafters` are tried in the order given, and the first that proposes anything drafts the round; empty means plain decoding. `n_max`,
+    `n_min` and `p_min` mean what they mean in llama.cpp: a draft has at most n_max tokens; it ends before the first token whose probability
+    under the drafter is below p_min; a draft shorter than n_min is dropped. n_max applies to drafters that run a model; p_min and n_min
+    apply to those that know probabilities (models, ngram-map-k4v, suffix). N-gram lookup has lengths of its own: `ngram_n` tokens must
+    repeat, then up to `ngram_m` are drafted. `ngram_min_hits`: for ngram-map-*, the number of earlier occurrences that these tokens need.
+    ngram-mod and ngram-cache are other names for suffix and ngram-simple together. Tokens that a grammar forces are drafted before all
+    others wherever any drafter is listed; `forced` names that alone. Drafters of the caller's (`load(drafters=...)`) go by their own names.
 
-    owner: whose earlier texts `suffix` drafts from, and adds to when an answer has ended, and whose
-    part of the prefix cache is used. Owners never see each other's.
+    owner: the owner of the texts that `suffix` drafts from, to which a finished answer is added, and of the part of the prefix cache that
+    is used. Owners never see each other's texts.
 
-    predicted: what the answer will probably be, as text or as token ids: a file that is to be returned with a change, say. It is drafted
-    from before other drafters are asked, and found again behind what differs. It never changes the text.
+    predicted: the probable answer, as text or token ids, for example a file that is to be returned with a change. It is drafted from before
+    other drafters are asked. Where the answer departs from it, drafting resumes at the place where the two agree again. It never changes
+    the text.
 
-    draft_vocab: over how many tokens drafters that run a model propose. Of the language-model head they read those rows alone: the most
-    frequent tokens, all added ones, and those that the text itself holds. What is verified is not affected. 0: all tokens; None: all, or
-    32,768 where the vocabulary is so large that the head is much of what a drafted token reads. draft_bits: how the weights of an MTP head
-    and the rows above are kept where they are floats and the model is quantized: 4 or 8 bits, or 16 for as they are. draft_kv_bits: in how
-    many bits drafters keep keys and values of their own, as `kv_bits` of EngineConfig has it for the target. All three are read when the
-    model is loaded.
+    draft_vocab: the number of tokens that drafters with a model choose from. They then read only those rows of the language-model head: the
+    most frequent tokens, all added tokens, and the tokens of the text itself. Verification is not affected. 0: all tokens; None: all, or
+    32,768 where reading the head would be a large part of the cost of a drafted token. draft_bits: precision of the weights of an MTP head,
+    of a block drafter and of the rows above, where these are stored as floats and the model is quantized: 4 or 8 bits; 16 leaves the
+    floats. draft_kv_bits: precision of the drafters' own keys and values, as `kv_bits` of EngineConfig is for the target. All three take
+    effect when the model is loaded.
 
-    policy: "fixed" tries the drafters in order, always, to the lengths above; "auto" lets the controller choose each round who drafts
-    and how much of it is verified, plain decoding included, so that no setting makes decoding slow: the lengths are then the most it
-    may take. None is what the engine was made with: `load` makes it "auto", and an Engine made by hand "fixed".
+    policy: "fixed" always tries the drafters in order, to the lengths above. "auto" lets the controller choose in each round who drafts and
+    how much is verified, plain decoding included, so that no setting makes decoding slow; the lengths are then upper limits. None: the
+    engine's own policy, which `load` makes "auto" and an Engine made by hand "fixed".
 
-    A draft is accepted while it equals the token that the target samples there, so a seed gives the same text with and without drafting.
-    Drafters that run a model draw with the target's own noise.
+    A drafted token is accepted if the target samples the same token there, so a seed gives the same text with and without drafting.
+    Drafters that run a model sample with the target's own noise.
     """
 
     drafters: tuple[str, ...] = ()
@@ -362,24 +362,24 @@ class SpecConfig:
 )
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Sizes of the engine: how many rows decode together, how a prompt is cut, how long a row may grow.
+    """Sizes of the engine: how many rows decode together, how prompts are divided, and how long a row may grow.
 
-    `max_context` None takes the model's own limit. `max_waiting`: so many submitted requests may wait for a row. `prefill_chunk` is in
-    tokens: so much of prompts is read between two rounds of the rows that decode; None: 2,048 on a GPU, 512 on a CPU. `memory_budget`:
-    bytes the engine may take in all,
-    weights included; None: what this machine gives. `prefix_budget`: bytes, within those, of what is kept for prompts that begin like
-    earlier texts; 0 keeps nothing, None takes a share. `prefix_disk`: bytes of files that keep it beyond the end of the process, in the
-    folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files.
+    `max_context`: None takes the model's own limit. `max_waiting`: the most submitted requests that wait for a row. `prefill_chunk`: tokens
+    of prompts that are read between two rounds of the decoding rows; None: 2,048 on a GPU, 512 on a CPU. `memory_budget`: the most bytes
+    the engine may use, weights included; None: what this machine gives. `prefix_budget`: the bytes of it that the prefix cache may use; 0
+    turns the prefix cache off, None takes a share. `prefix_disk`: the most bytes of files that keep the prefix cache for later processes,
+    in the folder `prefix_dir` (None: `prefix` in the cache folder); None or 0: no files.
 
-    `past_texts`: bytes of memory, within the budget, for texts that the drafter suffix has heard; 0 keeps none.
-    `past_texts_disk`: bytes of files that keep them beyond the end of the process, in `texts` in the cache folder; None or 0: no files.
+    `past_texts`: the bytes of the budget for earlier texts that the drafter suffix searches; 0 keeps none. `past_texts_disk`: the most
+    bytes of files that keep these texts for later processes, in `texts` in the cache folder; None or 0: no files.
 
-    `kv_bits`: layers that attend to the whole context keep keys and values in 8 or 4 bits, one scale and one bias for 64 numbers of a head;
-    16 keeps them as they are computed. Sliding windows and recurrent states stay as they are. The text is then that of plain decoding with
-    the same kv_bits.
+    `kv_bits`: precision of keys and values in layers that attend to the whole context: 8 or 4 bits, with one scale and one bias for 64
+    numbers of a head; 16 leaves them as they are computed. Sliding windows and recurrent states are never quantized. The text then equals
+    that of plain decoding with the same kv_bits.
 
-    `exact`: at the start it is probed up to which width a round has the very bits of plain steps on this machine, and no round is wider.
-    That may cost all drafting, and decoding rows together. Without it, greedy text is that of plain decoding up to near ties.
+    `exact`: makes every round equal plain decoding bit for bit. At the start the engine probes which widths of a verify do so on this
+    machine, and no round is wider than the widest one up to which all do. Tokens of all rows count as width, so there may be no drafting
+    and no decoding of rows together. Without `exact`, greedy text equals that of plain decoding except at near ties.
     """
 
     # fmt: off

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterKind:
-    """One kind of drafter.
+    """A kind of drafter.
 
-    name: as `draft` has it. folders: by kind of folder that drafts as it, what such a folder is; empty for a kind without weights of its
-    own. needs: what it cannot draft without. reads_layers: it reads the target's residual streams. has_own_rows: its head proposes from
-    tokens of its own choice. beside_head: where it is paired with a model,
-    it drafts together with the model's own MTP head; one that a caller names drafts in place of the head. drafts_blocks: it drafts whole
-    blocks, as long as the options allow. default: `auto` asks it wherever it can be
-    made. by_request: requests bring along what it drafts, so any list of drafters has it.
+    name: its name in the option `draft`. needs: in words, what it requires to draft. folders: pairs of a kind of folder whose weights are
+    loaded as this drafter, and that folder's title with its article; empty for a drafter without weights. reads_layers: it reads the
+    target's residual streams. has_own_rows: its language-model head covers a draft vocabulary of its own, so `draft_vocab` does not apply.
+    beside_head: where it is paired with a model, and not named by the caller, it drafts in addition to the model's own MTP head; a drafter
+    that the caller names replaces the head. drafts_blocks: it drafts a whole block in one forward, unless n_max is lower. default: `auto`
+    includes it wherever it can be made. by_request: its drafts come from the request itself, so it is part of every list of drafters.
     """
 
     name: str

@@ -61,9 +61,10 @@ class TokensEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishEvent:
-    """The last event of a request, and the only one of its kind. `stop`: end token or stop string; `length`: token budget or context end.
+    """The last event of a request. Every request has exactly one.
 
-    `error` is the sentence to show when reason is "error" (a deadline that passed is one, too), else None.
+    reason: "stop" (end token or stop string), "length" (token budget or end of the context), "cancelled" or "error". error: the message to
+    show if reason is "error", None otherwise. A passed deadline is an error, too.
     """
 
     request: int

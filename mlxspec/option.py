@@ -57,7 +57,7 @@ class Option:
 
     @property
     def usual(self) -> str:
-        """The default, for people; empty where the meaning states it."""
+        """The default as help shows it. It is `unset`, which may be empty, if the default is None or the kind is bool, list or "ids"."""
         if self.default is None or self.kind in (bool, list, "ids"):
             return self.unset
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)

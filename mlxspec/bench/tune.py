@@ -83,7 +83,8 @@ def reductions(engine: Engine, scores: Sequence[Score]) -> list[Reduced]:
 
 
 def best(scores: Sequence[Score]) -> Score | None:
-    """Return the fastest contestant that is settled to beat plain decoding with the same texts; None where there is none."""
+    """Return the contestant with the highest median speed-up over plain decoding on the same texts. Only speed-ups that are settled
+    (`Ratio.is_settled`) and at least MARGIN count. Returns None if there is none."""
     faster = [s for s in scores if s.ratio.is_settled and s.ratio.median >= MARGIN]
     return max(faster, key=lambda s: s.ratio.median, default=None)
 

@@ -67,19 +67,19 @@ class AttentionLayerCache:
 
     @property
     def keys(self) -> list[mx.array]:
-        """The first part of the keys, by row."""
+        """The key buffers (1, Hkv, capacity, ·), by row. Of a quantized cache they are the packed codes, without scales and biases."""
         return self.parts[0]
 
     @property
     def values(self) -> list[mx.array]:
-        """The first part of the values, by row."""
+        """The value buffers (1, Hkv, capacity, ·), by row. Of a quantized cache they are the packed codes, without scales and biases."""
         return self.parts[1]
 
     # --- what a subclass may store otherwise
 
     @property
     def _forms(self) -> tuple[Form, ...]:
-        """The forms of the parts: those of keys and those of values in turn."""
+        """Size and dtype of each part, in the order of `parts`, in which keys and values alternate."""
         return Form(self.shape[1], self.dtype), Form(self.value_dim, self.dtype)
 
     def _stored(self, keys: mx.array, values: mx.array) -> KV:
@@ -87,7 +87,8 @@ class AttentionLayerCache:
         return keys, values
 
     def _view(self, arrays: Sequence[mx.array], length: int) -> tuple[Stored, Stored]:
-        """Keys and values of the first `length` tokens of buffers of all parts."""
+        """Return keys and values of the first `length` tokens of one row. arrays: the row's buffers, one for each part, in the order of
+        `parts`."""
         keys, values = arrays
         return keys[:, :, :length], values[:, :, :length]
 

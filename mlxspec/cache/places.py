@@ -48,7 +48,8 @@ class Places:
 
     @cached_property
     def turns(self) -> mx.array:
-        """(N, 1, 1): the tokens' rotary positions, which are their indices but for the rows' shifts. float32 where the host knows them."""
+        """The rotary positions of the new tokens, (N, 1, 1): each token's index plus its row's shift. float32 if the host knows the exact
+        lengths, else int32."""
         if self.exact is not None and self.shifts is None:
             return self.positions[:, None, None]
         if self.exact is not None:

@@ -203,7 +203,8 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
 
 
 def quantization(config: dict[str, Any]) -> str:
-    """Return the quantization that the config names; `inspect` looks at the tensors."""
+    """Return how the config says that the weights are stored: "4 bits", the name of a mode other than affine, the dtype of unquantized
+    weights, or "?". `inspect` reads the tensors instead."""
     found = of_mlx(config)
     if type(found.get("bits")) is int:
         mode = found.get("mode", "affine")

@@ -109,9 +109,12 @@ class _Made(NamedTuple):
 
 
 def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) -> Converted:
-    """source: demo, a folder or a Hugging Face id. out: a folder that is absent or empty; it is there whole afterwards, or not at all.
+    """Convert a model, or a drafter, to a folder of MLX weights, quantized as `wish` says. Returns a description of what was written.
 
-    Raises ConfigError for what contradicts the source, ModelError for a source that cannot be loaded, StorageError.
+    source: `demo`, a folder or a Hugging Face id. out: a folder that is absent or empty; it is written completely or not at all. wish: the
+    options of the conversion. revision: of the Hugging Face repository.
+
+    Raises ConfigError for options that the source does not allow, ModelError for a source that cannot be loaded, and StorageError.
     """
     check_target(out)
     folder = ModelFolder(hub.resolve(source, revision=revision, judge=check_runs))

@@ -364,7 +364,8 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
 
 
 def _told(beside: _Beside) -> str:
-    """Return a sentence's end on the drafter beside."""
+    """Return the end of a sentence that describes a drafter from its own folder: its name, how it came to be the model's, and its title
+    where known."""
     module, end = beside.module, ""
     if isinstance(module, DrafterModule):
         end = ": " + ", ".join(filter(None, (module.title, module.told)))

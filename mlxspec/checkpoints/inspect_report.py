@@ -61,12 +61,13 @@ class Usable:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectReport:
-    """All of it. Sizes in elements or bytes.
+    """The report of `inspect` on a model. Sizes are in elements or bytes.
 
-    revision: the commit, of folders of the hub's cache. parameters: of the text model without the MTP head; active: those a token runs
-    through. formats: format -> number of parameters. file_bytes: the text model's in the files; skipped_bytes: of towers that are not
-    loaded. has_tokenizer: without one, only token ids can be given, from Python.
-    limits: options that cannot be used with this model, a sentence each. computed_in: what the model would be computed in here, and why.
+    revision: the commit, where the folder is in the hub's cache. parameters: of the text model without the MTP head; active: those of them
+    that are used for one token, which are fewer with experts. formats: format -> number of parameters. file_bytes: bytes of the text model
+    in the files; skipped_bytes: bytes of towers that are not loaded. has_tokenizer: False means that prompts can be given as token ids
+    only, from Python. limits: a sentence for each option that cannot be used with this model. computed_in: the dtype in which the model
+    would be computed here, and why.
     """
 
     name: str

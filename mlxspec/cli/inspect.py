@@ -20,7 +20,7 @@ NO_TOKENIZER = "missing: there is neither tokenizer.json nor vocab.json with mer
 
 
 def run(args: argparse.Namespace) -> int:
-    """A page, or one JSON object."""
+    """Print what a model or drafter consists of and what running it takes, as a table or as one JSON object. Returns the exit code."""
     from mlxspec.checkpoints.inspect import inspect
     from mlxspec.checkpoints.inspect_report import InspectReport
     from mlxspec.loading import hub

@@ -70,7 +70,8 @@ def _here(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
-    """Models of the hub, the most downloaded first. What fits is told by the weights alone."""
+    """Print models of the Hugging Face Hub whose ids hold the given words, the most downloaded first. A model counts as fitting if its
+    weights alone fit into this machine's memory. Returns 0."""
     from mlxspec.checkpoints.search import search
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory

@@ -296,7 +296,8 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
 
 
 def spec_config(args: argparse.Namespace) -> SpecConfig:
-    """Limits of the drafts. Which drafters run is a matter of loading. Raises ConfigError."""
+    """Return a SpecConfig with the options given on the command line. It names no drafters, because loading chooses them. The options are
+    checked as if there were drafters. Raises ConfigError."""
     found = options_given(args, SpecConfig)
     with named_by_flags():
         SpecConfig(drafters=("mtp",), **found)  # what only matters with drafters, before anything is loaded

@@ -38,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove the answers. Returns 0, or 1 where a text differs or an answer cannot be proved."""
+    """Decode recorded answers again without drafts and compare the texts. Returns 0, or 1 where a text differs or an answer cannot be
+    compared."""
     is_named = args.model is not None
     args.model = args.model if is_named else options.DEMO
     options.engine_config(args)  # what is wrong with it is said before the file is read

@@ -158,7 +158,8 @@ def _options_of(args: argparse.Namespace, name: str, model: str) -> argparse.Nam
 
 
 def served_alone(args: argparse.Namespace) -> argparse.Namespace:
-    """Options with the one model that ranks serve. Raises ConfigError for several."""
+    """Return the options with `model` set to the single model that all ranks serve together, and with that model's own settings of the
+    config file applied. Raises ConfigError where several models are given."""
     served, *others = _served(args)
     if others:
         raise ConfigError("Ranks serve one model, and several were given.")

@@ -54,7 +54,7 @@ class Alignment:
         return TOKEN_ALIGNED * len(self._text)
 
     def next(self, limit: int) -> list[int]:
-        """Return at most `limit` tokens that follow the place."""
+        """Return at most `limit` tokens of the text from `place` on; none if no place is known."""
         return [] if self.place is None else self._text[self.place : self.place + limit]
 
     def push(self, tokens: Iterable[int]) -> None:

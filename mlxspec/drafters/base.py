@@ -228,9 +228,12 @@ class Drafter(ABC):
         return None
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """Begin a row's text with `tokens` that are not heard because the prefix cache had them; called after `begin`. state: what
-        `snapshot` returned for the first `state.length` of them; for all of them if `needs.every_hidden`. Raises ValueError where no draft
-        can follow."""
+        """Start a row behind `tokens` that the prefix cache supplied, so `hear` is not called for them. Called after `begin`.
+
+        state: the snapshot that `snapshot` returned for the first `state.length` of these tokens, or None. Where `needs.every_hidden` is
+        true, it covers all of them. Raises ValueError where the drafter cannot draft behind these tokens. By default `hear` is called with
+        the tokens and no hiddens.
+        """
         if self.needs.every_hidden:
             raise ValueError("it keeps no state from which it could go on behind this beginning")
         self.hear(row, tokens, None)

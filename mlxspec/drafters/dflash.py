@@ -176,7 +176,8 @@ class DFlashDrafter(BehindUnread):
         return {a.row: _joined(drafted[a.row]) for a in active}
 
     def _scored(self, logits: mx.array, rows: Sequence[int], positions: Positions) -> mx.array:
-        """Logits (N, V) as they are drawn from. rows: whose each is, at which of its positions."""
+        """Return the logits (N, V) to draw from, here unchanged; a subclass may read or change them. rows, positions: the row of each
+        logits vector, and its position in that row."""
         return logits
 
 

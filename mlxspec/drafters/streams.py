@@ -34,7 +34,8 @@ class Streams:
         return (1 + len(self.layers)) * self.size
 
     def join(self, out: Output) -> mx.array:
-        """(N, W) of a forward with `taps=layers`, or (N, H) of one without taps; in the hidden's dtype."""
+        """Concatenate the final hidden and the residual streams of `layers`, cast to the hidden's dtype, and return (N, W). Where the
+        forward was made without taps, the final hidden alone, (N, H), is returned."""
         if not out.taps:
             return out.hidden
         streams = (out.taps[i].astype(out.hidden.dtype) for i in self.layers)

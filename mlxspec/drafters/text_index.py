@@ -65,8 +65,8 @@ class IndexedText:
         return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
 
     def following(self, place: int, limit: int) -> list[int]:
-        """Return at most `limit` tokens that follow a place, up to a border. A text that ends without a border is assumed to repeat what it
-        has said since the place, so that a repeating pattern is followed at full length."""
+        """Return at most `limit` tokens from `place` on, up to the next border (a negative token, which separates texts). If the text ends
+        before a border or the limit, its tokens from `place` to its end are repeated cyclically."""
         found: list[int] = self.tokens[place : min(place + limit, self.end)].tolist()
         if found and min(found) < 0:
             return next(found[:i] for i, token in enumerate(found) if token < 0)
@@ -331,7 +331,8 @@ class TextIndex:
         self.keep(owner, segments[-1].latest)
 
     def _shrink(self, latest: str) -> None:
-        """Let go of what is above the budget, but for the latest owner's newest segment."""
+        """Drop segments until all of them fit the budget. The oldest segment of the owner that has added no text for longest goes first.
+        The newest segment of the owner `latest` is never dropped."""
         while self.nbytes > self.budget:
             oldest = next(o for o, s in self._owners.items() if o != latest or len(s) > 1)
             del self._owners[oldest][0]

@@ -34,11 +34,14 @@ def check_head(
     files: Sequence[Path],
     share: Callable[[Any], Any] = lambda value: value,
 ) -> str | None:
-    """Put the norms of a head into the state in which it predicts best. head: evaluated, as its target is. files: that both were read from.
-    share: a value, plain JSON -> rank 0's, where ranks run the target together.
+    """Choose by trial which norms of an MTP head are stored shifted (1 + w), and set them accordingly. The trial scores the head on a short
+    text in each candidate state. Its verdict is cached on disk.
 
-    Returns a notice where the head is of no use, else None. A text of too few tokens judges nothing, and neither does a target that does
-    not predict the text itself, as one of random weights.
+    Returns a notice where the head predicts no better than chance, else None. The head stays as loaded, and the result is None, where the
+    text has too few tokens or the target itself does not predict the text, for example with random weights.
+
+    head: its weights and its target's weights are evaluated. files: the weight files of target and head; their names, sizes and times are
+    part of the cache key. share: maps a plain JSON value to rank 0's value, where several ranks run the target together.
     """
     tokens = tokenizer.encode(TEXT)[:TRIAL_TOKENS]
     if len(tokens) < ENOUGH:

@@ -244,7 +244,7 @@ class DrafterBuilder:
 
 
 def towers_of(made: Assembled) -> list[nn.Module]:
-    """The module that reads images, where there is one."""
+    """Return the vision tower of `made` in a list; an empty list if it has none."""
     tower = None if made.vision is None else made.vision.tower
     return [tower] if isinstance(tower, nn.Module) else []
 

@@ -248,7 +248,8 @@ class Prefill:
             self._prefix.keep(self.request, tokens, self.cache, 0, self._drafts, self.carry)
 
     def first_token(self) -> Sequence[Event]:
-        """Sample it, once all of the prompt is in."""
+        """Sample the answer's first token from the prompt's last logits and return its events. Raises ValueError before the whole prompt is
+        read."""
         if self._logits is None or not self.is_done:
             raise ValueError("the prompt has not been read yet")
         started = time.perf_counter()

@@ -94,7 +94,8 @@ class ProbeReport:
 
 
 def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> ProbeReport:
-    """Compare widths (each at least 2). Costs a short prompt, max(widths) + 1 plain steps, and seven forwards a width."""
+    """Compare a verify of each width (at least 2) with plain steps over the same tokens, bit for bit, and return a verdict for each width.
+    This costs a short prompt, max(widths) + 1 plain steps, and seven forwards a width. kv_bits: of the caches, as in EngineConfig."""
     pieces = probing(model, widths, kv_bits=kv_bits)
     while True:
         try:

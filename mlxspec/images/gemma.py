@@ -55,12 +55,12 @@ class Gemma3Images:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Images:
-    """A preprocessor. `PreparedImage.pixels` is (patches, 3 * side^2) with values from 0 to 1, patches row by row, numbers in the order
-    (row, column, channel).
+    """The preprocessor of Gemma 4: resizes an image to fit a budget of tokens, with about its proportions, and divides it into patches.
 
-    patch_size: pixels of a side. pool: patches of a side of a block, which becomes one token. max_tokens: of an image, one of
-    TOKEN_BUDGETS. joins_blocks: a whole block is one patch of the tower's (its side is patch_size * pool then), as in models without a
-    tower.
+    `PreparedImage.pixels` is (patches, 3 * side^2) with values from 0 to 1, patches row by row, numbers in the order (row, column,
+    channel). patch_size: pixels of a patch's side. pool: patches along a block's side; one block becomes one token. max_tokens: the most
+    tokens of an image, one of TOKEN_BUDGETS. joins_blocks: a patch is a whole block, so its side is patch_size * pool pixels, as models
+    without a vision tower take it.
     """
 
     patch_size: int = 16

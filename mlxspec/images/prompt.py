@@ -18,10 +18,12 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePrompt:
-    """The way in which a family writes images. placeholder: id that the chat template writes once for each image. image: id of an image
-    token. before, behind: ids around the image tokens of one image; they and the image tokens replace the placeholder. lookup: id whose
-    embeddings are looked up at image positions, before the tower's rows replace them; only inputs that layers get from an embedding of
-    their own still have it then. frame: text that the family writes around a placeholder, before the prompt is tokenized."""
+    """The tokens and texts by which a model family marks images in a prompt.
+
+    placeholder: id that the chat template writes once per image. image: id of an image token. before, behind: ids around an image's tokens;
+    together they replace the placeholder. lookup: id that is embedded at image positions. The vision tower's output then replaces these
+    embeddings, but per-layer embeddings keep them. frame: texts that are put before and after a placeholder before tokenization.
+    """
 
     placeholder: int
     image: int

@@ -199,8 +199,9 @@ _EXAMPLE = GdnShape(2, 4, 64, 32)
 
 @launch.self_check("conv_qkv", of_models=True)
 def _self_check(shape: GdnShape = _EXAMPLE, _: mx.Dtype = mx.float32) -> launch.Check:
-    """Two ragged forwards, the second with parts of the first committed, tape and prefill. In float32 whatever the model's dtype: the twin
-    rounds between operations."""
+    """Compare the kernel with its plain twin on rows of different lengths, and return the largest error. Three cases are run: tokens to be
+    verified, and certain tokens, both after a forward of which each row has committed a different part; and certain tokens without an
+    earlier forward. The check runs in float32 whatever the model's dtype, because the twin rounds between operations."""
     rng, heads = np.random.default_rng(0), shape.num_v_heads
     rows = [RowLayout.of(FlatRows(widths)) for widths in ((3, 1, 20), (2, 4, 1))]
 

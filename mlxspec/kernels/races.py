@@ -32,7 +32,7 @@ def prepare() -> tuple[launch.KernelReport, ...]:
 
 
 def path() -> Path:
-    """The file for this device, its memory, the system and MLX."""
+    """Return the path of the file of race results for this device, memory size, system version and MLX version."""
     info = mx.device_info()
     name = str(info.get("device_name", "")) or platform.machine()
     described = [

@@ -69,9 +69,9 @@ def count(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def by_frequency(counts: np.ndarray, num_ordinary: int, most: int) -> np.ndarray:
-    """Return up to `most` ids, the most frequent first, of equally frequent ones the lowest first. counts (ids,): of texts, in any unit.
-    Texts that are counted here are a sample of what a model says, so the order of merges counts as much as they do: as though the ordinary
-    tokens followed Zipf's law in that order. (From rank 1000 on: the first merges make parts of words.)"""
+    """Return up to `most` token ids by falling frequency, equally frequent ones by rising id. counts (ids,): occurrences in sample texts,
+    or any multiple of them. The frequency is an equal mix of the token's share of `counts` and a Zipf prior. The prior ranks the first
+    `num_ordinary` ids in the order of their merges, from rank 1000 on, because the first merges are mere parts of words."""
     zipf = np.zeros(len(counts))
     zipf[:num_ordinary] = 1.0 / (np.arange(num_ordinary) + 1000.0)
     shares = counts / (counts.sum() or 1) + zipf / zipf.sum()

@@ -61,8 +61,9 @@ def made_of(ask: dict[str, Any]) -> Tokenizer:
 
 
 def add(made: Tokenizer, tokens: list[dict[str, Any]], beginning: str | None = None) -> None:
-    """Add tokens as added_tokens.declared lists them: one that is there already gets the flags that are declared for it. beginning: the
-    token in front of a plain text. Raises ValueError where one cannot have the id that is declared for it."""
+    """Add `tokens`, as `added_tokens.declared` lists them, to the tokenizer `made`. A known token takes the declared flags, but a token
+    without an id whose text is added already stays as it is. A token with `may_go` is skipped if its id is taken. beginning: a token that
+    is put before every encoded text. Raises ValueError if a new token would get another id than the declared one."""
     there = made.get_added_tokens_decoder()
     contents, same = {token.content for token in there.values()}, set(map(repr, there.values()))
     added, places = [], {}

@@ -277,7 +277,8 @@ def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype)
 def _unpack(
     packed: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int, dtype: mx.Dtype
 ) -> mx.array:
-    """`mx.dequantize` of whole or half bytes, in operations on bytes: MLX's own on a CPU goes over words of four bytes for each number."""
+    """Dequantize an affine matrix of 8 or 4 bits, with the very numbers that `mx.dequantize` gives. Works on bytes, because MLX's own
+    operation on a CPU reads a whole 32-bit word for each number."""
     numbers = packed.view(mx.uint8)
     if bits == 4:
         numbers = mx.stack([numbers & 15, numbers >> 4], axis=-1)

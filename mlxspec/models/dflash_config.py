@@ -166,7 +166,8 @@ def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = 
 
 
 def _in_one_layout(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The authors' layout, and the speculators library's as that. Raises ModelError for what is no object."""
+    """Return the values of config.json in the authors' layout, flattened to one level. A config in the speculators library's layout is
+    converted: its layer ids are lowered by 1, and its window is raised by 1. Raises ModelError where a nested section is not an object."""
     found = flattened(config, "transformer_layer_config", "", "dflash_config")
     if not mapping(config, "transformer_layer_config"):
         return found

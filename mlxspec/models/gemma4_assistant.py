@@ -202,7 +202,8 @@ class Gemma4Assistant(nn.Module):
 
 
 def sanitize_assistant(weights: Weights) -> Weights:
-    """Drops the head, which is the embedding once more; integers are int32 here."""
+    """Drop the language-model head, which is tied to the embedding, and cast `masked_embedding.token_ordering` to int32 if it holds
+    integers."""
     out = {k: v for k, v in weights.items() if not k.startswith("lm_head.")}
     name = "masked_embedding.token_ordering"
     if name in out and mx.issubdtype(out[name].dtype, mx.integer):

@@ -37,7 +37,7 @@ class HeadScore(NamedTuple):
 
     @property
     def is_useful(self) -> bool:
-        """Whether the head predicts better than chance."""
+        """Whether `accepted` exceeds `chance` by more than _SURE standard errors."""
         return self.accepted - self.chance > _SURE * self.error
 
 

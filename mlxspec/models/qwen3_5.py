@@ -168,7 +168,8 @@ def qwen_rotary(c: Qwen35Config) -> Rotary:
 
 
 def turns_of(rotary: Rotary, places: Places, images: ImageInput | None) -> mx.array:
-    """Return what `Rotary.table` takes for a forward's tokens."""
+    """Return the rotary positions of a forward's tokens, in the form that `Rotary.table` takes: those of `places`, or, where images give
+    positions on three axes, one position for each number of a head."""
     if images is None or images.positions is None:
         return places.turns
     return rotary.spread(images.positions)

@@ -48,7 +48,8 @@ class ChannelParser:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Return the notice on a call that was cut. A channel says what a message is, so that nothing else can be lost."""
+        """Notices for the user: one on a tool call that was cut off by a limit, else none. Other text cannot be lost, because each
+        message's channel says what it is."""
         return cut_notice(self.cut_call)
 
     @property

@@ -17,8 +17,13 @@ _LONGEST_HEAD = 400  # characters in which the beginning of a call is looked for
 
 
 class ReasoningParser:
-    """tags: what opens and what closes thinking. opened: the prompt has opened it. call: the tag that opens a call, and whether a text
-    behind it may begin one; None where nothing is called. is_special: that tag is a special token."""
+    """A parser that separates reasoning from the rest of an answer.
+
+    tags: the opening and the closing tag of thinking. opened: the prompt already holds the opening tag. call: the tag that opens a tool
+    call, and a function that tells whether a text after that tag may begin a call; None where there are no tools. What may be a call inside
+    thinking is held back: it is reasoning if thinking is closed later, else content. is_special: the tag of a call is a special token, so
+    it counts anywhere; other tags count only at the beginning of a line outside code.
+    """
 
     def __init__(
         self,

@@ -126,7 +126,8 @@ def _kernel_notices(reason: str) -> list[str]:
 
 
 def decode_threads() -> None:
-    """Use one BLAS thread from here on: waiting for a second costs few-row products more than it saves. Does nothing on GPUs."""
+    """Use one BLAS thread from here on. With few rows, waking and waiting for a second thread costs more than it saves. It has no effect on
+    GPU computations or with a BLAS other than OpenBLAS."""
     _set_threads(1)
 
 
@@ -142,8 +143,8 @@ class _Failed:
 
 
 def note_failure(error: BaseException | None) -> None:
-    """Count an error once, if it comes of an evaluation that MLX has failed on a CPU: tasks behind that never run, and MLX goes on counting
-    them."""
+    """Count `error`, and each of its causes, once, where it is a failed evaluation of MLX on a CPU. Tasks that were queued behind a failed
+    one never run, but MLX keeps waiting for them. `worn_out` tells when there have been too many of them."""
     while error is not None:
         is_evaluation = type(error) is RuntimeError and str(error).startswith("[")
         if is_evaluation and backend() == "cpu" and not vars(error).setdefault("is_noted", False):

@@ -41,7 +41,8 @@ EARN = 0.008  # of all time, for the bank
 
 
 class Bank:
-    """The balance of all answers, in plain rounds. It outlives them."""
+    """The time that drafting has gained or lost over all answers, in plain rounds. It is kept when answers end. It decides how many plain
+    rounds a new answer may lose at first (`start`)."""
 
     __slots__ = ("balance",)
 

@@ -179,13 +179,13 @@ class Controller:
         risk: float = 0.0,
         is_lookup: bool = False,
     ) -> tuple[float, int]:
-        """Return what the best length of a draft is expected to gain (`Choice.gain`), and that length; (0, 0) where plain decoding is
-        better.
+        """Return the expected gain (`Choice.gain`) of the best length of a draft, and that length; (0.0, 0) where plain decoding is better.
+        The best length gives the most expected tokens a second. Only lengths in LADDER are considered.
 
-        reach: for each token the chance that it is accepted. each: how many rows draft as much. left: seconds that verifying may take
-        longer, and drafting at worst, which is `risk` for each token. call, step: seconds of drafting however long, and for each token. A
-        lookup's draft that fails must leave enough for the next one. So the time that verifying takes longer must be within a share of
-        `left`: the chance that as many tokens are accepted as pay for it.
+        reach: for each token, the probability that it and all before it are accepted. each: the number of rows that draft this many tokens.
+        left: the most seconds that the worst case may cost, which is the extra time of the verify plus `risk` for each drafted token. call,
+        step: expected seconds of drafting, for each call and for each token. is_lookup: keep enough of `left` for another draft if this one
+        fails. The extra time of the verify must then be at most `left` times the probability that enough tokens are accepted to pay for it.
         """
         plain, best, length, total = curve.plain, MARGIN * num_rows / curve.plain, 0, 0.0
         for i, chance in enumerate(reach, 1):
@@ -323,7 +323,9 @@ class Controller:
         return chance < pace * (cost.step + reach[-1] * wider)
 
     def _available(self, rows: Sequence[PolicyRow], curve: Curve) -> float:
-        """Seconds that a round of these rows may take at worst beyond a plain one and beyond what it keeps from running ahead."""
+        """Return the seconds by which a round of these rows may at worst be later than a plain round. The row with the least in its account
+        decides. If these rows leave plain decoding now, the next plain round cannot run ahead of the host; the seconds that this costs are
+        subtracted."""
         least = min(r.account.available(is_alone=len(rows) == 1) for r in rows)
         return least * curve.plain - self._pause(rows, curve)
 

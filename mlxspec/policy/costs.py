@@ -90,8 +90,9 @@ class Curve:
         return self.plain * (last + (last - before) * (num_tokens - MAX_TOKENS))
 
     def most(self, num_tokens: int) -> float:
-        """The most seconds that one round over so many tokens is believed to take: a width that no round has had may take what was guessed
-        first, whatever its neighbours took."""
+        """Return a pessimistic estimate of the seconds of one round of `num_tokens` tokens. For a width that rounds have taught it is
+        `seconds`. For any other width it is the larger of `seconds` and the initial guess, so fast neighbouring widths cannot lower it
+        below the guess. Beyond MAX_TOKENS it is `seconds`."""
         known = num_tokens in self._known or num_tokens > MAX_TOKENS
         return (
             self.seconds(num_tokens)
@@ -408,7 +409,8 @@ class CostModel:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the next rounds should be plain, because the machine may have another speed."""
+        """Whether the next rounds should be plain. Recent rounds took times far from those expected, so the machine's speed may have
+        changed."""
         return self.doubt.is_open
 
     def _scale(self, factor: float) -> None:
@@ -498,6 +500,7 @@ class CostModel:
 
 
 def _beyond(points: Mapping[int, float], guess: Guess) -> Guess:
-    """Seconds on the lines through `points`, and behind the last of them as many times the guess as there."""
+    """Return a function from width to seconds. It is piecewise linear through `points`. Beyond the last point it is `guess`, scaled to meet
+    that point."""
     lines, last = _lines(points), max(points)
     return lambda width: lines(width) if width <= last else lines(last) * guess(width) / guess(last)

@@ -32,9 +32,17 @@ _NO_TOKENIZER = "Without a tokenizer there are no grammars, bad words, thinking 
 
 
 class _State(NamedTuple):
-    """words: where the forbidden words' automaton stands. grammar: the one in force, or what follows a text that may open one; None while
-    the text begins the opening tag of thinking and no text of the grammar. seen: the text before a call, where a tag opens it. num: tokens
-    of the answer. lead: tokens of the opening tag of thinking that the answer has begun with, None behind them or where it may not."""
+    """The state of an answer's constraints after its tokens so far.
+
+    thinking: the state of the thinking budget. words: the state of the bad-words automaton. num: tokens of the answer.
+
+    grammar: the grammar's state. It is in force once thinking is done and, where a tag opens the grammar, once the tag is complete. Where a
+    tag opens it, it is None until the text may begin the tag, and advances along the tag from there. seen: the text before that tag; None
+    where the grammar is that of the whole answer.
+
+    lead: how many tokens of the opening tag of thinking the answer has begun with, while it may still become that tag or a text of the
+    grammar; else None. While it is set, grammar is None where the answer's beginning fits the tag only.
+    """
 
     thinking: ThinkingState
     words: int

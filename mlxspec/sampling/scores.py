@@ -123,7 +123,8 @@ class Positioned:
         return mx.array(values if self._index is None or len(self.rows) == 1 else values[self._index])
 
     def table(self, read: Callable[[RowSampler], mx.array]) -> mx.array:
-        """Return an array (V,) for each position, (N, V), or (1, V) where all positions are of one row."""
+        """Return `read(row)`, an array (V,), of the row that owns each position, stacked to (N, V). Where all positions belong to one row
+        the result is (1, V), which broadcasts."""
         if len(self.rows) == 1:
             return read(self.rows[0])[None]
         found = mx.stack([read(r) for r in self.rows])

@@ -217,7 +217,8 @@ class Server:
                 self.metrics.first_token(run.first_token - run.started)
 
     def _defaults(self, name: str, known: Known, owner: str) -> SamplingParams:
-        """The parameters where a request of this owner says nothing. Raises ApiError for a model whose adapter cannot be used."""
+        """Return the default sampling parameters for this owner's requests to the model or adapter `name`, with the adapter scales that the
+        owner has set. Raises ApiError for an adapter that cannot be used."""
         why = known.refused.get(name)
         if why is not None:
             raise ApiError(

@@ -125,7 +125,8 @@ def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
 def _render(
     engine: Engine, talk: ChatRequest, tools: Sequence[Any], limits: ServerLimits
 ) -> tuple[ChatRequest, str, list[int] | PromptWithImages, tuple[str, ...]]:
-    """The conversation without what the model is not told, its text, its ids, and notices. Raises ConfigError, ImageError,
+    """Render a conversation into a prompt. Returns the conversation without earlier answers that the template would not show, the prompt's
+    text, its token ids (with the images, if it has any), and notices for the client. Raises ConfigError, ImageError,
     ContextOverflowError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")

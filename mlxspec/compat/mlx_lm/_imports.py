@@ -54,5 +54,6 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install(package: str, theirs: str, ours: Mapping[str, Any]) -> None:
-    """Import modules below `package` that it does not have from the package `theirs`. ours: names there that are replaced."""
+    """Make modules that `package` lacks importable below it, as stand-ins for the modules of the same names in the package `theirs`. ours:
+    objects by name; a stand-in has them in place of its original's objects of these names."""
     sys.meta_path.append(_Finder(package, theirs, ours))

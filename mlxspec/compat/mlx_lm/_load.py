@@ -52,7 +52,8 @@ class PromptCache:
         return num
 
     def lend(self, writer: object) -> None:
-        """Allow a call to extend this cache, until it is cut or lent to another call."""
+        """Give one call the sole right to `extend` this cache. The right ends when tokens are trimmed from the cache, or when it is lent to
+        another call. writer: any object that identifies the call."""
         self._writer = writer
 
     def extend(self, writer: object, tokens: Sequence[int]) -> None:
@@ -91,7 +92,7 @@ class LoadedModel:
         return self._pairs[id(draft)][1]
 
     def make_cache(self) -> list[PromptCache]:
-        """Return the caches that mlx-lm's `make_prompt_cache` asks a model for."""
+        """Return a list of one empty PromptCache, which stands for the caches of all layers. mlx-lm's `make_prompt_cache` calls this."""
         return [PromptCache()]
 
     def __call__(self, *_: Any, **__: Any) -> Any:

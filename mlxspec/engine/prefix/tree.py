@@ -150,7 +150,7 @@ class PrefixTree:
         return None if found is None or found.hidden is None else found
 
     def hit(self, node: Node) -> Hit:
-        """The state behind the text of a node that has one."""
+        """Return the state behind the text of `node`. Raises ValueError if the node's state has been dropped."""
         if node.hidden is None:
             raise ValueError("the state has been dropped")
         line = list(_line(node))

@@ -46,7 +46,8 @@ class Joined(nn.Module):
         return self.share(x, 0)
 
     def share(self, x: mx.array, place: int) -> mx.array:
-        """Outputs of the layer at that place."""
+        """Return the outputs of joined layer number `place` for the input `x`. The first call with an `x` computes the outputs of all
+        layers, and later calls slice them. The call for the last layer frees them."""
         if self._newest is None or self._newest[0] is not x:
             self._newest = x, mx.split(project(self.whole, x), self._splits, axis=-1)
         out = self._newest[1][place]
