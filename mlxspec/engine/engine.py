@@ -439,34 +439,34 @@ class Engine(EngineApi):
             lambda: self.model.make_cache(1, kv_bits=self.config.kv_bits),
             is_on_way=self._pipeline.is_on_way,
         ):
-            self.memory.reserve(request)
-            self._begin(request)
+            try:
+                self.memory.reserve(request)
+                self._begin(request)
+            except BaseException as error:
+                self._fail([request], error)
+                self._leave(request)
+                if not isinstance(error, Exception):
+                    raise
 
     def _begin(self, request: Request) -> None:
         """Begin to read a request's prompt, and let its drafters know of it."""
         self.prefix.limit(self.memory.for_store)
-        try:
-            if request.spec.drafters:
-                policy = self.policies.of(request.number, request.spec)
-                begun = self.drafts.begin(
-                    request.number, request.history, request.spec, request.sampler, policy, request.seen
-                )
-                request.stats.notices = begun.notices
-            self._prefills.add(
-                Prefill(
-                    request,
-                    self.model,
-                    self.drafts,
-                    self.prefix,
-                    watch=self.memory.watch,
-                    kv_bits=self.config.kv_bits,
-                )
+        if request.spec.drafters:
+            policy = self.policies.of(request.number, request.spec)
+            begun = self.drafts.begin(
+                request.number, request.history, request.spec, request.sampler, policy, request.seen
             )
-        except BaseException as error:
-            self._fail([request], error)
-            self._leave(request)
-            if not isinstance(error, Exception):
-                raise
+            request.stats.notices = begun.notices
+        self._prefills.add(
+            Prefill(
+                request,
+                self.model,
+                self.drafts,
+                self.prefix,
+                watch=self.memory.watch,
+                kv_bits=self.config.kv_bits,
+            )
+        )
 
     def _read(self) -> None:
         """Read a chunk of prompts. Rows join only where no drafted round is on its way: `_round` reads that one first."""

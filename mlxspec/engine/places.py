@@ -57,17 +57,19 @@ class Rows:
         """Remove a request's row and keep a snapshot of its state."""
         if self.cache is None:
             raise ValueError("no row can leave where there are none")
-        kept = self.parked[request] = self.cache.snapshot(self.requests.index(request))
-        mx.eval(kept.arrays)
+        kept = self.cache.snapshot(self.requests.index(request))
+        mx.eval(kept.arrays)  # where that fails the row stays
+        self.parked[request] = kept
         self.leave([request])
 
     def unpark(self, request: Request, cache: ModelCache) -> None:
         """Let a parked request decode again, from its snapshot. cache: a fresh one, of one row."""
-        kept = self.parked.pop(request)
+        kept = self.parked[request]
         cache.restore(kept)
         cache.scales[0] = request.scales
         if request.seen is not None:
             cache.shift(0, request.seen.images.shift(kept.length))
+        del self.parked[request]  # where the above fails it stays parked
         self.join(request, cache)
 
     def lose_all(self) -> list[Request]:
@@ -141,7 +143,7 @@ class RequestPlaces:
         tired = [r for r in self.rows if r.number in resting]
         self.awaits_read = is_on_way and bool(tired)
         for row in () if is_on_way else tired:
-            self.rows.park(row)
+            self._park(row)
         while self.queue or self.parked:
             running = self.running
             waiting = [
@@ -162,17 +164,30 @@ class RequestPlaces:
             if is_on_way and (victim in self.rows.requests or request in self.rows.parked):
                 self.awaits_read = True
                 return
-            if victim is not None:
-                (self.rows if victim in self.rows.requests else self.prefills).park(victim)
+            if victim is not None and not self._park(victim):
+                return
             request.since = self.step
             self._shares.took(request.client)
             if is_new:
                 self.queue.remove(request)
                 yield request
             elif request in self.rows.parked:
-                self.rows.unpark(request, make_cache())
+                try:
+                    self.rows.unpark(request, make_cache())
+                except Exception as error:  # it is parked, and leaves
+                    request.fail(error)
+                    return
             else:
                 self.prefills.park(request, is_parked=False)
+
+    def _park(self, request: Request) -> bool:
+        """Take a request's place away. Returns False where that fails, which ends the request where it is."""
+        try:
+            (self.rows if request in self.rows.requests else self.prefills).park(request)
+        except Exception as error:
+            request.fail(error)
+            return False
+        return True
 
     def take_ended(self) -> list[Request]:
         """Requests that have ended and do not decode: they have no place any more, and what was read of their prompts is kept."""

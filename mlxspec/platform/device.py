@@ -146,7 +146,7 @@ def note_failure(error: BaseException | None) -> None:
     """Count `error`, and each of its causes, once, where it is a failed evaluation of MLX on a CPU. Tasks that were queued behind a failed
     one never run, but MLX keeps waiting for them. `worn_out` tells when there have been too many of them."""
     while error is not None:
-        is_evaluation = type(error) is RuntimeError and str(error).startswith("[")
+        is_evaluation = type(error) is RuntimeError and "::eval_cpu]" in str(error)
         if is_evaluation and backend() == "cpu" and not vars(error).setdefault("is_noted", False):
             vars(error)["is_noted"] = True
             _Failed.num += 1
