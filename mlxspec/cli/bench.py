@@ -35,6 +35,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             "LIST",
             "which recorded prompts, separated by commas (default: all); mtp: ten tasks like those of llama.cpp's MTP benchmark",
         ),
+        (
+            "--prompt",
+            str,
+            "LENGTHS",
+            "instead: how fast prompts of so many tokens are read, such as 512,4096",
+        ),
+        (
+            "--beside-mlx-lm",
+            bool,
+            "",
+            "with --prompt: plain mlx-lm reads them too, behind us, from the same folder",
+        ),
         ("--items", int, "N", "at most N prompts of each (default 1000)", 1000),
         ("--rows", int, "N", "prompts answered together (default 1)", 1),
         ("--repeat", int, "N", "measured pairs of each (default 3)", 3),
@@ -56,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)
     check_number("--items", args.items, 1, 1000, integer=True)
+    if args.prompt is not None:
+        return _read_prompts(args)
     from mlxspec.bench.workloads import MTP
     from mlxspec.demo import WORKLOADS
 
@@ -109,6 +123,33 @@ def run(args: argparse.Namespace) -> int:
             f"drafting {engine.spec.policy}: {', '.join(engine.spec.drafters)} · {stats_line.machine()}"
         )
     return 1 if any(score.num_different for score in scores) else 0
+
+
+def _read_prompts(args: argparse.Namespace) -> int:
+    """Measure how prompts are read. Returns 0."""
+    if not all(length.isdecimal() for length in args.prompt.split(",")):
+        raise ConfigError(f"--prompt takes numbers of tokens such as 512,4096, not {args.prompt!r}.")
+    from mlxspec.bench.reading import read
+    from mlxspec.loading.hub import resolve
+    from mlxspec.loading.progress import amount
+
+    options.compile_kernels()
+    engine, lengths = options.load_engine(args, options.spec_config(args)), args.prompt.split(",")
+    for length in map(int, lengths):
+        check_number("--prompt", length, 2, engine.max_context - 1, integer=True)
+    folder = resolve(args.model, revision=args.revision) if args.beside_mlx_lm else None
+    with Waiting("reading prompts"):
+        found = read(engine, [int(length) for length in lengths], args.repeat, folder)
+    if args.json:
+        terminal.say(json.dumps({who: [r._asdict() for r in each] for who, each in found.items()}) + "\n")
+        return 0
+    for who, r in ((who, r) for who, each in found.items() for r in each):
+        speed = f"{r.num_tokens / r.seconds:,.0f} tokens/s, peak {amount(r.peak_bytes)}"
+        terminal.say(f"{who:{_NAME_WIDTH}s} {r.num_tokens:>7,} tokens  {speed}\n")
+    terminal.note(
+        f"drafters that read too: {', '.join(engine.spec.drafters) or 'none'} · {stats_line.machine()}"
+    )
+    return 0
 
 
 def line(score: Score) -> str:
