@@ -29,7 +29,7 @@ _FLAGS = (
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
 )  # fmt: skip
 _KEYS = {
-    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, ""),
+    "Enter": (13, "\r"), "Tab": (9, ""), "Escape": (27, ""), " ": (32, " "), "ArrowDown": (40, ""), "ArrowUp": (38, ""),
     "End": (35, ""), "Backspace": (8, ""), "k": (75, ""), "o": (79, ""), "F2": (113, ""), "/": (191, ""), ",": (188, ""),
 }  # fmt: skip
 _NO_STORAGE = {"profile": {"default_content_setting_values": {"cookies": 2}}}

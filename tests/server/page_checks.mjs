@@ -190,10 +190,12 @@ class Storage {
 const answer = (text, more = {}) => ({ role: "assistant", text, thought: "", marks: [], thoughtMarks: [], notices: [], end: "stop", asked: {}, ...more });
 const kept = new Conversation();
 for (const turn of [{ role: "user", text: "q1" }, answer("a1", { thought: "t" }), { role: "user", text: "q2" }, answer("", { end: "failed" }), { role: "user", text: "q3" }]) kept.add(turn);
-assert.deepEqual(kept.messages(5, "s"), [
+assert.deepEqual(kept.messages(0, 5, "s"), [
   { role: "system", content: "s" }, { role: "user", content: "q1" }, { role: "assistant", content: "a1", reasoning_content: "t" }, { role: "user", content: "q3" },
 ]);
-assert.deepEqual(kept.messages(1, ""), [{ role: "user", content: "q1" }]);
+assert.deepEqual(kept.messages(0, 1, ""), [{ role: "user", content: "q1" }]);
+assert.deepEqual(kept.messages(4, 5, ""), [{ role: "user", content: "q3" }]);
+assert.equal(kept.forgotten, 0);
 assert.deepEqual([...kept.changed], kept.turns);
 kept.changed.clear();
 const restore = kept.cut(2);

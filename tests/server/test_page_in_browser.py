@@ -285,7 +285,7 @@ def test_keyboard_only(browser: chromium.Browser) -> None:
     assert browser.js("document.activeElement.getBoundingClientRect().left >= 0")
     browser.press("Tab")
     reached = [browser.js(focused)]
-    for _ in range(9):
+    for _ in range(10):
         browser.press("Tab")
         reached.append(browser.js(focused))
     assert reached[:4] == [
@@ -294,8 +294,8 @@ def test_keyboard_only(browser: chromium.Browser) -> None:
         "open-settings",
         "open-connect",
     ]  # nothing to begin anew yet
-    assert reached[4] == QUESTION
-    assert reached[7:] == ["attach", "question", "send"]
+    assert reached[4:6] == ["toy-models", QUESTION]
+    assert reached[8:] == ["attach", "question", "send"]
     for name in ("settings", "connect"):
         browser.js(f"document.querySelector('#open-{name}').focus()")
         browser.press("Enter")
@@ -377,7 +377,7 @@ def test_a_hostile_answer_is_text(browser: chromium.Browser) -> None:
     browser.click(".code button")
     browser.until("document.querySelector('.code button').textContent !== 'Copy'")
     keep(browser, "x", {"title": "<b>x</b>"}, [{"role": "user", "text": "<img src=x onerror=alert(1)>"}])
-    browser.js("sessionStorage.setItem('mlxspec.open', 'x')")
+    browser.js("sessionStorage.setItem('mlxspec.open', 'x'); history.replaceState(null, '', '/')")
     browser.reload()
     browser.until("document.querySelectorAll('.turn').length === 1")
     assert browser.js("document.querySelector('.user .text').textContent") == "<img src=x onerror=alert(1)>"

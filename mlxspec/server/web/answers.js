@@ -61,18 +61,44 @@ async function answer() {
   const model = server.model?.id;
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const asked = { ...(model ? { model } : {}), ...settings.fields(seed), ...systemOf() };
+  const before = own.forgotten;
   const turn = own.add({
     role: "assistant", model: model ?? UNKNOWN, asked, text: "", thought: "", marks: [], thoughtMarks: [], notices: [], end: "cut", counts: null,
   });
-  return grown(own, turn, requestOf(own, asked, number));
+  return grown(own, turn, () => fitted(own, turn, number, before));
 }
 
-/** Run the request of a turn that grows by what comes. Whoever looks at another conversation meanwhile is not disturbed. */
+/**
+ * The body of a request for turn `number`. Where an eighth of the context is not left for the answer, the first turns are not shown to the
+ * model until a quarter is, as in `mlxspec chat`; the last question always is. before: turns that the answer before was not shown.
+ */
+async function fitted(own, turn, number, before) {
+  const context = server.contextOf(turn.model);
+  const used = own.turns.slice(0, number).findLast(({ counts }) => counts)?.counts;
+  const written = own.turns[number - 1];
+  const body = () => requestOf(own, turn.asked, number, turn.forgotten);
+  turn.forgotten = Math.min(before, number - 1);
+  const most = written.text.length + (used ? used.prompt + used.tokens : 0); // a token has a character at least
+  if (!context || (most < (7 / 8) * context && !written.images)) return body();
+  let room = context / 8;
+  while (turn.forgotten + 2 < number && context - (await api.count(body())) < room) {
+    turn.forgotten += 2;
+    room = context / 4;
+  }
+  if (turn.forgotten > before) {
+    const first = turn.forgotten === 2 ? "The first turn is" : `The first ${turn.forgotten / 2} turns are`;
+    turn.notices = [`${first} no longer shown to the model: the context is full.`];
+  }
+  return body();
+}
+
+/** Run the request of a turn that grows by what comes. Whoever looks at another conversation meanwhile is not disturbed. body: makes it. */
 async function grown(own, turn, body) {
   const run = begin(own, turn);
   keep();
   const view = views.get(turn);
   view.running("Waiting for the server.");
+  keepFocus(); // the button that was pressed is gone now
   scrollToEnd();
   say("The model answers.");
   await follow(own, body, view, run);
@@ -88,9 +114,9 @@ async function grown(own, turn, body) {
 function goOn(turn, number) {
   if (state.conversation.run) return;
   notify("");
-  const body = requestOf(state.conversation, turn.asked, number);
+  const body = requestOf(state.conversation, turn.asked, number, turn.forgotten);
   body.messages.push(messageOf(turn));
-  grown(state.conversation, turn, { ...body, continue_final_message: true, add_generation_prompt: false });
+  grown(state.conversation, turn, () => ({ ...body, continue_final_message: true, add_generation_prompt: false }));
 }
 
 /** Read a streamed answer into a turn, behind what it has, and show it as it comes. Raises nothing: what went wrong stands in the turn. */
@@ -112,7 +138,7 @@ async function follow(own, body, view, run) {
     if (isAtEnd) scrollToEnd();
   };
   try {
-    for await (const chunk of api.chat(body, signal)) {
+    for await (const chunk of api.chat(await body(), signal)) {
       received.take(chunk);
       Object.assign(turn, words());
       drawn ||= requestAnimationFrame(draw);
@@ -130,7 +156,7 @@ async function follow(own, body, view, run) {
     if (turn.end === "failed") blame(turn, error);
   }
   cancelAnimationFrame(drawn);
-  Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: [...received.notices, ...received.receipts.map(proofOf)] });
+  Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: [...new Set([...turn.notices, ...received.notices, ...received.receipts.map(proofOf)])] });
   own.touch(turn);
 }
 
@@ -192,7 +218,7 @@ async function compare(turn, number, num) {
       keepFocus();
     }
     const received = new Received();
-    for await (const chunk of api.chat(requestOf(own, asked, number), signal)) {
+    for await (const chunk of api.chat(requestOf(own, asked, number, turn.forgotten), signal)) {
       received.take(chunk);
       if (received.timings) view.running(`${how}: ${sizeOf(countsOf(received))}`);
     }

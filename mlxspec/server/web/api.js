@@ -47,6 +47,17 @@ export class Api {
     }
   }
 
+  /** How many tokens the prompt of a conversation has; Infinity where that is more than the context. */
+  async count({ model, messages }) {
+    try {
+      const body = { ...(model ? { model } : {}), messages };
+      return (await (await this.#post("v1/chat/completions/input_tokens", body)).json()).input_tokens;
+    } catch (error) {
+      if (error.code === "context_length_exceeded") return Infinity;
+      throw error;
+    }
+  }
+
   /** What the server's rule makes of pairs of runs: {median, least, most, num_pairs, is_settled, refusal, words}. */
   async ratio(measured) {
     return (await this.#post("api/ratio", measured)).json();

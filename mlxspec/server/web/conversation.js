@@ -7,6 +7,7 @@
 //   asked     the request's fields other than messages, so that it can be repeated
 //   counts    {tokens, speed, drafted, accepted, prompt, cached}
 //   notices   what the server said about the request
+//   forgotten how many turns at the beginning the model was not shown, as the context was full; absent where it was shown all
 
 const TITLE_CHARACTERS = 80;
 
@@ -54,10 +55,15 @@ export class Conversation {
     this.changed = new Set(this.turns);
   }
 
-  /** What the model reads before turn number `end`. A question without an answer is left out, unless it is the last. */
-  messages(end, system) {
+  /** How many turns at the beginning the model was not shown for the last answer. */
+  get forgotten() {
+    return this.turns.findLast(({ role }) => role === "assistant")?.forgotten ?? 0;
+  }
+
+  /** What the model reads from turn number `begin` on, and before turn number `end`. A question without an answer is left out, unless it is the last. */
+  messages(begin, end, system) {
     const out = system ? [{ role: "system", content: system }] : [];
-    const turns = this.turns.slice(0, end);
+    const turns = this.turns.slice(begin, end);
     turns.forEach((turn, i) => {
       if (turn.role === "user") {
         const next = turns[i + 1];

@@ -8,9 +8,20 @@ import { contextOf } from "./words.js";
 
 export const question = byId("question");
 export const views = new WeakMap(); // of each turn its UserTurn or AnswerTurn
-export const server = new Server(api, settings, { notify, onmodels: showContext, onkey: rememberKey });
+export const server = new Server(api, settings, { notify, onmodels: modelsChanged, onkey: rememberKey });
 
 let actions = {};
+let tellModels = () => {};
+
+/** told: called when what is known of the models has changed. */
+export function onModels(told) {
+  tellModels = told;
+}
+
+function modelsChanged() {
+  showContext();
+  tellModels();
+}
 
 /** What the buttons of turns do: {edit, regenerate, goOn, compare}. */
 export function onTurns(given) {
@@ -39,6 +50,8 @@ export function say(sentence) {
 export function showContext() {
   const last = state.conversation.turns.at(-1);
   byId("context").textContent = contextOf(last?.counts, server.contextOf(last?.model));
+  const name = state.conversation.turns.length ? state.conversation.title : (server.model?.id ?? UNKNOWN);
+  document.title = `${name} · mlxspec`;
 }
 
 /** Elements that are there already stay where they are, and with them selection, focus and what was unfolded. */
@@ -90,7 +103,7 @@ function showFinished(view, turn, number) {
   view.finished(turn, {
     context,
     regenerate: isLast ? () => actions.regenerate(number) : null,
-    goOn: isLast && turn.text && ["cut", "stopped", "length"].includes(turn.end) ? () => actions.goOn(turn, number) : null,
+    goOn: isLast && turn.text && ["cut", "stopped", "length", "failed"].includes(turn.end) ? () => actions.goOn(turn, number) : null,
     compare: isWhole && turn.counts?.tokens ? (num) => actions.compare(turn, number, num) : null,
   });
 }

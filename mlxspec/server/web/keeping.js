@@ -30,7 +30,10 @@ async function keepNow(kept, isMore) {
   kept.isUnkept = outcome !== "kept";
   if (outcome === "full") notify("The storage for conversations is full, so this one is not kept. Delete others, or export this one.");
   if (outcome === "failed") notify(NO_ANSWER);
-  if (kept === state.conversation) remember(OPEN, kept.id);
+  if (kept === state.conversation) {
+    remember(OPEN, kept.id);
+    showAddress(kept, true);
+  }
   if (isMore) return;
   state.store.announce(kept.id);
   list.show(state.conversation.id);
@@ -41,6 +44,7 @@ export function show(next) {
   const before = state.conversation;
   state.conversation = next;
   remember(OPEN, next.id);
+  showAddress(next);
   notify("");
   if (before.turns.length && !before.run && (!state.store || before.isUnkept)) notify("The conversation before this one is not kept.", () => show(before));
   byId("turns").replaceChildren();
@@ -50,6 +54,18 @@ export function show(next) {
   list?.show(next.id);
   if (byId("list").matches(":popover-open")) byId("list").hidePopover();
   question.focus({ preventScroll: true });
+}
+
+/** Give a conversation that is kept its address, #c=ID, so that it can be marked, and gone back to. isSame: it is on the screen already. */
+function showAddress(own, isSame = false) {
+  const hash = own.version ? `#c=${own.id}` : "";
+  if (location.hash === hash) return;
+  history[isSame ? "replaceState" : "pushState"](null, "", hash || location.pathname + location.search);
+}
+
+/** The id in the page's address, "" where there is none. */
+function addressed() {
+  return /^#c=(\w+)$/.exec(location.hash)?.[1] ?? "";
 }
 
 async function open(id) {
@@ -116,7 +132,14 @@ export async function takeUp() {
   const told = (act) => (given) => act(given).catch(() => notify(NO_ANSWER));
   list = new List(state.store, { open: told(open), rename: (head, name) => rename(head, name).catch(() => notify(NO_ANSWER)), remove: told(remove) });
   state.store.onchange = told(look);
-  const found = await state.store.load(remembered(OPEN));
+  const follow = told(async () => {
+    const id = addressed();
+    if (id === state.conversation.id || (!id && !state.conversation.turns.length)) return;
+    await (id ? open(id) : show(new Conversation()));
+  });
+  window.addEventListener("popstate", follow);
+  const found = await state.store.load(addressed() || remembered(OPEN));
+  if (addressed() && !found) notify("The conversation of this address is not kept in this browser.");
   if (found && state.conversation.turns.length === 0) show(found);
   else await list.show(state.conversation.id);
 }

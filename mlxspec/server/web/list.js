@@ -24,6 +24,11 @@ export class List {
       clearTimeout(timer);
       timer = setTimeout(() => this.show(), SEARCH_MS);
     });
+    this.#search.addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowDown" || !this.#rows.firstChild) return;
+      event.preventDefault();
+      this.#rows.firstChild.firstChild.focus();
+    });
     this.#rows.addEventListener("keydown", (event) => this.#move(event));
     this.#rows.addEventListener("focusin", ({ target }) => this.#reach(target.closest("li")));
   }

@@ -4,7 +4,7 @@ import { send, stop } from "./answers.js";
 import { Attachments } from "./attachments.js";
 import { Conversation } from "./conversation.js";
 import { onSettings, openConnect, openSettings } from "./dialogs.js";
-import { notify, question, server, showConversation } from "./drawing.js";
+import { notify, onModels, question, server, showConversation } from "./drawing.js";
 import { asJson, asMarkdown, download, fileName } from "./export.js";
 import { show, takeUp } from "./keeping.js";
 import { Models } from "./models.js";
@@ -12,11 +12,11 @@ import { byId, element } from "./render.js";
 import { TYPED, alive, api, remember, remembered, settings, state } from "./state.js";
 import { isSend } from "./turn.js";
 
-const EXAMPLES = [
-  "what does os.path.join do?",
-  "how do i use itertools.chain?",
-  'remove the docstring:\n```python\ndef read_all(paths):\n    """Read the files at paths and return their texts."""\n    texts = []\n    for path in paths:\n        with open(path) as file:\n            texts.append(file.read())\n    return texts\n```',
-];
+const TOYS = ["demo", "demo-gemma", "demo-vision", "demo-agent"];
+const OF_TOYS = ["what does os.path.join do?", "how do i use itertools.chain?"]; // they know Python's library and no more
+const OF_OTHERS = ["What should I see in Lisbon in two days?", "Explain to a child why the sky is blue."];
+const EDIT =
+  'remove the docstring:\n```python\ndef read_all(paths):\n    """Read the files at paths and return their texts."""\n    texts = []\n    for path in paths:\n        with open(path) as file:\n            texts.append(file.read())\n    return texts\n```';
 
 // ---- fields and buttons
 
@@ -34,6 +34,12 @@ question.addEventListener("keydown", (event) => {
   if (isSend(event)) {
     event.preventDefault();
     byId("composer").requestSubmit();
+  } else if (event.key === "ArrowUp" && !question.value) {
+    const last = state.conversation.turns.findLast(({ role }) => role === "user");
+    if (!last?.text) return;
+    event.preventDefault();
+    question.value = last.text;
+    grow();
   }
 });
 question.addEventListener("input", grow);
@@ -81,11 +87,19 @@ byId("export-all").addEventListener("click", async () => {
   download(`[${all.filter(Boolean).map(asJson).join(",\n")}]`, "conversations.json", "application/json");
 });
 
-byId("examples").append(
-  ...EXAMPLES.map((text) =>
-    element("li", {}, element("button", { type: "button", onclick: () => { if (!state.conversation.run) send(text); } }, text.replace(/\n[^]*/, " …"))),
-  ),
-);
+/** What the empty page says of the model, and what there is to ask it. */
+function showModel() {
+  const isToy = TOYS.includes(server.model?.id);
+  byId("toy").hidden = !isToy;
+  byId("examples").replaceChildren(
+    ...[...(isToy ? OF_TOYS : OF_OTHERS), EDIT].map((text) =>
+      element("li", {}, element("button", { type: "button", onclick: () => { if (!state.conversation.run) send(text); } }, text.replace(/\n[^]*/, " …"))),
+    ),
+  );
+}
+
+onModels(showModel);
+byId("toy-models").addEventListener("click", () => byId("open-models").click());
 
 // ---- dialogs
 
@@ -115,6 +129,7 @@ window.addEventListener("pageshow", () => {
 question.value = remembered(TYPED);
 grow();
 showTint();
+showModel();
 showConversation();
 question.focus({ preventScroll: true });
 takeUp();

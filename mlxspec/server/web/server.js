@@ -141,7 +141,6 @@ export class Server {
     byId("model").replaceChildren(...this.#models.map(({ id }) => element("option", { value: id, selected: id === model?.id }, id)));
     byId("model-facts").textContent = factsOf(model?.meta);
     byId("model-speed").textContent = model?.meta.measured ?? "";
-    document.title = `${name} · mlxspec`;
     this.#page.onmodels();
   }
 }

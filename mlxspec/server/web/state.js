@@ -58,12 +58,15 @@ export function systemOf() {
   return settings.values.system.trim() ? { system: settings.values.system } : {};
 }
 
-/** The body of a request. asked: its fields, the system prompt among them. number: of the turn that is to be answered. */
-export function requestOf(own, asked, number) {
+/**
+ * The body of a request. asked: its fields, the system prompt among them. number: of the turn that is to be answered. forgotten: turns at the
+ * beginning that the model is not shown.
+ */
+export function requestOf(own, asked, number, forgotten = 0) {
   const { system, ...fields } = asked;
   return {
     ...fields,
-    messages: own.messages(number, system),
+    messages: own.messages(forgotten, number, system),
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,

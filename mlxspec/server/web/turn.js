@@ -4,6 +4,7 @@ import { picture } from "./attachments.js";
 import { Markdown, copyButton, element, texts } from "./render.js";
 import { draftingOf, endOf, sizeOf } from "./words.js";
 
+const FENCE = /^ {0,3}(```|~~~)/m; // a message with code is shown as the model's answers are, any other as it was typed
 const RUNS = 3; // of each way: fewer say nothing of their spread
 
 function button(text, onclick, more = {}) {
@@ -17,7 +18,9 @@ export class UserTurn {
     const title = `question-${number}`;
     const heading = element("h2", { id: title }, "You");
     const images = (turn.images ?? []).map(picture);
-    const text = element("div", { class: "text" }, ...images, turn.text);
+    const text = element("div", { class: "text" }, ...images);
+    if (FENCE.test(turn.text)) new Markdown(text.appendChild(element("div", { class: "answer" }))).show(turn.text, []);
+    else text.append(turn.text);
     const close = () => {
       this.article.replaceChildren(heading, text, tools);
       change.focus();

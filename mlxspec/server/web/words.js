@@ -62,7 +62,7 @@ export function isFull(counts, context) {
 export function endOf(turn, context) {
   switch (turn.end) {
     case "context":
-      return `The answer ends here because the context${context ? ` of ${count(context, "token")}` : ""} is full. Start a new conversation, or edit an earlier message.`;
+      return `The answer ends here because the context${context ? ` of ${count(context, "token")}` : ""} is full. For the next message its first turns are no longer shown to the model.`;
     case "length":
       return turn.asked?.max_tokens
         ? `The answer ends here at the limit of ${count(turn.asked.max_tokens, "token")} that is set in the settings.`
