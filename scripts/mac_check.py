@@ -30,6 +30,8 @@ from gpu_parts.base import FULL, QUICK, WITHOUT_METAL, Here, Sections, run
 from gpu_parts.model import Model
 from gpu_parts.points import points
 
+# by section: shapes whose prompts are timed by a period of their layers, so that 16 GB of memory are enough
+LARGE = {"27b": ("qwen3.6-27b", 4), "35b": ("qwen3.6-35b-a3b", 4), "31b": ("gemma-4-31b", 6)}
 SECONDS = 270  # after which no further section begins, except with --long: a section takes at most about 30
 
 
@@ -99,6 +101,8 @@ def sections(here: Here, *, long: bool = False, model: str | None = None) -> Sec
         "buffers": ("Limits of command buffers", shape.buffers),
         "recurrence": ("Prompts through the recurrence", partial(kernels.prefill, here)),
     }
+    for name, (size, period) in LARGE.items():
+        found[name] = (f"Prompts of {size}, by {period} of its layers", Model(here, size, period).layers)
     if model is not None:
         found["races"] = (f"Races at the shapes of {model}", partial(kernels.model_races, model, here))
     if long:

@@ -74,7 +74,8 @@ def hub_config(name: str) -> dict[str, Any]:
         return config | more
     text = config["text_config"] | {"model_type": f"{kind}_text"}
     if kind == "gemma4":
-        text |= {"tie_word_embeddings": True, "dtype": "bfloat16"}
+        shared = {"num_kv_shared_layers": text.get("num_kv_shared_layers", 0)}  # mlx-lm's default is E2B's
+        text |= {"tie_word_embeddings": True, "dtype": "bfloat16", **shared}
         return {**config, "architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
     every, layers = text["full_attention_interval"], text["num_hidden_layers"]
     kinds = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
@@ -98,6 +99,7 @@ _NAMES = {
     "gemma-3-1b": "gemma-3-1b",
     "gemma-3-4b": "gemma-3-4b",
     "gemma-4-e2b": "gemma-4-E2B",
+    "gemma-4-31b": "gemma-4-31B",
 }
 SIZES: dict[str, dict[str, Any]] = {size: hub_config(name) for size, name in _NAMES.items()}
 

@@ -34,21 +34,31 @@ DEPTHS = (1, 2, 3, 4, 6)  # drafted tokens a round
 RECOMMENDED = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}  # what models come with, nearly
 RATES = (0.5, 0.7, 0.85, 0.95)  # how often a drafted token is accepted, if those before it were
 BUFFERS = ((None, None), (20, 20), (100, 100), (200, 200))  # operations, MB a command buffer; None: MLX's own
+_FEW_WORDS = 4096  # of a vocabulary that is not what is measured
 _PROMPT = 128  # tokens before a verify that is timed
 _CHILD = "scripts/gpu_parts/decode_child.py"
 
 
-class Model:
-    """The random model, written and loaded when a section first needs it."""
+def _num_layers(shape: str) -> int:
+    config = write_checkpoint.SIZES[shape]
+    return int(config.get("text_config", config)["num_hidden_layers"])
 
-    def __init__(self, here: Here) -> None:
-        self.here = here
+
+class Model:
+    """A random model, written and loaded when a section first needs it."""
+
+    def __init__(self, here: Here, shape: str = SHAPE, period: int | None = None) -> None:
+        """period: layers of the shape that are there, after which their kinds repeat; None: as `sizes` has it, with an MTP head."""
+        self.here, self.shape, self.period = here, shape, period
 
     @cached_property
     def folder(self) -> str:
         """Where it was written."""
-        sizes, folder = self.here.sizes, self.here.folder / "model"
-        config = write_checkpoint.cut(write_checkpoint.SIZES[SHAPE], sizes.num_layers, sizes.vocab_size)
+        sizes, folder = self.here.sizes, self.here.folder / self.shape
+        num_layers, num_words = sizes.num_layers, sizes.vocab_size
+        if self.period is not None:
+            num_layers, num_words = self.period, num_words or _FEW_WORDS
+        config = write_checkpoint.cut(write_checkpoint.SIZES[self.shape], num_layers, num_words)
         if sizes.hidden_size is not None:
             narrow = {"hidden_size": sizes.hidden_size, "intermediate_size": 2 * sizes.hidden_size}
             config["text_config"] = config["text_config"] | narrow
@@ -58,7 +68,8 @@ class Model:
     @cached_property
     def engine(self) -> Engine:
         """With its MTP head; prompts are read anew each time."""
-        return mlxspec.load(self.folder, draft="mtp", spec=PLAIN, config=EngineConfig(prefix_budget=0))
+        draft = "mtp" if self.period is None else "off"
+        return mlxspec.load(self.folder, draft=draft, spec=PLAIN, config=EngineConfig(prefix_budget=0))
 
     @cached_property
     def costs(self) -> CostModel:
@@ -130,6 +141,23 @@ class Model:
                 }
             )
             self.here.tell(f"{self._name()}, prompt of {length} tokens: {_beside(found, 'tok/s')}")
+
+    def layers(self) -> None:
+        """Prompts of a large model, by a period of its layers: its embedding and head, which few tokens pass, are left out."""
+        self.here.needs_metal()
+        if self.period is None:
+            raise ValueError("all layers are there")
+        num, length = _num_layers(self.shape), self.here.sizes.tokens[-1]
+        of_all = length * self.period / num
+        found = self._turns(
+            {
+                "ours": lambda: of_all / self.run(length, 1).prefill_seconds,
+                "mlx-lm": lambda: of_all / self._theirs(length, 2)[0],
+            }
+        )
+        self.here.tell(
+            f"{self.shape}, prompt of {length} tokens, {self.period} of {num} layers timed: {_beside(found, 'tok/s')}"
+        )
 
     def verify(self) -> None:
         """What verifying w tokens costs in plain steps. Steps at 5 to 6, 10 to 11 and 13 are where MLX's quantized kernels change."""

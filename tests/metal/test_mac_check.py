@@ -92,6 +92,17 @@ def test_pitfalls_are_checked_without_metal(script, tmp_path):
 
 
 @pytest.mark.slow
+def test_prompts_of_large_models_are_timed_by_some_of_their_layers(script, tmp_path):
+    """All sections of them, in narrow models."""
+    run = here(script, tmp_path)
+    for name, (size, period) in script.LARGE.items():
+        text, failed = run_section(script.sections(run)[name][1])
+        assert not failed, text
+        assert f"{size}, prompt of 17 tokens, {period} of " in run.summary[-1]
+        assert "mlx-lm" in run.summary[-1]
+
+
+@pytest.mark.slow
 def test_the_whole_report_without_metal(script, tmp_path, capsys):
     """As a person runs it, at the sizes of machines without Metal: within the limit of time, nothing fails, and the report is short."""
     file = tmp_path / "deep" / "report.md"
