@@ -31,6 +31,7 @@ NAMES = {
     "gemma-3-1b": "gemma-3-1b",
     "gemma-3-4b": "gemma-3-4b",
     "gemma-4-e2b": "gemma-4-E2B",
+    "gemma-4-31b": "gemma-4-31B",
 }
 
 
