@@ -7,6 +7,7 @@ import { asJson, asMarkdown, fileName } from "./web/export.js";
 import { coloured } from "./web/colours.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
+import { formulaOf } from "./web/mathematics.js";
 import { contextOf, countsOf, curl, differenceOf, draftingOf, endOf, firstDifference, isFull, proofOf, ratioOf, sdk, sizeOf } from "./web/words.js";
 
 /** A tree without positions, short enough to write down. */
@@ -239,6 +240,25 @@ assert.equal(own.fields(7).prove, true);
 assert.deepEqual(numbersOf({ temperature: " 0.5 ", max_tokens: "", seed: "3" }), { values: { temperature: 0.5, max_tokens: null, seed: 3 } });
 for (const [field, text] of [["temperature", "-1"], ["temperature", "x"], ["max_tokens", "0"], ["max_tokens", "1.5"], ["seed", "1e99"]])
   assert.equal(numbersOf({ temperature: "", max_tokens: "", seed: "", [field]: text }).field, field);
+
+// ---- formulas
+const written = (node) => (typeof node === "string" ? node : `${node.name}(${node.children.map(written).join(" ")})`);
+for (const [tex, shown] of [
+  ["\\(\\frac{a}{b}\\)", "math(mfrac(mi(a) mi(b)))"],
+  ["$$\\int_0^1 x^2\\,dx$$", "math(mrow(msubsup(mo(∫) mn(0) mn(1)) msup(mi(x) mn(2)) mspace() mi(d) mi(x)))"],
+  ["$x$", "math(mi(x))"],
+]) assert.equal(written(formulaOf(tex)), shown);
+assert.match(written(formulaOf("\\[\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}\\]")), /mtable\(mtr\(mtd\(mn\(1\)\) mtd/);
+assert.equal(formulaOf("$$x$$").attributes.display, "block");
+assert.equal(formulaOf("\\(x\\)").attributes.display, "inline");
+for (const tex of ["\\(\\frac{a}", "$\\nosuch$", "\\(\\href{javascript:alert(1)}{x}\\)", "\\(\\includegraphics{http://a.b/c.png}\\)", `$${"x".repeat(6000)}$`]) assert.equal(formulaOf(tex), null, tex);
+const everything = (node) => (typeof node === "string" ? [] : [node, ...node.children.flatMap(everything)]);
+for (const tex of ["\\(\\style{position:fixed}{x}\\)", "\\(\\class{a}{x} \\id{b}{y}\\)", "\\(\\color{red}\\boxed{y} \\cancel{z} \\phase{1}\\)"]) {
+  for (const { name, attributes, style } of everything(formulaOf(tex) ?? "")) {
+    assert.match(name, /^m[a-z]+$/);
+    assert.doesNotMatch(JSON.stringify([attributes, style]), /href|position|url|"id"|"class"|"on/);
+  }
+}
 
 // ---- mathematics and colours
 

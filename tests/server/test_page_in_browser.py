@@ -217,11 +217,12 @@ def test_mathematics_and_colours(browser: chromium.Browser) -> None:
     keep(browser, "maths", {"title": "maths"}, turns)
     browser.js("sessionStorage.setItem('mlxspec.open', 'maths')")
     browser.reload()
-    browser.until("document.querySelector('.answer .math')")
-    assert browser.js("[...document.querySelectorAll('.math')].map((e) => e.textContent)") == [
-        "\\(e^{i\\pi} + 1 = 0\\)",
-        "\\[\\int_0^1 x\\,dx\\]",
+    browser.until("document.querySelectorAll('.answer .formula math').length === 2")
+    assert browser.js("[...document.querySelectorAll('math')].map((e) => e.getAttribute('display'))") == [
+        "inline",
+        "block",
     ]
+    assert browser.js("document.querySelector('.answer msup').children.length") == 2
     parts = browser.js(
         "[...document.querySelectorAll('pre [class^=code-]')].map((e) => [e.className, e.textContent])"
     )

@@ -2,6 +2,7 @@
 
 import { coloured } from "./colours.js";
 import { parse, plain } from "./markdown.js";
+import { MATHML, formulaOf } from "./mathematics.js";
 
 export const byId = (id) => document.getElementById(id);
 
@@ -85,7 +86,7 @@ function blockElement(block, marks) {
     case "rule":
       return element("hr");
     case "math":
-      return element("p", { class: "math" }, ...texts(block.text, block.at, marks));
+      return formula("p", block, marks);
     default:
       return element("p", {}, ...children(block.children));
   }
@@ -128,6 +129,24 @@ function code(block, marks) {
   );
 }
 
+/** A formula, or its source where it cannot be read. One that was drafted whole has the tint. */
+function formula(name, { text, at }, marks) {
+  const source = texts(text, at, marks);
+  const tree = formulaOf(text);
+  if (!tree) return element(name, { class: "math" }, ...source);
+  const isDrafted = source.length === 1 && source[0].className === "drafted";
+  return element(name, { class: isDrafted ? "formula drafted" : "formula" }, mathElement(tree));
+}
+
+function mathElement(node) {
+  if (typeof node === "string") return document.createTextNode(node);
+  const made = document.createElementNS(MATHML, node.name);
+  for (const [key, value] of Object.entries(node.attributes)) made.setAttribute(key, value);
+  Object.assign(made.style, node.style);
+  made.append(...node.children.map(mathElement));
+  return made;
+}
+
 /** Text nodes of code, its parts in spans of their colours. */
 function colouredTexts(text, language, at, marks) {
   const out = [];
@@ -146,7 +165,7 @@ function inlines(nodes, marks) {
       case "text":
         return texts(node.text, node.at, marks);
       case "math":
-        return [element("span", { class: "math" }, ...texts(node.text, node.at, marks))];
+        return [formula("span", node, marks)];
       case "codespan":
         return [element("code", {}, ...texts(node.text, node.at, marks))];
       case "break":
