@@ -74,6 +74,11 @@ def plan(repo: str, revision: str | None = None) -> Plan:
         info = HfApi().model_info(
             repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
+        names = {entry.rfilename for entry in info.siblings or []}
+        if "adapter_config.json" in names and "config.json" not in names:
+            raise ModelError(
+                f"{repo} is an adapter, no model: name its model with --model, and a folder that holds it with --adapter."
+            )
         config = Path(hf_hub_download(repo, "config.json", revision=revision))
     commit = config.parent.name
     if commit != info.sha:

@@ -88,12 +88,12 @@ class Tokenizer:
         ask = _spelled(folder, settings, config)
         kind = added_tokens.class_of(settings, config) if "merges" in ask else ""
         ask["tokens"] = added_tokens.declared(settings, beside, read_json(folder / "added_tokens.json"), kind)
-        _try(ask)
+        _try(ask, folder)
         try:
             inner = tokenizer_trial.made_of(ask)
             tokenizer_trial.add(inner, ask["tokens"], ask.get("beginning"))
         except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"{_named(ask)} cannot be read: {error}.") from error
+            raise TokenizerError(f"The tokenizer in {folder} cannot be read: {error}.") from error
         inner.no_truncation()
         inner.no_padding()
         special = special_tokens(settings, beside)
@@ -297,7 +297,7 @@ def _spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any
     }
 
 
-def _try(ask: dict[str, Any]) -> None:
+def _try(ask: dict[str, Any], folder: Path) -> None:
     """Have a helper process make a tokenizer first, because crafted files may end the process that reads them. One that was tried is
     known from then on. Raises TokenizerError."""
     files = [Path(ask[name]) for name in ("path", "merges") if name in ask]
@@ -311,15 +311,10 @@ def _try(ask: dict[str, Any]) -> None:
         trial = replace(_TRIAL, once=sum(each.st_size for each in found) > _LARGE)
         said, _ = helper.run(trial, {}, json.dumps(ask).encode())
     except HelperError as error:
-        raise TokenizerError(f"{_named(ask)} cannot be used. {error}") from error
+        raise TokenizerError(f"The tokenizer in {folder} cannot be used. {error}") from error
     if "refused" in said:
-        raise TokenizerError(f"{_named(ask)} cannot be read: {said['refused']}.")
+        raise TokenizerError(f"The tokenizer in {folder} cannot be read: {said['refused']}.")
     kept_json.write(kept, told)
-
-
-def _named(ask: Mapping[str, Any]) -> str:
-    path = Path(ask["path"])
-    return f"{path.name} in {path.parent}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -92,7 +92,7 @@ TOKENIZERS: dict[str, tuple[Edit, str]] = {
     "no tokenizer": (without_tokenizer, "no tokenizer.json"),
     "a damaged tokenizer": (damaged_tokenizer, "cannot be read"),
     "damaged settings": (damaged_settings, "tokenizer_config.json"),
-    "an added token behind a gap": (a_gap, "<far>"),
+    "an added token behind a gap": (a_gap, "The tokenizer in"),
 }
 TEMPLATES: dict[str, tuple[Edit, str]] = {
     "a template that does not compile": (template(b"{% if %}"), "does not compile"),
@@ -268,3 +268,15 @@ def test_a_head_alone_needs_no_tokenizer(machine: Machine, tmp_path: Path) -> No
 
     ran = machine.run("pull", repository(machine, tmp_path / "repo", head, "target"), "--drafter", "none")
     assert ran.code == 0, ran
+
+
+def test_an_adapter_is_called_one(machine: Machine, tmp_path: Path) -> None:
+    def lora(folder: Path) -> None:
+        (folder / "config.json").unlink()
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text("{}")
+
+    ran = machine.run("pull", repository(machine, tmp_path / "repo", lora))
+    assert ran.code == 2, ran
+    assert "is an adapter, no model" in ran.err
+    assert weights(machine) == 0

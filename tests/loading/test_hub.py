@@ -183,7 +183,9 @@ def test_what_goes_wrong_on_the_way_is_one_sentence(
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="a"))
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="a", siblings=[])
+    )
     with pytest.raises((ModelError, StorageError), match=words) as caught:
         hub.resolve("owner/model")
     assert "\n" not in str(caught.value)
