@@ -111,9 +111,9 @@ def _say_how_long(agent: Agent, at: ServedModel) -> None:
     connection.close()
     if "timings" in answer:
         speed = answer["timings"]["prompt_per_second"]
+        first = f"The first prompt of {agent.title}, about {agent.num_prompt:,} tokens,"
         terminal.note(
-            f"The first prompt of {agent.title}, about {agent.num_prompt:,} tokens, takes about {agent.num_prompt / speed:.0f} s here; "
-            f"later ones read what is new."
+            f"{first} takes about {agent.num_prompt / speed:.0f} s here; later ones read what is new."
         )
     else:
         terminal.note(f"How long the first prompt takes is not known: {answer['error']['message']}")

@@ -257,7 +257,7 @@ def _beyond_float16(parts: _Parts) -> str | None:
     drafting = (d.model for d in parts.drafters if isinstance(d, DraftModel))
     runs = [(parts.target.model, head), *((model, None) for model in drafting)]
     num_ids = min(model.vocab_size for model, _ in runs)
-    tokens = [i for i in parts.tokenizer.encode(TEXT)[:TRIAL_TOKENS] if i < num_ids]
+    tokens = [i for i in parts.tokenizer.encode(TEXT)[:TRIAL_TOKENS] if i < num_ids] or [0, 0]
     beyond = weight_beyond(parts.modules)
     for model, head in runs:
         beyond = beyond or prompt_beyond(model, tokens, head)

@@ -108,21 +108,16 @@ def reason(dtype: mx.Dtype, *, is_asked: bool, is_tried: bool, beyond: str | Non
     return f"{name}, as stored."
 
 
-def expected_dtype(model: Model, files: Sequence[Path]) -> str:
+def expected_dtype(model: Any, files: Sequence[Path]) -> str:
     """Return `reason`'s sentence before a load. model: without weights, as stored. files: those of a load."""
     dtype, is_tried = model.dtype, device.emulates_bfloat16()
     beyond = Float16Trial(files).found if is_tried else None
-    named: Any = model
-    if (
-        not is_tried
-        or dtype != mx.bfloat16
-        or beyond
-        or _unpacks_to_bfloat16(dict(tree_flatten(named.parameters())))
-    ):
-        return reason(dtype, is_asked=False, is_tried=is_tried, beyond=beyond)
-    said = reason(mx.float16, is_asked=False, is_tried=True)
+    if is_tried and dtype == mx.bfloat16 and not _unpacks_to_bfloat16(dict(tree_flatten(model.parameters()))):
+        dtype = mx.bfloat16 if beyond else mx.float16
+    said = reason(dtype, is_asked=False, is_tried=is_tried, beyond=beyond)
+    is_open = dtype == mx.float16 != model.dtype and beyond is None
     return (
-        said
-        if beyond == ""
-        else f"{said} bfloat16 stays if the first load finds a number that float16 cannot hold."
+        f"{said} bfloat16 stays if the first load finds a number that float16 cannot hold."
+        if is_open
+        else said
     )
