@@ -118,9 +118,17 @@ def _kimi(part: Part) -> dict[str, Any]:
     }
 
 
+def _unstretched(part: Part, factor: Mapping[str, Any]) -> dict[str, Any]:
+    """Stretched rotary positions that stretch nothing, for a class that wants some, of a model that has none."""
+    rope = part.get("rope_parameters") or {}
+    is_plain = not part.get("rope_scaling") and rope.get("rope_type", "default") == "default"
+    return {"rope_scaling": dict(factor)} if is_plain else {}
+
+
 # By model_type, what mlx-lm's class wants to be told beside.
 _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "apertus": lambda part: {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+    "deepseek_v2": lambda part: _unstretched(part, {"type": "yarn", "factor": 1.0}),
     "exaone4": _exaone4,
     "exaone_moe": lambda part: {"is_moe_layer": [k == "sparse" for k in part.get("mlp_layer_types") or []]},
     "gpt2": lambda part: {"n_ctx": part.get("n_positions")},
@@ -130,6 +138,10 @@ _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "lfm2": lambda part: {"block_dim": part.get("hidden_size")},
     "mamba2": lambda part: {"intermediate_size": part.get("expand", 2) * part.get("hidden_size", 0)},
     "mellum": lambda part: {"num_experts": part.get("num_local_experts")},
+    "minicpm3": lambda part: _unstretched(
+        part,
+        {"type": "longrope", "original_max_position_embeddings": part.get("max_position_embeddings")},
+    ),
     "minimax_m2": lambda part: {
         "rotary_dim": int(part.get("head_dim", 0) * _turned(part)),
         "shared_intermediate_size": 0,
