@@ -32,13 +32,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """Models with short names that fit, and what drafts for them."""
+    """List models with short names that fit, what drafts for them, and how fast they were here where that was measured."""
     from mlxspec.checkpoints.fitting import fitting
+    from mlxspec.engine.measured import measured
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
 
-    rows = [(m.name, amount(m.size), m.drafter, m.repo) for m in fitting(machine_memory())]
+    fits = fitting(machine_memory())
+    rows = [(m.name, amount(m.size), m.drafter, m.repo) for m in fits]
     print_table(("model", "download", "who drafts", "from"), rows, right=(1,))
+    for name, said in ((m.name, measured(m.repo)) for m in fits):
+        if said:
+            terminal.note(f"{name} {said}.")
+    terminal.note(
+        "MTP head: a part of the model that drafts. Lookups: what the text has said before. Others are small models made to draft for one."
+    )
     terminal.note("`mlxspec run NAME` fetches one and chats; `mlxspec run demo` needs no download.")
     return 0
 

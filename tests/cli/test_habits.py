@@ -91,6 +91,10 @@ def test_run_without_a_name_lists_what_fits(run: Run, monkeypatch: pytest.Monkey
     assert not any(row.startswith(("qwen3.8:27b", "qwen3:14b")) for row in rows)
     assert any("RedHatAI/Qwen3-8B-speculator.dflash2" in row for row in rows)
     assert "`mlxspec run NAME`" in ran.err
+    assert "measured here" not in ran.err
+    data = {"model": "x", "day": "2026-12-03", "kinds": []}
+    monkeypatch.setattr("mlxspec.engine.measured.kept_json.read", lambda path: data)
+    assert "qwen3.5:9b measured here on 3 Dec.: " in run("run").err
 
 
 def test_other_words_for_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
