@@ -177,3 +177,16 @@ def test_one_token_is_enough_near_the_place_that_was_left() -> None:
     assert found.place is None
     found.push([701])
     assert found.next(2) == [702, 703]
+
+
+@catches(
+    "a text is followed onwards only",
+    "mlxspec.drafters.alignment:BEHIND",
+    lambda right: 0,
+)
+def test_an_answer_that_says_the_last_lines_again_is_followed_back() -> None:
+    text = list(range(1000))
+    found = Alignment(text)
+    found.push(text[:700])
+    found.push(text[694:695])
+    assert found.next(2) == [695, 696]

@@ -104,6 +104,23 @@ def test_the_end_of_a_running_answer_is_the_end_of_a_draft() -> None:
     assert text.following(CONTEXT + 4, 10) == [5, 6]
 
 
+@catches(
+    "a text that has grown by less than a piece is passed over",
+    "mlxspec.drafters.text_index:RunningText.catch_up",
+    lambda right: lambda self: (right(self), setattr(self, "_next", -(-self._next // PIECE) * PIECE))[0],
+)
+def test_a_text_is_indexed_whole_however_it_grows() -> None:
+    said: list[int] = []
+    text = RunningText(said, 0)
+    for num in (3, 1, PIECE - 1, 7, PIECE, 2):
+        said += range(len(said), len(said) + num)
+        while text.end - CONTEXT < len(said):
+            before = text.end
+            text.catch_up()
+            assert text.end > before
+        assert text.following(CONTEXT, len(said)) == said
+
+
 def test_a_text_is_indexed_only_for_others_and_in_pieces() -> None:
     index, said = TextIndex(0), list(range(3 * PIECE))
     other, own = index.join("a", said, 0), index.join("a", [], 0)

@@ -102,6 +102,28 @@ def test_a_block_that_is_never_closed_holds_no_call_back() -> None:
     assert num_calls("json", list(f"```\nls\n{call}\n{call}\n")) == 2
 
 
+@catches(
+    "a paragraph's odd backtick reaches over a blank line",
+    "mlxspec.parsers.place:Place._begin_line",
+    lambda right: (
+        lambda self: (
+            setattr(self, "_span", self._span or getattr(self, "_odd", 0)),
+            setattr(self, "_odd", self._span),
+            right(self),
+        )[2]
+    ),
+)
+def test_a_code_span_ends_with_its_paragraph() -> None:
+    for text, is_code in (
+        ("an ` odd\none", True),
+        ("an ` odd\n\none", False),
+        ("an ` odd\n  \none ` two", True),
+    ):
+        place = Place()
+        place.push(text)
+        assert place.in_code == is_code, text
+
+
 def test_the_place_is_the_same_however_the_text_is_cut() -> None:
     rng = random.Random(3)
     for _ in range(300):
