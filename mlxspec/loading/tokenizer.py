@@ -93,7 +93,7 @@ class Tokenizer:
             inner = tokenizer_trial.made_of(ask)
             tokenizer_trial.add(inner, ask["tokens"], ask.get("beginning"))
         except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(f"The tokenizer in {folder} cannot be read: {error}.") from error
+            raise TokenizerError(f"{_named(ask, folder)} cannot be read: {error}.") from error
         inner.no_truncation()
         inner.no_padding()
         special = special_tokens(settings, beside)
@@ -311,10 +311,15 @@ def _try(ask: dict[str, Any], folder: Path) -> None:
         trial = replace(_TRIAL, once=sum(each.st_size for each in found) > _LARGE)
         said, _ = helper.run(trial, {}, json.dumps(ask).encode())
     except HelperError as error:
-        raise TokenizerError(f"The tokenizer in {folder} cannot be used. {error}") from error
+        raise TokenizerError(f"{_named(ask, folder)} cannot be used. {error}") from error
     if "refused" in said:
-        raise TokenizerError(f"The tokenizer in {folder} cannot be read: {said['refused']}.")
+        raise TokenizerError(f"{_named(ask, folder)} cannot be read: {said['refused']}.")
     kept_json.write(kept, told)
+
+
+def _named(ask: Mapping[str, Any], folder: Path) -> str:
+    """Return what a vocabulary's file is called in its folder, which may link to another place."""
+    return f"{'vocab.json' if 'merges' in ask else 'tokenizer.json'} in {folder}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

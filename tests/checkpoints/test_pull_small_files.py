@@ -92,7 +92,7 @@ TOKENIZERS: dict[str, tuple[Edit, str]] = {
     "no tokenizer": (without_tokenizer, "no tokenizer.json"),
     "a damaged tokenizer": (damaged_tokenizer, "cannot be read"),
     "damaged settings": (damaged_settings, "tokenizer_config.json"),
-    "an added token behind a gap": (a_gap, "The tokenizer in"),
+    "an added token behind a gap": (a_gap, "tokenizer.json in"),
 }
 TEMPLATES: dict[str, tuple[Edit, str]] = {
     "a template that does not compile": (template(b"{% if %}"), "does not compile"),
