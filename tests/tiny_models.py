@@ -313,7 +313,7 @@ def make_eagle3(
         "eagle_aux_hidden_state_layer_ids": [i + 1 for i in wanted],
     }
     own = replace(Eagle3Config.from_dict(sizes), layers=wanted, **more)
-    names = {"d2t"} if ids is not None else set()
+    names = {"lm_head.weight"} | ({"d2t"} if ids is not None else set())
     made, rng = (
         Eagle3Head(own, target, names | ({"embed_tokens.weight"} if own_embedding else set())),
         np.random.default_rng(seed),
