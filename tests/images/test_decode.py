@@ -179,6 +179,16 @@ def many_scans(image: Image.Image, number: int) -> bytes:
     return data[:-2] + last * number + data[-2:]
 
 
+@catches(
+    "the last scan that is allowed is refused", "mlxspec.images.pixels:MOST_SCANS", lambda right: right - 1
+)
+def test_a_jpeg_may_have_100_scans() -> None:
+    for number, is_refused in ((100, False), (101, True)):
+        data = many_scans(flags(16, 16), 2)
+        data += b"\xff\xda" * (number - data.count(b"\xff\xda"))
+        assert ("refused" in pixels.run({"most": 1 << 20}, data)[0]) == is_refused
+
+
 def test_a_jpeg_of_very_many_scans_is_refused() -> None:
     """Each one is a walk over all pixels; the file is small."""
     assert values(many_scans(flags(64, 64), 50)).shape == (64, 64, 3)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mlxspec.loading.ranges import FileRange, Repository, select
+import hashlib
+
+from planting import catches
+
+from mlxspec.loading.ranges import FileRange, Repository, Selection, select
 from mlxspec.loading.safetensors import TensorEntry
 
 WHERE = Repository("a/b", "0" * 40, {"one": 1000, "two": 1000}, ())
@@ -30,3 +34,23 @@ def test_neighbours_of_a_file_are_one_range_and_those_of_two_files_are_two() -> 
     assert list(found.tensors) == ["a", "b", "c", "d", "e", "empty"]
     assert found.data_bytes == 58
     assert found.size == len(found.header) + 58
+
+
+@catches(
+    "a later commit's tensors are taken for those that are here",
+    "mlxspec.loading.ranges:Selection.key",
+    lambda _: property(
+        lambda self: hashlib.sha256(self.header + repr((self.repo, self.pieces)).encode()).hexdigest()
+    ),
+)
+def test_the_key_of_a_selection_is_that_of_its_content_alone() -> None:
+    one = Selection("a/b", "0" * 40, {"a": entry(0, 4)}, b"header", (FileRange("one", 8, 12),))
+    others = (
+        one._replace(repo="a/c"),
+        one._replace(commit="1" * 40),
+        one._replace(header=b"another"),
+        one._replace(pieces=(FileRange("two", 8, 12),)),
+        one._replace(pieces=(FileRange("one", 8, 13),)),
+    )
+    assert one.key == one._replace(tensors={}).key
+    assert len({one.key, *(other.key for other in others)}) == 6
