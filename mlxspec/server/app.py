@@ -374,16 +374,23 @@ class Server:
         await reply.json((await self._for_lm_studio(asked, lm_studio_api.old_model, name))[0])
 
     async def _for_lm_studio(
-        self, asked: Asked, tell: Callable[..., dict[str, Any]], *names: str
+        self, asked: Asked, tell: Callable[[lm_studio_api.ModelTold], dict[str, Any]], *names: str
     ) -> list[dict[str, Any]]:
         """Return what `tell` makes of these models, or of all."""
-        wanted = names or self.models.listed
-        own = self.models.names
-        stored = await asked.turn.run(lambda: [lm_studio_api.files(self.library.model_of(n)) for n in wanted])
-        return [
-            tell(name, self.models.meta(name), found, makes_vectors=name not in own)
-            for name, found in zip(wanted, stored, strict=True)
-        ]
+        found, wanted = [], names or self.models.listed
+        read = await asked.turn.run(lambda: [lm_studio_api.stored(self.library.model_of(n)) for n in wanted])
+        for name, stored in zip(wanted, read, strict=True):
+            meta = self.models.meta(name)
+            told = lm_studio_api.ModelTold(
+                name=name,
+                stored=stored,
+                is_loaded=meta["loaded"],
+                context=meta.get("n_ctx", stored.context),
+                can=meta.get("capabilities", ()),
+                makes_vectors=name not in self.models.names,
+            )
+            found.append(tell(told))
+        return found
 
     async def _pull(self, asked: Asked, reply: Reply) -> None:
         """Fetch a model, in Ollama's form. A client that goes away ends no download."""

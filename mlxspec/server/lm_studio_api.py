@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any, Literal, NamedTuple
 
 from mlxspec.checkpoints.cache import quantization
 from mlxspec.errors import MlxspecError
@@ -54,73 +54,84 @@ NewModel = t.answer(
 NewModels = t.answer("LmStudioModels", models=t.many(NewModel))
 
 
-def files(model: str) -> dict[str, Any]:
-    """Return what the files of a model say: who published it, its architecture, quantization, bytes of its weights and longest context;
-    nothing of one whose files are not here. Reads the disk."""
+class ModelFiles(NamedTuple):
+    """What the files of a model say. context: its longest, in tokens; size: bytes of its weights."""
+
+    publisher: str = ""
+    arch: str = ""
+    quantization: str = ""
+    size: int = 0
+    context: int = 0
+
+
+class ModelTold(NamedTuple):
+    """What is told of a model. context: in tokens, 0 where it is not known; can: words of Ollama's API for what it can do; makes_vectors:
+    it is there for embeddings and ranks alone."""
+
+    name: str
+    stored: ModelFiles
+    is_loaded: bool
+    context: int
+    can: Collection[str]
+    makes_vectors: bool
+
+
+def stored(model: str) -> ModelFiles:
+    """Return what the files of a model say; nothing of one whose files are not here. Reads the disk."""
     try:
         folder = hub.resolve(model, download=False)
         config = read_json(folder / "config.json")
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     except (MlxspecError, OSError):
-        return {"publisher": "", "arch": "", "quantization": "", "size": 0, "context": 0}
+        return ModelFiles()
     text = config.get("text_config")
     length = (text if isinstance(text, dict) else config).get("max_position_embeddings")
-    return {
-        "publisher": (hub.repo_of(folder) or folder.parent.name).partition("/")[0],
-        "arch": str(config.get("model_type", "")),
-        "quantization": quantization(config),
-        "size": size,
-        "context": length if type(length) is int and length > 0 else 0,
-    }
+    return ModelFiles(
+        publisher=(hub.repo_of(folder) or folder.parent.name).partition("/")[0],
+        arch=str(config.get("model_type", "")),
+        quantization=quantization(config),
+        size=size,
+        context=length if type(length) is int and length > 0 else 0,
+    )
 
 
-def old_model(
-    name: str, meta: Mapping[str, Any], stored: Mapping[str, Any], *, makes_vectors: bool
-) -> dict[str, Any]:
-    """Return a model as /api/v0 tells it. meta: its facts as far as it has been loaded; stored: what `files` found; makes_vectors: it is
-    there for embeddings and ranks alone."""
-    sees = "vision" in meta.get("capabilities", ())
+def old_model(told: ModelTold) -> dict[str, Any]:
+    """Return a model as /api/v0 tells it."""
     return {
-        "id": name,
+        "id": told.name,
         "object": "model",
-        "type": "embeddings" if makes_vectors else "vlm" if sees else "llm",
-        "publisher": stored["publisher"],
-        "arch": stored["arch"],
+        "type": "embeddings" if told.makes_vectors else "vlm" if "vision" in told.can else "llm",
+        "publisher": told.stored.publisher,
+        "arch": told.stored.arch,
         "compatibility_type": "mlx",
-        "quantization": stored["quantization"].replace(" bits", "bit"),
-        "state": "loaded" if meta["loaded"] else "not-loaded",
-        "max_context_length": meta.get("n_ctx", stored["context"]),
-        **({"loaded_context_length": meta["n_ctx"]} if meta["loaded"] else {}),
+        "quantization": told.stored.quantization.replace(" bits", "bit"),
+        "state": "loaded" if told.is_loaded else "not-loaded",
+        "max_context_length": told.context,
+        **({"loaded_context_length": told.context} if told.is_loaded else {}),
     }
 
 
-def new_model(
-    name: str, meta: Mapping[str, Any], stored: Mapping[str, Any], *, makes_vectors: bool
-) -> dict[str, Any]:
-    """Return a model as /api/v1 tells it; parameters as for `old_model`."""
-    can = meta.get("capabilities", ())
-    bits = stored["quantization"].partition(" ")[0]
-    instance = {"id": name, "config": {"context_length": meta.get("n_ctx", 0)}}
+def new_model(told: ModelTold) -> dict[str, Any]:
+    """Return a model as /api/v1 tells it."""
+    bits = told.stored.quantization.partition(" ")[0]
+    can = {"vision": "vision" in told.can, "trained_for_tool_use": "tools" in told.can}
+    instance = {"id": told.name, "config": {"context_length": told.context}}
     return {
-        "type": "embedding" if makes_vectors else "llm",
-        "publisher": stored["publisher"],
-        "key": name,
-        "display_name": name.rpartition("/")[2],
-        "architecture": stored["arch"],
+        "type": "embedding" if told.makes_vectors else "llm",
+        "publisher": told.stored.publisher,
+        "key": told.name,
+        "display_name": told.name.rpartition("/")[2],
+        "architecture": told.stored.arch,
         "quantization": {
-            "name": stored["quantization"],
+            "name": told.stored.quantization,
             "bits_per_weight": int(bits) if bits.isdecimal() else None,
         },
-        "size_bytes": stored["size"],
+        "size_bytes": told.stored.size,
         "params_string": None,
-        "loaded_instances": [instance] * meta["loaded"],
-        "max_context_length": meta.get("n_ctx", stored["context"]),
+        "loaded_instances": [instance] * told.is_loaded,
+        "max_context_length": told.context,
         "format": "mlx",
-        **(
-            {}
-            if makes_vectors
-            else {"capabilities": {"vision": "vision" in can, "trained_for_tool_use": "tools" in can}}
-        ),
+        **({} if told.makes_vectors else {"capabilities": can}),
         "description": None,
     }
 
