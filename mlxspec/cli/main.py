@@ -21,6 +21,7 @@ mlxspec: speculative decoding on MLX that never changes the text.
 
   mlxspec demo                                     watch it on the built-in model, with drafting and without
   mlxspec generate "what does os.path.join do?"    one answer from the built-in model
+  mlxspec try                                      how fast a model that is on this disk already answers here
   mlxspec chat --model owner/name                  a conversation with a model from Hugging Face or a folder
 
 `mlxspec --help` lists the commands, `mlxspec COMMAND --help` their options."""
