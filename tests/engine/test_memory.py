@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -68,6 +69,38 @@ def test_the_longest_row_is_the_longest_that_is_not_refused() -> None:
                     tight.submit([1, 2, 3], params, spec=spec(*who))
         shared = equality.engine(memory_budget=least() + extra, prefix_budget=MIB // 2)
         assert shared.memory.most_tokens(spec(*who)) < most or most == tight.max_context
+
+
+def without_own_row(_: Any) -> Any:
+    """Room for a request, as if it took no part in the rounds that it joins."""
+    return lambda self, request: (
+        not self._reserved
+        or self.weights
+        + self.reserved
+        + self.needed(request)
+        + self.activations(memory.SMALLEST_CHUNK, max(self._longest, 11), rows=len(self._reserved))
+        <= self.budget
+    )
+
+
+@catches(
+    "a row that joins takes no part in rounds", "mlxspec.engine.memory:EngineMemory.has_room", without_own_row
+)
+def test_a_request_has_room_to_the_last_byte_and_counts_as_a_row() -> None:
+    made = equality.engine([], prefix_budget=0)
+    first, second = (made.submit([1, 2, 3], FEW) for _ in range(2))
+    made.step()
+    assert made.num_running == 2
+    third, held = made.submit([1, 2, 3], FEW), made.memory
+    running = held.activations(memory.SMALLEST_CHUNK, 11, rows=3)
+    assert running > held.activations(memory.SMALLEST_CHUNK, 11, rows=2)
+    held.budget = held.weights + 3 * held.needed(third) + running
+    assert held.has_room(third)
+    held.budget -= 1
+    assert not held.has_room(third)
+    for request in (first, second, third):
+        made.cancel(request.number)
+    assert held.has_room(third)  # alone it always has
 
 
 @catches(
