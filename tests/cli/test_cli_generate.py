@@ -354,10 +354,10 @@ def test_dim_only_where_it_shows(
     assert stream.getvalue() == ("\x1b[2mhello[0m\x1b[0m\n" if dim else "hello[0m\n")
 
 
-def test_nothing_prints_three_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_prints_a_few_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert len(re.findall(r"(?m)^  mlxspec \w+", shown)) == 3
+    assert len(re.findall(r"(?m)^  mlxspec \w+", shown)) == 4
     assert "--help" in shown
 
 
