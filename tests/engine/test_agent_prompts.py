@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from planting import catches
 
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix.rows import NEAR, STRIDE
 from mlxspec.events import PrefillEvent
 from tests import tiny_models
-from tests.planting import catches
 
 PART = 8  # of what agents send
 PARAMS = SamplingParams(max_tokens=64 // PART, ignore_eos=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from planting import catches
 
 import mlxspec
 from mlxspec.checkpoints.inspect import inspect
@@ -19,7 +20,6 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.head_check import TEXT
 from mlxspec.models.head_norms import TargetRun, score
 from mlxspec.platform import device
-from tests.planting import catches
 
 # what `device_info` says of an architecture, and whether a GPU of that kind emulates bfloat16
 MACHINES = {

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx_lm.models.qwen3_5 as theirs
 import numpy as np
 import pytest
+from planting import catches
 from published_shapes import CONFIGS
 
 from mlxspec.kernels.flat import FlatRows
@@ -13,7 +14,6 @@ from mlxspec.models.base import LogitsAt
 from tests import tiny_models
 from tests.models import prompt_counts
 from tests.models.metal_graph import as_on_metal
-from tests.planting import catches
 
 
 @pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.5-35B-A3B"])
