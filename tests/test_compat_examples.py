@@ -151,6 +151,7 @@ def printed(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return out.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in EXAMPLES]
 )

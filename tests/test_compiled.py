@@ -32,6 +32,7 @@ MORE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform.startswith("linux") and compile_folder.compiler() is None,
     reason="needs g++, with which MLX compiles for the CPU",

@@ -35,6 +35,7 @@ def test_the_tasks_are_the_ten() -> None:
     assert len(TASKS[-1].prompt) > 1500
 
 
+@pytest.mark.slow
 def test_the_ten_tasks_behind_recorded_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     given = [
         "--workloads",

@@ -27,6 +27,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_llama_server_starts_and_drafts(machine: Machine, command: str) -> None:
     words = command.split()

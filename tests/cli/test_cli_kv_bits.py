@@ -58,6 +58,7 @@ def test_inspect_reckons_with_them(run: Run) -> None:
     assert "keys and values: 288 bytes a token" in run("inspect", "demo", "--kv-bits", "8").out
 
 
+@pytest.mark.slow
 def test_the_first_lines_tell() -> None:
     from mlxspec.cli.stats_line import kept_bits
 

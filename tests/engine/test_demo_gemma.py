@@ -76,6 +76,7 @@ def check(results: list[Result], what: str) -> None:
         assert not got.stats.notices, what
 
 
+@pytest.mark.slow
 def test_rows_together_are_the_rows_alone() -> None:
     prompts, params = map(list, zip(*requests(), strict=True))
     check(engine().generate(prompts, params, spec=PLAIN), "demo-gemma, plain, together")

@@ -41,6 +41,7 @@ def form(text: str) -> str:
     return " ".join(re.findall(r"constant|device|\w+ \[\[", signature))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", sorted(p.stem for p in (ROOT / "metal").glob("*.metal")))
 def test_clang_takes_every_variant(texts: dict[str, list[str]], kernel: str) -> None:
     forms = set()

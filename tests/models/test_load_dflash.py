@@ -46,6 +46,7 @@ def write(folder: Path, kind: str, *, dtype: mx.Dtype = mx.float32, own_ends: bo
     return tiny_dflash.write(folder, c, tiny_dflash.weights(kind, c, own_ends=own_ends), dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype", "dialect"),
     [

@@ -83,6 +83,7 @@ def check(folder: Path, size: int, out: Path) -> None:
             assert told["drafts"] or drafter == PLAIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "shared" else pytest.mark.slow) for name in {**ON_TWO, **PACKED}],

@@ -76,6 +76,7 @@ def test_a_prompt_is_compiled_where_its_length_repeats(compiling: pytest.MonkeyP
         assert (found.get("key", run, rows) is not run) == repeats, width
 
 
+@pytest.mark.slow
 @catches(
     "each length of a prompt is compiled",
     "mlxspec.kernels.flat:LADDER",

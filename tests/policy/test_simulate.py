@@ -234,6 +234,7 @@ def check_groups(cells: list[GroupCell], *, blur: float = 0.0) -> None:
         assert cell.slowest >= 0.82 - blur, cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "sampled" else n for n in NAMES]
 )

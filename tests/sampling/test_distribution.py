@@ -74,6 +74,7 @@ def test_texts_are_distributed_as_without_drafting(name: str, depth: int, num_ro
         assert 0.05 * simulation.num_drafted < simulation.num_stood < simulation.num_drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name.lower())
 def test_each_mistake_is_found(fault: Fault) -> None:
     wrong, _ = check(replace(DEEP[FAULTS[fault]], fault=fault))

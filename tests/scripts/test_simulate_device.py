@@ -58,6 +58,7 @@ def test_rows_take_what_was_published_or_what_their_instructions_take() -> None:
     assert found.seconds == pytest.approx(1.0 + 1.0 + 4.0 / 0.82)
 
 
+@pytest.mark.slow
 @catches(
     "every round of a model's drafts waits for the one before it",
     "mlxspec.drafters.drafts:Drafts.propose",
