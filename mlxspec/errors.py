@@ -68,11 +68,11 @@ class ContextOverflowError(MlxspecError):
 
 
 class MemoryBudgetError(MlxspecError):
-    """A request or a model that would not fit into the memory budget."""
+    """An error of planning: a request or a model would not fit into the memory budget."""
 
 
 class StorageError(MlxspecError):
-    """A file that could not be written, or would not fit on the disk."""
+    """An error of the disk: a file could not be written, or would not fit."""
 
 
 class CacheError(MlxspecError):
@@ -88,7 +88,7 @@ class GrammarError(MlxspecError):
 
 
 class HookError(MlxspecError):
-    """A logits processor or a sampler of the caller's failed. Attributes: result, the answer up to there."""
+    """An error of the caller's own code: a logits processor or a sampler failed. Attributes: result, the answer up to there."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -116,11 +116,11 @@ class RankError(MlxspecError):
 
 
 class RivalError(MlxspecError):
-    """Another server, which is measured next to this engine, cannot be reached or does not answer as OpenAI's API does."""
+    """An error of another server that is measured next to this engine: it cannot be reached, or does not answer as OpenAI's API does."""
 
 
 class QueueFullError(MlxspecError):
-    """A request that was not queued, because too many wait. Attributes: num_waiting."""
+    """An error of the queue: too many requests wait, so this one was not queued. Attributes: num_waiting."""
 
     def __init__(self, num_waiting: int) -> None:
         super().__init__(f"{num_waiting} requests are waiting already; try again in a little while.")

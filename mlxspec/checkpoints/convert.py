@@ -211,8 +211,8 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
         raise ConfigError(
             f"{source} is {folder.title()} and has no MTP head; leave --mtp-bits and --graft-mtp out."
         )
-    is_narrow = FOLDERS[folder.kind()].is_narrow
-    if wish.dtype == "float16" and is_narrow:
+    keeps_bfloat16 = FOLDERS[folder.kind()].keeps_bfloat16
+    if wish.dtype == "float16" and keeps_bfloat16:
         raise ConfigError(
             "A block drafter is not computed in float16, in which sums over several layers overflow; leave --dtype out."
         )
@@ -220,7 +220,7 @@ def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
     module, weights = assemble_alone(config, folder.read)
     _check(wish, weights, {}, source)
     dtype = DTYPES[wish.dtype] if wish.dtype else main_dtype(config, weights)
-    weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and is_narrow else dtype)
+    weights = cast(weights, mx.bfloat16 if dtype == mx.float16 and keeps_bfloat16 else dtype)
     if not is_quantized(weights):  # what config.json says of it is of other tensors
         config = {k: v for k, v in config.items() if k != "quantization_config"}
     if wish.trunk is None:
@@ -298,8 +298,8 @@ def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
 def _quantization(
     config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format], *, keeps: bool
 ) -> dict[str, Any] | None:
-    """Return what config.json says of the quantization. keeps: some tensors were quantized before, and what MLX's description says of them
-    is kept."""
+    """Return the description of the quantization for config.json. keeps: some tensors were quantized before, and what MLX's description
+    says of them is kept."""
     old = of_mlx(config)
     if keeps and old:
         return dict(old) | {path: form.data for path, form in formats.items()}

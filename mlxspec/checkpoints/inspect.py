@@ -368,5 +368,5 @@ def _told(beside: _Beside) -> str:
     where known."""
     module, end = beside.module, ""
     if isinstance(module, DrafterModule):
-        end = ": " + ", ".join(filter(None, (module.title, module.told)))
+        end = ": " + ", ".join(filter(None, (module.title, module.summary)))
     return f"{beside.name}, {beside.how}{end}"

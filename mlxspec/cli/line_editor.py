@@ -112,7 +112,7 @@ class LineEditor:
 
         @keys.add("tab")
         def _(event: Any) -> None:
-            """Complete at once, so that keys typed after it find the completed word."""
+            """Complete the word at once, so that keys typed after it find the completed word."""
             buffer = event.current_buffer
             if buffer.complete_state:
                 buffer.complete_next()

@@ -48,7 +48,7 @@ class Said(NamedTuple):
 
 @functools.cache
 def table() -> dict[str, list[OtherFlag]]:
-    """Return other programs' flags, by flag, in the order of the file. Raises ConfigError for a line that is wrong."""
+    """Return what flags of other programs mean here, by flag, in the order of the file. Raises ConfigError for a line that is wrong."""
     found: dict[str, list[OtherFlag]] = {}
     for program, fates in tomllib.loads(DATA.read_text(encoding="utf-8")).items():
         for fate, lines in fates.items():

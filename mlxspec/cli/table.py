@@ -11,7 +11,7 @@ from mlxspec.cli import terminal
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Print columns two spaces apart; those in `right` flush right."""
+    """Print a table, its columns two spaces apart; columns in `right` are flush right."""
     rows = [headings, *([terminal.sentence(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
     if sum(widths) + 2 * (len(widths) - 1) > _columns():

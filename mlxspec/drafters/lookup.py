@@ -287,7 +287,7 @@ class EarlierRow(LookupRow):
 
 
 def _aligned(alignment: Alignment, limit: int, agreed: int | None = None) -> Draft:
-    """Return how a text goes on where the answer is in it: twice as many tokens for each one that agrees."""
+    """Return a draft of the tokens that follow the answer's place in a text. It has two tokens for each one that has agreed."""
     agreed = alignment.agreed if agreed is None else agreed
     tokens = alignment.next(min(limit, 2 ** min(agreed, 6)))
     tokens = next((tokens[:i] for i, token in enumerate(tokens) if token < 0), tokens)

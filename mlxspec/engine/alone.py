@@ -1,5 +1,8 @@
-"""Decisions that follow from callers and clocks, which an engine alone makes for itself, and which several engines that run one model must
-make alike (ranks.py)."""
+"""The decisions of an engine that follow from callers and from the clock: which requests come and end, and what a round took.
+
+An engine that runs its model in one process makes them by itself (`Alone`). Several engines that run one model must make the same ones
+(`Ranks`, in ranks.py).
+"""
 
 from __future__ import annotations
 

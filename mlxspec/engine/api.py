@@ -231,7 +231,9 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
         asked, single = paired(prompts(self), params)
         requests = [self._new_request(prompt, each, spec) for prompt, each in asked]
         self._run_until(requests)
-        found: Result | list[Result] = ended([Result.of(r) for r in requests], asked, single=single)
+        found: Result | list[Result] = ended(
+            [Result.of(r) for r in requests], [r.failure for r in requests], single=single
+        )
         return found
 
     def _events_of(

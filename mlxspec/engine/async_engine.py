@@ -72,7 +72,9 @@ class AsyncEngine(
         finally:
             for stream in streams:
                 stream.close()
-        found: Result | list[Result] = ended(results, asked, single=single)
+        found: Result | list[Result] = ended(
+            results, [None if s.request is None else s.request.failure for s in streams], single=single
+        )
         return found
 
     async def _events_of(

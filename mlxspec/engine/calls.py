@@ -15,7 +15,6 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
 from mlxspec.errors import ConfigError, HookError
 from mlxspec.option import by_name, near, of_kind, shown
-from mlxspec.sampling.round import NO_TOKEN_LEFT
 
 Prompt = str | Sequence[int] | PromptWithImages
 Prompts = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[int] | PromptWithImages]
@@ -151,15 +150,14 @@ class Calls(ABC, Generic[One, Many, Events]):
         """Return the events of one answer. prompt: makes the prompt, given a loaded engine."""
 
 
-def ended(results: list[Any], asked: Sequence[tuple[Any, Any]], *, single: bool) -> Any:
-    """Return the one result, or all of them. Raises HookError for one answer that its caller's own processor or sampler ended by failing;
-    of several the others' answers would be lost. A processor that leaves no token to follow has not failed: the result says so."""
+def ended(results: list[Any], failures: Sequence[BaseException | None], *, single: bool) -> Any:
+    """Return the one result, or all of them. failures: what ended each answer. Raises HookError for one answer that its caller's own
+    processor or sampler ended by failing; of several the others' answers would be lost."""
     if not single:
         return results
-    (result,), ((_, params),) = results, asked
-    has_hooks = params is not None and (params.logits_processors or params.sampler is not None)
-    if result.finish_reason == "error" and has_hooks and result.error != NO_TOKEN_LEFT:
-        raise HookError(result.error, result)
+    (result,), (failure,) = results, failures
+    if isinstance(failure, HookError):
+        raise HookError(str(failure), result) from failure
     return result
 
 

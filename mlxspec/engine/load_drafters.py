@@ -189,8 +189,8 @@ class DrafterBuilder:
                     f"--draft-vocab is not used: the {made.title} proposes over {made.num_proposed} tokens of its own."
                 )
             drafter = self._CLASSES[name](made, model.max_context, kv_bits=spec.draft_kv_bits)
-        if drafter.drafts_at_once and made.told:
-            self.notices.append(f"{beside.path.name} is a {made.title}: it {made.told}.")
+        if drafter.drafts_at_once and made.summary:
+            self.notices.append(f"{beside.path.name} is a {made.title}: it {made.summary}.")
         return drafter
 
     def _mtp(self) -> Drafter:

@@ -146,7 +146,9 @@ class Ranks(Alone):
         self._unlearned = times, drafts
 
     def fail(self, error: BaseException) -> None:
-        """Raise RankError unless every rank has met the same error."""
+        """Raise RankError unless every rank has met the same error. The order to end is no failure."""
+        if isinstance(error, RanksEnd):
+            return
         if isinstance(error, RankError):
             raise error
         if not isinstance(error, MlxspecError) or isinstance(error, CacheError):

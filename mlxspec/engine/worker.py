@@ -384,7 +384,7 @@ class Worker:
             raise error
 
     def _end(self, state: State, why: BaseException) -> None:
-        """End open streams with the sentence of `why`, and refuse new ones. Only the first call counts."""
+        """End open streams with the sentence of `why`, and refuse new ones. Later calls do nothing."""
         with self._changed:
             if self._state in ("stopped", "failed"):
                 return

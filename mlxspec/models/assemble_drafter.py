@@ -82,10 +82,10 @@ def assemble_drafter(
     given = read()
     made, weights = folder.build(config, given, target)
     dtype = unpacked_dtype(given, dtype)
-    if folder.is_narrow and dtype is not None and dtype == mx.float16:
+    if folder.keeps_bfloat16 and dtype is not None and dtype == mx.float16:
         dtype = mx.bfloat16
     own_is_packed = fill(made, weights, dtype, f"The {made.title}", foreign_format(config))
-    if folder.is_narrow and is_packed(target) and not own_is_packed:
+    if folder.is_quantized and is_packed(target) and not own_is_packed:
         quantize_floats(made, draft_bits)
     if is_fused:
         made.fuse()

@@ -276,12 +276,12 @@ class DFlash(DrafterModule):
     # --- from hiddens of a block to logits
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"drafts up to {self.config.num_drafts} tokens at once"
 
     @property
-    def is_whole(self) -> bool:
-        return self.picks_in_order or super().is_whole
+    def proposes_all(self) -> bool:
+        return self.picks_in_order or super().proposes_all
 
     def head(self, hidden: mx.array) -> mx.array:
         """(N, H) -> (N, R), of each place by itself"""
@@ -360,5 +360,6 @@ FOLDER = DrafterFolder(
     build=_build,
     alone=_target,
     title=lambda names: f"a {kind_of(names)} drafter",
-    is_narrow=True,
+    keeps_bfloat16=True,
+    is_quantized=True,
 )

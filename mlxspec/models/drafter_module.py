@@ -45,8 +45,8 @@ class DrafterFolder:
     kind: the folder's, as drafter_kinds.py names it. is_one: whether tensors of these names, or this config.json, are such a drafter's.
     build: returns the module for a target, not filled, and the folder's tensors under its names; raises ModelError. alone: the target that
     such a drafter was made for, from its config and tensors; None: it cannot be built without its target, and so not be converted.
-    title: with its article, from the names of tensors; None: as drafter_kinds.py says. is_narrow: it is never computed in float16, and
-    floats of it are quantized at load where its target is quantized.
+    title: with its article, from the names of tensors; None: as drafter_kinds.py says. keeps_bfloat16: it is never computed
+    in float16. is_quantized: its floats are quantized at load where its target is quantized.
     """
 
     kind: str
@@ -54,7 +54,8 @@ class DrafterFolder:
     build: Callable[[Mapping[str, Any], Weights, Any], tuple[Any, Weights]]
     alone: Callable[[Mapping[str, Any], Weights], AbsentTarget] | None = None
     title: Callable[[Collection[str]], str] | None = None
-    is_narrow: bool = False
+    keeps_bfloat16: bool = False
+    is_quantized: bool = False
 
 
 class DrafterModule(nn.Module):
@@ -91,12 +92,12 @@ class DrafterModule(nn.Module):
         return self._target[0]
 
     @property
-    def told(self) -> str:
-        """What `inspect` says of it, after its title."""
+    def summary(self) -> str:
+        """The clause that `inspect` adds to its title."""
         return ""
 
     @property
-    def is_whole(self) -> bool:
+    def proposes_all(self) -> bool:
         """Whether it proposes over the whole vocabulary, whatever `--draft-vocab` says."""
         return "lm_head" in self
 

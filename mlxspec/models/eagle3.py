@@ -214,12 +214,12 @@ class Eagle3Head(CellHead):
             self.d2t = mx.zeros(c.draft_vocab, mx.int32)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         layers = ", ".join(map(str, self.layers_read))
         return f"reads layers {layers} and proposes over {self.num_proposed} tokens"
 
     @property
-    def is_whole(self) -> bool:
+    def proposes_all(self) -> bool:
         return True
 
     @property

@@ -74,7 +74,7 @@ def rows_of(
     """Rows of the head that `drafter` proposes with, lazily; None where it scores clusters of tokens instead. vocab_size: of the ids that
     may be proposed, None for the head's."""
     bits = draft_bits if draft_bits < 16 and is_packed(target) else None
-    if isinstance(drafter, DrafterModule) and drafter.is_whole:
+    if isinstance(drafter, DrafterModule) and drafter.proposes_all:
         return None
     owner = _owner(drafter)
     head = owner.head_module

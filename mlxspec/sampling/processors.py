@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxspec.errors import HookError
 from mlxspec.platform import device
 
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
@@ -23,14 +24,10 @@ Sampler = Callable[[mx.array], mx.array]
 
 
 class Failure(NamedTuple):
-    """Something of a row's own failed at one of its positions (0 is the first). why: a sentence that names it, or the exception."""
+    """A failure of something of a row's own, at one of its positions (0 is the first). why: the exception, whose text is a sentence."""
 
     place: int
-    why: str | BaseException
-
-
-class _Failed(Exception):
-    """Its text is the sentence."""
+    why: BaseException
 
 
 def process(
@@ -52,8 +49,8 @@ def process(
         try:
             for order, processor in enumerate(processors):
                 row = _processed(processor, tokens, row, waits=order < len(processors) - num_ours)
-        except _Failed as error:
-            return mx.concatenate([*out, logits[place:]]), Failure(place, str(error))
+        except HookError as error:
+            return mx.concatenate([*out, logits[place:]]), Failure(place, error)
         out.append(row)
     return mx.concatenate(out), None
 
@@ -65,16 +62,16 @@ def draw(sampler: Sampler, scores: mx.array) -> tuple[mx.array, Failure | None]:
         row = scores[place : place + 1]
         try:
             chosen.append(_drawn(sampler, row - mx.logsumexp(row, axis=-1, keepdims=True)))
-        except _Failed as error:
+        except HookError as error:
             nothing = mx.zeros((scores.shape[0] - place,), mx.int32)
-            return mx.concatenate([*chosen, nothing]), Failure(place, str(error))
+            return mx.concatenate([*chosen, nothing]), Failure(place, error)
     return mx.concatenate(chosen), None
 
 
 def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array, *, waits: bool) -> mx.array:
     found = _called(processor, "logits processor", tokens, logits, waits=waits)
     if not isinstance(found, mx.array) or found.shape != logits.shape:
-        raise _Failed(
+        raise HookError(
             f"The logits processor {_name(processor)} must return logits of shape {tuple(logits.shape)}, not {_shown(found)}."
         )
     return found
@@ -83,7 +80,7 @@ def _processed(processor: LogitsProcessor, tokens: mx.array, logits: mx.array, *
 def _drawn(sampler: Sampler, logprobs: mx.array) -> mx.array:
     found = _called(sampler, "sampler", logprobs, waits=True)
     if not isinstance(found, mx.array) or found.size != 1 or not mx.issubdtype(found.dtype, mx.integer):
-        raise _Failed(
+        raise HookError(
             f"The sampler {_name(sampler)} must return one token id as an array, not {_shown(found)}."
         )
     return found.reshape(1).astype(mx.int32)
@@ -100,7 +97,7 @@ def _called(hook: Callable[..., mx.array], kind: str, *arguments: mx.array, wait
     except Exception as error:  # it is not ours
         device.note_failure(error)
         said = str(error).strip().rstrip(".")
-        raise _Failed(
+        raise HookError(
             f"The {kind} {_name(hook)} failed: {type(error).__name__}{': ' + said if said else ''}."
         ) from error
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlxspec.config import SamplingParams
-from mlxspec.errors import GrammarError, NotANumberError
+from mlxspec.errors import GrammarError, HookError, NotANumberError
 from mlxspec.platform.host import numbers
 from mlxspec.sampling.bits import Bits
 from mlxspec.sampling.logprobs import Logprobs, logprobs
@@ -77,7 +77,7 @@ class Sampled:
     dtype: mx.Dtype
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
-    def take(self, row: int, tokens: list[int]) -> tuple[list[int], str | BaseException | None]:
+    def take(self, row: int, tokens: list[int]) -> tuple[list[int], BaseException | None]:
         """Return the tokens of a round that a row takes, and why it takes no more, where something of its own failed."""
         failed = self.failed.get(row)
         if failed is not None and failed.place < len(tokens):
@@ -89,7 +89,7 @@ class Sampled:
             return tokens[:strange], GrammarError(NO_TOKEN_LEFT)
         if strange is not None:
             why = f"The sampler chose {tokens[strange]}, which is no token id of this model."
-            return tokens[:strange], why
+            return tokens[:strange], HookError(why)
         return tokens, None
 
     @property

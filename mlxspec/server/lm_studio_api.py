@@ -65,8 +65,8 @@ class ModelFiles(NamedTuple):
 
 
 class ModelTold(NamedTuple):
-    """What is told of a model. context: in tokens, 0 where it is not known; can: words of Ollama's API for what it can do; makes_vectors:
-    it is there for embeddings and ranks alone."""
+    """The facts about a model that the answers give. context: in tokens, 0 where it is not known; can: words of Ollama's API for what it
+    can do; makes_vectors: it serves embeddings and ranks alone."""
 
     name: str
     stored: ModelFiles

@@ -25,7 +25,7 @@ def progress(update: Progress) -> dict[str, Any]:
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
-    """Return the usage of all answers together; a prompt that several answers share counts once, as OpenAI counts."""
+    """Return the `usage` of all answers of a request together. A prompt that several answers share counts once, as OpenAI counts."""
     each = max(1, len(stats) // max(1, num_prompts))
     prompts = stats[::each]
     num_prompt = sum(s.num_prompt for s in prompts)

@@ -380,7 +380,7 @@ def test_without_a_head_it_has_the_targets(tmp_path: Path) -> None:
     hidden = mx.random.normal((3, SIZE))
     normed = hidden * mx.rsqrt(mx.mean(hidden**2, axis=-1, keepdims=True) + 1e-6) * head.norm.weight
     np.testing.assert_allclose(np.array(head.head(hidden)), np.array(model.head(normed)), atol=1e-3)
-    assert head.is_whole  # rows of the target's head would be taken of what is not normed
+    assert head.proposes_all  # rows of the target's head would be taken of what is not normed
 
 
 def test_what_deepspec_writes_of_its_training_is_no_unknown_key() -> None:

@@ -6,14 +6,47 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from planting import catches
 
+from mlxspec.engine import ranks
+from mlxspec.engine.ranks import RanksEnd
+from mlxspec.errors import RankError
 from tests.engine import rank_processes, ranks_side
 
 SECONDS = 500
+
+
+class OnlyRank:
+    """A group of MLX's, as far as a rank asks it without a message."""
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 2
+
+
+@catches(
+    "an order to end is taken for a failure",
+    "mlxspec.engine.ranks:RanksEnd",
+    lambda right: type("RanksEnd", (Exception,), {}),
+)
+def test_an_order_to_end_is_no_failure() -> None:
+    told: list[RankError] = []
+    found = ranks.Ranks(OnlyRank())  # type: ignore[arg-type]
+    found.on_fault = told.append
+    with suppress(RankError):
+        found.fail(RanksEnd())
+    assert (told, found.has_ended) == ([], False)
+    with pytest.raises(RankError, match=r"Rank 1 cannot go on: broken\."):
+        found.fail(ValueError("broken"))
+    assert len(told) == 1
+    assert found.has_ended
 
 
 def test_random_requests_over_two_ranks(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from mlxspec.platform import device
 
 
 class PublishedWeights:
-    """The weights of a folder that runs by mlx-lm's code, and one adapter that changes them, if any."""
+    """The weights of a folder that runs by mlx-lm's code, before that code renames, splits or scales them; and one adapter that changes
+    them, if any."""
 
     def __init__(self, adapter: str | Path | None = None) -> None:
         self.names: Mapping[str, str] = {}

@@ -24,7 +24,7 @@ STEPS_AT_MOST = (
 
 
 class _Within(threading.local):
-    """Whether this thread's few tokens are steps."""
+    """A mark, for each thread, that a few tokens are computed as steps."""
 
     is_open = False
 
@@ -43,7 +43,7 @@ def by_steps() -> Iterator[None]:
 
 
 def watch(module: nn.Module) -> None:
-    """Let `by_steps` count for this module of mlx-lm. Outside of it the function is what it was."""
+    """Let `by_steps` act on this module of mlx-lm. Outside of a `by_steps` block the function is what it was."""
     for code in {sys.modules[type(part).__module__] for part in module.modules()}:
         own = vars(code).get(_NAME)
         if own is not None and not hasattr(own, "__wrapped__"):

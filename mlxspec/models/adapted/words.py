@@ -48,7 +48,7 @@ def _absent(part: Part, words: Part) -> dict[str, Any]:
 
 
 def _rope(part: Part) -> dict[str, Any]:
-    """The older words for `rope_parameters`, for all layers or for each kind of them."""
+    """Return the older words for `rope_parameters`, for all layers or for each kind of them."""
     rope = part.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return {}
@@ -119,7 +119,7 @@ def _kimi(part: Part) -> dict[str, Any]:
 
 
 def _unstretched(part: Part, factor: Mapping[str, Any]) -> dict[str, Any]:
-    """Stretched rotary positions that stretch nothing, for a class that wants some, of a model that has none."""
+    """Return rotary positions that are stretched by nothing, for a class that requires a stretch, of a model that has none."""
     rope = part.get("rope_parameters") or {}
     is_plain = not part.get("rope_scaling") and rope.get("rope_type", "default") == "default"
     return {"rope_scaling": dict(factor)} if is_plain else {}
@@ -167,7 +167,8 @@ _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 
 
 def _apart(weights: Weights) -> Weights:
-    """gpt-oss in floats: stacks (E, in, out), whose rows of gate and up take turns, to three of (E, out, in)."""
+    """Return gpt-oss's tensors in floats as mlx-lm's code reads them: each stack (E, in, out), in which rows of gate and up alternate,
+    becomes stacks (E, out, in)."""
     found: Weights = {}
     for name, value in weights.items():
         stack = _STACK.fullmatch(name)
