@@ -33,8 +33,8 @@ class OnlyRank:
 
 @catches(
     "an order to end is taken for a failure",
-    "mlxspec.engine.ranks:RanksEnd",
-    lambda right: type("RanksEnd", (Exception,), {}),
+    "mlxspec.engine.ranks:Ranks.fail",
+    lambda right: lambda self, error: right(self, ValueError(str(error))),
 )
 def test_an_order_to_end_is_no_failure() -> None:
     told: list[RankError] = []
