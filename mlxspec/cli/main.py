@@ -19,6 +19,7 @@ from mlxspec.platform import nvidia
 EXAMPLES = """\
 mlxspec: speculative decoding on MLX that never changes the text.
 
+  mlxspec                                          at a terminal: a page to chat on, with the best model on this disk
   mlxspec demo                                     watch it on the built-in model, with drafting and without
   mlxspec generate "what does os.path.join do?"    one answer from the built-in model
   mlxspec try                                      how fast a model that is on this disk already answers here
@@ -54,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if not arguments:
+        from mlxspec.cli import alone
+
+        if alone.is_wanted():
+            return alone.run()
         print(EXAMPLES.replace("mlxspec ", f"{terminal.own_name()} "))
         return 0
     try:

@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_debug(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until a signal comes."""
+def run(args: argparse.Namespace, tell: Callable[[str, Loaded], None] | None = None) -> int:
+    """Serve until a signal is sent. tell: says where, with the base URL and the loaded model, in place of the usual lines."""
     from mlxspec.server.http import log
     from mlxspec.server.http.run import serve
     from mlxspec.server.library import Library
@@ -68,9 +68,6 @@ def run(args: argparse.Namespace) -> int:
     makers = _makers(args)
     models = {s.name: s.model for s in _served(args)}
     library = Library(models, partial(_maker, args, models))
-
-    def tell(url: str, loaded: Loaded) -> None:
-        _tell(url, loaded, config.api_key is not None)
 
     def sampling(name: str) -> SamplingParams:
         """Return the sampling of a served model where a request says nothing: flags, then what the model recommends."""
@@ -89,7 +86,9 @@ def run(args: argparse.Namespace) -> int:
             beside=beside,
             strict=config.strict_models,
         )
-        has_ended = serve(table, config, library, tell, watch)
+        has_ended = serve(
+            table, config, library, tell or partial(_tell, has_key=config.api_key is not None), watch
+        )
     except RankError as error:
         terminal.complain(str(error))
         os._exit(2)  # a thread may wait for a rank that is gone
@@ -269,7 +268,7 @@ def limits(given: Sequence[str]) -> ServerLimits:
     return ServerLimits(**found)
 
 
-def _tell(url: str, loaded: Loaded, has_key: bool) -> None:
+def _tell(url: str, loaded: Loaded, *, has_key: bool) -> None:
     from mlxspec.server import page
 
     engine = loaded.engine

@@ -9,23 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import suppress
-from typing import NamedTuple
 
-from mlxspec.cli import demo, options, saved, stats_line, terminal
+from mlxspec.cli import demo, here, options, saved, stats_line, terminal
 from mlxspec.cli.progress_bar import Waiting
 from mlxspec.cli.recommended import recommended
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.errors import ConfigError, MlxspecError, ModelError
+from mlxspec.errors import ConfigError, ModelError
 
 _MOST_OWN = 3  # questions of a person's own
 add_options = demo.add_options
-
-
-class Here(NamedTuple):
-    """A model of this machine. memory: bytes that it takes."""
-
-    name: str
-    memory: int
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,44 +54,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen() -> str:
-    """Return the model that was used last, of those on this disk that fit, else the largest of them. Raises ModelError where none is."""
-    from mlxspec.loading.progress import amount
-    from mlxspec.platform.memory import machine_memory
-
-    machine = machine_memory()
-    here = {h.name: h for h in _here() if h.memory <= machine}
-    if not here:
-        raise ModelError(_what_to_pull(machine))
-    last = next((name for name in _last_used() if name in here), None)
-    found = here[last] if last else max(here.values(), key=lambda h: h.memory)
-    why = "the last that was used" if last else "the largest that fits"
-    others = f"; of {len(here)} models here, {why}; -m names another" if len(here) > 1 else ""
-    terminal.note(f"{found.name}, {amount(found.memory)}{others}")
+    """Return the best model of this disk, and say which it is. Raises ModelError where none fits."""
+    found = here.best()
+    if found is None:
+        none = (
+            "No model that fits is on this disk: neither in Hugging Face's cache nor in LM Studio's folders."
+        )
+        raise ModelError(f"{none} {here.to_pull('`mlxspec try -m demo` needs no download')}")
+    terminal.note(f"{found.told}; -m names another" if found.num_here > 1 else found.told)
     return found.name
-
-
-def _here() -> list[Here]:
-    """Return the models of the hub's cache and of LM Studio's, and folders that models were loaded from."""
-    from mlxspec.checkpoints.cache import listing
-    from mlxspec.checkpoints.inspect import inspect
-    from mlxspec.checkpoints.inspect_report import InspectReport
-    from mlxspec.loading import hub
-
-    found = [Here(e.name, e.memory) for e in listing().entries if e.is_complete and e.memory is not None]
-    for name in _last_used():
-        with suppress(MlxspecError):
-            if name not in options.DEMO_FAMILY and hub.is_local(name):
-                report = inspect(name)
-                found += [Here(name, report.memory.total)] if isinstance(report, InspectReport) else []
-    return found
-
-
-def _last_used() -> list[str]:
-    """Return names of models as they were loaded, the last first."""
-    from mlxspec.loading.short_names import repository
-    from mlxspec.policy.cost_file import models_used
-
-    return [repository(name) for name in models_used()]
 
 
 def _own_questions() -> list[str]:
@@ -110,14 +73,3 @@ def _own_questions() -> list[str]:
             first = saved.load(path).messages[:1]
             found += [str(m["content"]) for m in first if m["content"] and not m.get("images")]
     return list(dict.fromkeys(found))[:_MOST_OWN]
-
-
-def _what_to_pull(machine: int) -> str:
-    from mlxspec.checkpoints.fitting import fitting
-    from mlxspec.loading.progress import amount
-
-    first = next(iter(fitting(machine)), None)
-    none = "No model that fits is on this disk: neither in Hugging Face's cache nor in LM Studio's folders."
-    if first is None:
-        return f"{none} `mlxspec demo` needs no download."
-    return f"{none} `mlxspec pull {first.name}` fetches one ({amount(first.size)}), `mlxspec try -m demo` needs none."

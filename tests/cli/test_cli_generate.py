@@ -357,7 +357,7 @@ def test_dim_only_where_it_shows(
 def test_nothing_prints_a_few_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert len(re.findall(r"(?m)^  mlxspec \w+", shown)) == 4
+    assert len(re.findall(r"(?m)^  mlxspec( \w+)? ", shown)) == 5
     assert "--help" in shown
 
 

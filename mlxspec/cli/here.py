@@ -1,0 +1,70 @@
+"""The models that are on this disk already, and which of them a person probably means who names none.
+
+Knows the hub's cache, LM Studio's folders, and folders that models were loaded from; loads nothing, says nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mlxspec.cli import options
+from mlxspec.errors import MlxspecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """A model of this disk that fits this machine. memory: bytes that it takes. told: a sentence on it and on why it was chosen.
+    num_here: models to choose from."""
+
+    name: str
+    memory: int
+    told: str
+    num_here: int
+
+
+def best() -> Here | None:
+    """Return the model that was used last, of those on this disk that fit, else the largest of them; None where there is none."""
+    from mlxspec.loading.progress import amount
+    from mlxspec.loading.short_names import repository
+    from mlxspec.platform.memory import machine_memory
+    from mlxspec.policy.cost_file import models_used
+
+    used = [repository(name) for name in models_used()]
+    machine = machine_memory()
+    sizes = {name: size for name, size in _sizes(used).items() if size <= machine}
+    if not sizes:
+        return None
+    last = next((name for name in used if name in sizes), None)
+    name = last or max(sizes, key=lambda n: sizes[n])
+    why = f"; of {len(sizes)} models here, {'the last that was used' if last else 'the largest that fits'}"
+    told = f"{name}, {amount(sizes[name])}{why if len(sizes) > 1 else ''}"
+    return Here(name=name, memory=sizes[name], told=told, num_here=len(sizes))
+
+
+def _sizes(used: list[str]) -> dict[str, int]:
+    """Return the bytes of memory of each model of the caches, and of those of `used` that are folders."""
+    from mlxspec.checkpoints.cache import listing
+    from mlxspec.checkpoints.inspect import inspect
+    from mlxspec.checkpoints.inspect_report import InspectReport
+    from mlxspec.loading import hub
+
+    found = {e.name: e.memory for e in listing().entries if e.is_complete and e.memory is not None}
+    for name in used:
+        with suppress(MlxspecError):
+            if name not in options.DEMO_FAMILY and hub.is_local(name):
+                report = inspect(name)
+                found |= {name: report.memory.total} if isinstance(report, InspectReport) else {}
+    return found
+
+
+def to_pull(else_: str) -> str:
+    """Return a sentence on what to fetch for this machine, with its size, and on what needs no download."""
+    from mlxspec.checkpoints.fitting import fitting
+    from mlxspec.loading.progress import amount
+    from mlxspec.platform.memory import machine_memory
+
+    first = next(iter(fitting(machine_memory())), None)
+    if first is None:
+        return f"{else_}."
+    return f"`mlxspec pull {first.name}` fetches one ({amount(first.size)}), {else_}."
