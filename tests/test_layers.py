@@ -26,6 +26,7 @@ LAYERS = (
     (
         "platform.resources",
         "platform.kept_json",
+        "platform.processes",
         "platform.bundled_blas",
         "platform.blas",
         "platform.compile_folder",
