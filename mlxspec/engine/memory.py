@@ -15,9 +15,12 @@ from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
 from mlxspec.engine.request import TOKEN_BYTES, Request, text_bytes
 from mlxspec.errors import MemoryBudgetError
+from mlxspec.kernels import wide
 from mlxspec.kernels.attention import score_bytes
+from mlxspec.kernels.quantized_weight import dtype_of_rows
 from mlxspec.models.base import Model
 from mlxspec.models.sizes import bytes_of
+from mlxspec.models.tune import wide_weights
 from mlxspec.models.vision.base import VisionTower
 from mlxspec.platform import device
 from mlxspec.platform.macos import memory_pressure
@@ -69,6 +72,7 @@ class EngineMemory:
         default = min(left // _STORE_SHARE, _STORE_AT_MOST)
         self.prefix_budget = default if config.prefix_budget is None else config.prefix_budget
         self._tower = tower
+        self._wide = [(w, dtype_of_rows(w, model.dtype)) for w in wide_weights(model, self._drafters)]
         self._reserved: dict[int, _Reserved] = {}  # by request
 
     def hold(self, num_bytes: int) -> None:
@@ -92,7 +96,7 @@ class EngineMemory:
     def close(self) -> None:
         """Let go of model and drafters. Nothing can be asked about requests any more."""
         self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
-        self._tower = None
+        self._tower, self._wide = None, []
         vars(self).pop("_model", None)
 
     def read_by(self, num_tokens: int) -> None:
@@ -204,6 +208,8 @@ class EngineMemory:
         (None: of those that are here), whichever takes more."""
         rows = max(1, len(self._reserved)) if rows is None else rows
         reading = self._forward(chunk, chunk, context) + 4 * self._model.vocab_size
+        if chunk >= wide.RACED_ROWS[0]:
+            reading += max((wide.scratch_bytes(w, dtype) for w, dtype in self._wide), default=0)
         num = rows * self._verify
         logits = 4 * num * self._model.vocab_size
         verifying = self._forward(num, self._verify, context) + logits

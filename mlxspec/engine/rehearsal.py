@@ -25,7 +25,7 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.probe import ProbeReport, probing
 from mlxspec.errors import RankError
-from mlxspec.kernels import launch, products, races
+from mlxspec.kernels import launch, products, races, wide
 from mlxspec.kernels.flat import LADDER
 from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
@@ -229,7 +229,7 @@ def measure(engine: Engine) -> Path:
 
 
 def _race(engine: Engine) -> Iterator[None]:
-    """Quantized products of a few rows, one number of rows at a time."""
+    """Quantized products, one number of rows at a time."""
     races_left = unraced(engine)
     if not races_left:
         return
@@ -245,14 +245,17 @@ def _race(engine: Engine) -> Iterator[None]:
 
 
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
-    """Products of a weight with so many rows that a kernel of ours may win, and of which no race is on record. On an M1 or M2 MLX reads the
-    weights once for each row; on later GPUs it reads them twice from 6 rows on."""
+    """Products of a weight with so many rows that a kernel of ours or unpacking once may win, and of which no race is on record. On an M1
+    or M2 MLX reads the weights once for each row; on later GPUs it reads them twice from 6 rows on."""
     if device.gpu_generation() is None or engine.ranks.size > 1:
         return []  # MLX may compile a product for CUDA for a long time; ranks must choose the same kernels
     found = []
     for weight in tune.raced_weights(*modules_of(engine)):
         dtype = dtype_of_rows(weight, engine.model.dtype)
         found += [(weight, dtype, num_rows) for num_rows in products.unraced(weight, dtype)]
+    for weight in tune.wide_weights(engine.model, engine.drafts.drafters.values()):
+        dtype = dtype_of_rows(weight, engine.model.dtype)
+        found += [(weight, dtype, num_rows) for num_rows in wide.unraced(weight, dtype)]
     return found
 
 
@@ -272,6 +275,6 @@ def unraced_notice(engine: Engine) -> tuple[str, ...]:
     if not num:
         return ()
     return (
-        f"{num} kinds of quantized products of this model have not been raced on this GPU, so verifying drafts may take longer than it "
-        "could; `mlxspec chat` and `mlxspec serve` run these races once, while they wait for a request.",
+        f"{num} kinds of quantized products of this model have not been raced on this GPU, so reading prompts and verifying drafts "
+        "may take longer than they could; `mlxspec chat` and `mlxspec serve` run these races once, while they wait for a request.",
     )

@@ -159,11 +159,12 @@ def self_check(
 ) -> Callable[[Callable[..., Check]], Callable[..., Check]]:
     """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race, or with `unless_lost`
     wherever it has not lost one. `of_models`: it takes what a model uses the kernel for, and has an example as default. `text`: the .metal
-    file that it is in, where that has another name: parts of one text can be checked and switched off separately."""
+    file that it is in, where that has another name: parts of one text can be checked and switched off separately. "": operations of MLX's
+    own, without a text."""
 
     def register(function: Callable[..., Check]) -> Callable[..., Check]:
         _checks[name] = function
-        _texts[name] = text or name
+        _texts[name] = name if text is None else text
         if raced:
             _raced.add(name)
         if unless_lost:
@@ -210,7 +211,7 @@ def needed() -> tuple[KernelReport, ...]:
     checked, and neither are those that no loaded model needs; this is what loading a model decides."""
     for name in sorted(_checks):
         if not _may_run() or (
-            _wins_anything(name) if name in _raced - _unless_lost else name not in _of_models
+            wins_anything(name) if name in _raced - _unless_lost else name not in _of_models
         ):
             in_use(name)
     return _all_reports()
@@ -309,7 +310,8 @@ def speedup(name: str, width: str) -> float:
     return _speedups.get(name, {}).get(width, 0.0)
 
 
-def _wins_anything(name: str) -> bool:
+def wins_anything(name: str) -> bool:
+    """Return whether kernel `name` was faster than MLX's own operation at any width."""
     return _has_won(_speedups.get(name, {}))
 
 
@@ -412,8 +414,8 @@ def speedups() -> dict[str, dict[str, float]]:
 
 
 def source_of(name: str) -> str:
-    """The Metal text of a checked kernel."""
-    return metal_source(_texts[name])
+    """The Metal text of a checked kernel; empty where it is made of MLX's own operations."""
+    return metal_source(_texts[name]) if _texts[name] else ""
 
 
 def raced() -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Products of few rows with a quantized weight: chooses among MLX's own operation and our kernels by races on this device.
+"""Products with a quantized weight: chooses among MLX's own operation, our kernels for few rows and `wide` for many, by races on this
+device.
 
 `qmv_rows` gives every row the bits that it has alone. A race is won by some numbers of rows and lost by others, so a plain step may run
 MLX's kernel and a verify `qmv_rows`. That is allowed only where the self-check found that both give a row the same bits: then `qmv_rows`
@@ -10,11 +11,12 @@ compete.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import mlx.core as mx
 
-from mlxspec.kernels import launch, qmm_few, qmv_rows
+from mlxspec.kernels import launch, qmm_few, qmv_rows, wide
 from mlxspec.kernels.quantized_weight import (
     ProductKernel,
     QuantizedWeight,
@@ -31,6 +33,8 @@ RACED_ROWS = (*range(1, 9), 12, 16, 24, 32)  # other numbers of rows go by the n
 
 def product(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.array:
     """x (M, K) -> (M, N) in x's dtype. `exact`: every row bit for bit what it would be alone, wherever `qmv_rows` runs."""
+    if x.ndim == 2 and not exact and wide.is_chosen(x.shape[0], weight, x.dtype):
+        return wide.wide_product(x, weight)
     kernel = chosen(x.shape[0], weight, x.dtype, exact=exact) if x.ndim == 2 else None
     return product_ops(x, weight) if kernel is None else kernel.run(x, weight)
 
@@ -66,11 +70,14 @@ def keeps_bits(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact
     return bool(mx.array_equal(product(x, weight, exact=exact), mx.concatenate(alone)).item())
 
 
-def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, dict[str, float]]:
-    """All races of this weight: MLX's time over ours, by kernel and `race_key`. dtype: what rows are in, None as `dtype_of_rows`."""
+def tune(
+    weight: QuantizedWeight, dtype: mx.Dtype | None = None, rows: Sequence[int] = RACED_ROWS
+) -> dict[str, dict[str, float]]:
+    """All races of this weight for these numbers of rows: MLX's time over ours, by kernel and `race_key`. dtype: what rows are in, None as
+    `dtype_of_rows`."""
     dtype = dtype_of_rows(weight, dtype)
     found: dict[str, dict[str, float]] = {}
-    for num_rows in RACED_ROWS:
+    for num_rows in rows:
         for name, ratio in race(num_rows, weight, dtype).items():
             found.setdefault(name, {})[race_key(num_rows, weight, dtype)] = ratio
     return found
@@ -79,6 +86,8 @@ def tune(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> dict[str, di
 def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, float]:
     """Race the kernels that run against MLX's own operation on this weight for so many rows of `dtype`. Returns MLX's time over theirs, by
     their names. A race whose winner could not be used for its bits is lost at once, and so is one that this device cannot run."""
+    if num_rows in wide.RACED_ROWS:
+        return wide.race(num_rows, weight, dtype)
     found = {}
     for kernel in KERNELS:
         name, key = kernel.name_of(weight), race_key(num_rows, weight, dtype)

@@ -186,12 +186,17 @@ def weight_values(module: nn.Module) -> mx.array:
     return mx.dequantize(module.weight, module.scales, module.get("biases"), **_form(module))
 
 
-def multiplied_weights(module: nn.Module) -> Iterator[QuantizedWeight]:
-    """All quantized weights that forwards of a module multiply with. An embedding is one of them where it is the head as well."""
+def multiplied_weights(module: nn.Module, *, with_head: bool = True) -> Iterator[QuantizedWeight]:
+    """All quantized weights that forwards of a module multiply with. An embedding is one of them where it is the head as well. with_head:
+    False for those that multiply all tokens of a prompt."""
     head = getattr(module, "head_module", None)
+    if isinstance(head, FusedLinear):
+        (head,) = head.get("parts", [head])
     for _, part in module.named_modules():
         weight = quantized_weight(part)
-        if weight is not None and (part is head or not isinstance(part, nn.QuantizedEmbedding)):
+        if weight is not None and (
+            with_head if part is head else not isinstance(part, nn.QuantizedEmbedding)
+        ):
             yield weight
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, products, races
+from mlxspec.kernels import gdn_prefill, gdn_round, kv_attend, launch, products, races, wide
 from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.quantized_kv import KV_BITS
 from mlxspec.kernels.quantized_weight import QuantizedWeight
@@ -30,6 +30,9 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     dtype = getattr(model, "dtype", None)  # a head has none of its own
     for weight in raced_weights(model):
         for name, ratios in products.tune(weight, dtype).items():
+            found.setdefault(name, {}).update(ratios)
+    for weight in wide_weights(model):
+        for name, ratios in products.tune(weight, dtype, wide.RACED_ROWS).items():
             found.setdefault(name, {}).update(ratios)
     for shape, dtype in _distinct_recurrences(model):
         for num_tokens in PREFILL_TOKENS:
@@ -56,9 +59,21 @@ def check_kernels(modules: Iterable[nn.Module]) -> None:
 
 def raced_weights(*modules: nn.Module) -> list[QuantizedWeight]:
     """The quantized weights that forwards of these modules multiply few rows with, one of each shape and format."""
+    return _distinct(modules, with_head=True)
+
+
+def wide_weights(model: object, drafters: Iterable[object] = ()) -> list[QuantizedWeight]:
+    """The quantized weights that the model and its drafters multiply all tokens of a prompt with, one of each shape and format."""
+    modules = [model, *(part for d in drafters for part in getattr(d, "modules", None) or ())]
+    return _distinct((getattr(m, "module", m) for m in modules), with_head=False)
+
+
+def _distinct(modules: Iterable[object], *, with_head: bool) -> list[QuantizedWeight]:
     found: dict[tuple[object, ...], QuantizedWeight] = {}
     for module in modules:
-        for weight in multiplied_weights(module) if isinstance(module, nn.Module) else ():
+        for weight in (
+            multiplied_weights(module, with_head=with_head) if isinstance(module, nn.Module) else ()
+        ):
             found.setdefault((weight.shape, weight.format, str(weight.scales.dtype)), weight)
     return list(found.values())
 

@@ -10,7 +10,7 @@ import nvcc
 import pytest
 from cuda_stand_in import StandIn, as_cuda, check_threads
 
-from mlxspec.kernels import conv_qkv, cuda, gdn_prefill, kv_attend, launch, products  # noqa: F401 (their self-checks)
+from mlxspec.kernels import conv_qkv, cuda, gdn_prefill, kv_attend, launch, products, wide  # noqa: F401 (their self-checks)
 from mlxspec.platform import device, resources
 
 NAMES = {path.stem for path in resources.metal_folder().glob("*.metal")}
@@ -22,8 +22,9 @@ def told(emulated, monkeypatch):
     """Every launch of every self-check, of which none computes anything."""
     with as_cuda(monkeypatch, computes=False) as stand_in:
         for report in launch.reports():
-            assert report.failed == report.is_ours
-            assert "differs" in report.reason or not report.is_ours
+            has_text = report.name != wide.NAME  # which is made of MLX's own operations
+            assert report.failed == (report.is_ours and has_text)
+            assert "differs" in report.reason or not (report.is_ours and has_text)
     return stand_in.told
 
 
