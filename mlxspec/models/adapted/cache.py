@@ -39,8 +39,11 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         self.is_per_token, self.is_recurrent = form.is_per_token, not form.is_cuttable
         self.before: list[Any] = []
 
-    def open(self) -> list[Any]:
-        """Twins, by row, for the forward that begins."""
+    def open(self, widths: Sequence[int]) -> list[Any]:
+        """Return twins, by row, for a forward that begins with these numbers of tokens."""
+        if self.is_per_token:
+            for leaf, width in zip(self.current, widths, strict=True):
+                leaves.reserve(leaf, width)
         self.append([self.twin(leaf) for leaf in self.current])
         return self.staged or []
 
@@ -52,6 +55,12 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         if self.staged is not None:
             self.before = self.current
         super().commit()
+
+    def release_inputs(self) -> None:
+        """Copy states after a prompt's chunk. mlx-lm's code keeps the last inputs of a convolution as a view, which would keep those of
+        the whole chunk in memory."""
+        if self.form.is_state:
+            self.current = [leaves.copied_leaf(leaf) for leaf in self.current]
 
     def join(self, other: LeafLayerCache) -> None:
         self.current = [*self.current, *other.current]
@@ -125,7 +134,7 @@ class AdaptedCache(ModelCache):
         if self.pending is None:
             raise CacheError("No forward was begun.")
         may_lose = self.pending.max_width > 1 and not self.pending_certain
-        twins = list(zip(*(layer.open() for layer in self._leaves), strict=True))
+        twins = list(zip(*(layer.open(self.pending.widths) for layer in self._leaves), strict=True))
         self._newest = RowsForward(self.pending, twins, may_lose=may_lose)
         return self._newest
 
@@ -134,7 +143,11 @@ class AdaptedCache(ModelCache):
         return super().fork(tails=tails)
 
     def commit(self, num_committed: Sequence[int] | None = None) -> None:
+        is_prompt = self.pending is not None and self.pending_certain and self.pending.max_width > 1
         super().commit(num_committed)
+        if is_prompt:
+            for layer in self._leaves:
+                layer.release_inputs()
         if self.deferred is None:
             self.flush()  # nothing goes back, and a window that nothing else refers to is written in place
 

@@ -53,6 +53,25 @@ def keeps_tokens(leaf: Any) -> bool:
     return type(leaf) is KVCache
 
 
+def reserve(leaf: Any, num: int) -> None:
+    """Make room for `num` more tokens in a leaf that keeps those of the whole text. mlx-lm's code would copy all of them in the twin of
+    every layer at once for each 256 tokens; so the copy of one layer is released before that of the next is made."""
+    if leaf.keys is None or leaf.offset + num <= leaf.keys.shape[2]:
+        return
+    room = roomy(leaf.offset + num, leaf.step) - leaf.offset
+    leaf.keys, leaf.values = (
+        mx.concatenate(
+            [x[..., : leaf.offset, :], mx.zeros((*x.shape[:2], room, x.shape[3]), x.dtype)], axis=2
+        )
+        for x in (leaf.keys, leaf.values)
+    )
+
+
+def roomy(length: int, step: int) -> int:
+    """Return the tokens that a buffer of at least this length has room for after it has grown, an eighth more, in whole steps."""
+    return -(-(length + length // 8) // step) * step
+
+
 def cut(leaf: Any, num: int) -> None:
     """Take away its newest tokens. Raises CacheError where the leaf does not do what it says."""
     if leaf.trim(num) != num:
@@ -65,6 +84,17 @@ def twin(leaf: Any) -> Any:
     found = copy.copy(leaf)
     _become(found, mapped(vars(leaf), copy.copy))
     return found
+
+
+def copied_leaf(leaf: Any) -> Any:
+    """Return another object with copies of its arrays."""
+    found = copy.copy(leaf)
+    _become(found, mapped(vars(leaf), _copied))
+    return found
+
+
+def _copied(x: mx.array) -> mx.array:
+    return copied(x) if x.ndim else x + 0
 
 
 def _become(leaf: Any, state: dict[str, Any]) -> None:
@@ -100,7 +130,7 @@ def packed(leaf: Any) -> tuple[mx.array, ...]:
         told = json.dumps(skeleton, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise CacheError(f"{type(leaf).__name__} of mlx-lm cannot be kept: {error}.") from error
-    return mx.array(np.frombuffer(told, np.uint8)), *(copied(x) if x.ndim else x + 0 for x in arrays)
+    return mx.array(np.frombuffer(told, np.uint8)), *map(_copied, arrays)
 
 
 def unpack(leaf: Any, parts: Sequence[mx.array]) -> None:

@@ -31,8 +31,16 @@ class LeafForm:
 
     def bytes_for(self, length: int, width: int) -> int:
         """Upper bound for a row of `length` tokens with forwards of `width` tokens."""
-        kept = length + self.step if self.most is None else min(length, self.most) + width + self.step
+        if self.is_per_token:
+            kept = leaves.roomy(length, self.step)
+        else:
+            kept = length + self.step if self.most is None else min(length, self.most) + width + self.step
         return self.base + self.each * kept
+
+    @property
+    def is_state(self) -> bool:
+        """Whether it is of the same size at every length."""
+        return not self.each
 
     @property
     def snapshot_bytes(self) -> int:
