@@ -113,11 +113,13 @@ class Qwen35(TextModel):
                 continue
             run.add(i, _BEFORE, *turns)
             x, (queries, keys, values, gate) = run.through(x)
-            attended = layer.self_attn.core(queries, keys, values, places, cache.attention(i))
+            at_end = logits_at == "end" and i + 1 == self.num_layers
+            own = cache.attention(i)
+            attended = layer.self_attn.core(queries, keys, values, places, own, at_end=at_end)
             device.start(attended, num_launches=_OF_A_CORE)
             after = _AFTER
-            if logits_at == "end" and i + 1 == self.num_layers:
-                x, attended, gate = (None if y is None else rows.last(y) for y in (x, attended, gate))
+            if at_end:
+                x, gate = (None if y is None else rows.last(y) for y in (x, gate))
                 after = _AFTER._replace(shape=(logits_at, len(rows.active)))
             run.add(i, after, attended, gate)
         x, _ = run.through(x)

@@ -134,9 +134,11 @@ class Qwen35Attention(nn.Module):
         v: mx.array,
         places: Places,
         cache: AttentionLayerCache,
+        *,
+        at_end: bool = False,
     ) -> mx.array:
-        """Write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
-        return attend_in_places(q, k, v, places, cache, self.scale)
+        """Write k and v where `places` has them, attend row by row; returns (N, Hq * D). at_end: as in `attend_in_places`."""
+        return attend_in_places(q, k, v, places, cache, self.scale, at_end=at_end)
 
     def finish(self, attended: mx.array, gate: mx.array | None) -> mx.array:
         """(N, Hq * D) twice -> (N, H)"""

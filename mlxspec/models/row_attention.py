@@ -22,10 +22,22 @@ _QUERY_BLOCK = 256  # queries attended together, multiple of ALIGNMENT: those of
 
 
 def attend_in_places(
-    q: mx.array, k: mx.array, v: mx.array, places: Places, cache: AttentionLayerCache, scale: float
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    places: Places,
+    cache: AttentionLayerCache,
+    scale: float,
+    *,
+    at_end: bool = False,
 ) -> mx.array:
-    """q (1, N, Hq, D), k and v (1, N, Hkv, D): write k and v where `places` has them, attend row by row; returns (N, Hq * D)."""
-    return attend_rows(q, cache.append(k, v, places), places.rows, scale, places=places)
+    """q (1, N, Hq, D), k and v (1, N, Hkv, D): write k and v where `places` has them, attend row by row; returns (N, Hq * D). at_end: only
+    the last query of each row attends, and N is the number of active rows in the result."""
+    rows, views = places.rows, cache.append(k, v, places)
+    if not at_end or places.exact is not None:
+        out = attend_rows(q, views, rows, scale, places=places)
+        return rows.last(out) if at_end else out
+    return attend_rows(rows.last(q[0])[None], views, FlatRows(tuple(min(n, 1) for n in rows.widths)), scale)
 
 
 def attend_rows(

@@ -19,12 +19,13 @@ from tests.models.metal_graph import as_on_metal
 @pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "Qwen3.5-4B", "Qwen3.5-27B", "Qwen3.5-35B-A3B"])
 @catches(
     "the last layer computes hiddens that nobody reads",
-    "mlxspec.kernels.flat:FlatRows.last",
-    lambda right: lambda self, x: x,
+    "mlxspec.models.row_attention:attend_in_places",
+    lambda right: lambda *given, at_end=False: right(*given),
 )
 def test_a_piece_costs_no_more_than_mlx_lms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In launches and bytes. In multiplications within a hundredth: the last layer's queries are asked for all tokens here. What a head
-    reads adds a twentieth at most."""
+    """In launches and bytes. In multiplications within a hundredth: here all tokens have queries and gates in the last layer, which are one
+    product with keys and values. A head adds a twentieth at most to launches and bytes. To multiplications it adds a fiftieth and the last
+    layer, of which it needs the hiddens of all tokens."""
     monkeypatch.setattr(theirs, "gated_delta_update", prompt_counts.gated_delta_stub)
     with as_on_metal(monkeypatch):
         found = prompt_counts.table(CONFIGS[name][1])
@@ -37,7 +38,10 @@ def test_a_piece_costs_no_more_than_mlx_lms(name: str, monkeypatch: pytest.Monke
     assert ours.launches <= other.launches
     assert ours.moved <= other.moved
     assert ours.multiplied <= 1.01 * other.multiplied
-    assert all(more <= 1.05 * less for more, less in zip(headed, ours, strict=True))
+    assert headed.launches <= 1.05 * ours.launches
+    assert headed.moved <= 1.05 * ours.moved
+    last = 1 / CONFIGS[name][1]["text_config"]["num_hidden_layers"]
+    assert headed.multiplied <= (1.02 + last) * ours.multiplied
 
 
 @pytest.mark.parametrize("stack", ["hybrid", "recurrent"])
