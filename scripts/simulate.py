@@ -2,10 +2,11 @@
 """How long answers would take under policy auto on machines that are not here: the tables of docs/never-slower.md.
 
     scripts/simulate [--lengths 16,32,96,256] [--count 15] [--curves NAMES] [--starts cold,warm,restart] [--jobs N] [--json FILE]
+    scripts/simulate --contexts 1024,8192,32768,131072 --lengths 400       the same after long contexts, all in turns
     scripts/simulate --rows 4 [--count 60]       groups of recorded answers that decode together, of one kind of text and of all mixed
     scripts/simulate --engine [--tokens 96] [--temperatures 0,0.8] [--prompts 30] [--cold 0]       the real engine under a simulated clock
 
-The first two replay traces of --model: the controller alone, all kinds of text in turns. The third answers the prompts of
+The first three replay traces of --model: the controller alone, all kinds of text in turns. The last answers the prompts of
 scripts/bench_policy.json with the demo model; rounds and drafts take what a curve says, and the first round of a width --cold plain rounds
 more. Ratios are of decoding times, above 1 is faster. `best` is the fastest of plain decoding and all fixed settings for that answer, in
 hindsight; `kind` the fixed setting that is fastest for all answers of its kind. A start is cold (a new controller for each answer), warm,
@@ -53,7 +54,15 @@ def main() -> None:
         _print_groups(cells)
     else:
         jobs = [
-            (options.traces, options.model, n, options.curves, options.count, options.starts)
+            (
+                options.traces,
+                options.model,
+                n,
+                options.contexts,
+                options.curves,
+                options.count,
+                options.starts,
+            )
             for n in options.lengths
         ]
         cells = _run(_job, jobs, options.jobs)
@@ -72,6 +81,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=15)
     parser.add_argument("--curves", default=",".join(CURVES))
     parser.add_argument("--lengths", default="16,32,96,256")
+    parser.add_argument("--contexts", default="0", help="tokens before the answers")
     parser.add_argument("--starts", default=",".join(STARTS))
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
@@ -88,7 +98,7 @@ def _options() -> argparse.Namespace:
         if wrong:
             parser.error(f"--{name} knows no {wrong[0]!r}; there are {', '.join(known)}")
         setattr(options, name, given)
-    for name, kind in (("lengths", int), ("temperatures", float)):
+    for name, kind in (("lengths", int), ("contexts", int), ("temperatures", float)):
         try:
             setattr(options, name, [kind(n) for n in getattr(options, name).split(",")])
         except ValueError:
@@ -98,8 +108,8 @@ def _options() -> argparse.Namespace:
     for name in ("count", "rows", "tokens", "prompts", "jobs"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
-    if min(options.lengths) < 1:
-        parser.error("--lengths are at least 1")
+    if min(options.lengths) < 1 or min(options.contexts) < 0:
+        parser.error("--lengths are at least 1, and --contexts at least 0")
     return options
 
 
@@ -111,11 +121,11 @@ def _run(work: Any, jobs: list[tuple[Any, ...]], num: int) -> list[Any]:
 
 
 def _job(job: tuple[Any, ...]) -> list[Cell]:
-    path, model, length, curves, count, starts = job
+    path, model, length, contexts, curves, count, starts = job
     traces = read_traces(path, of=model)
     workloads = {k: traces[k] for k in KINDS if k in traces}
     machines = [m for m in MACHINES if m.name in curves]
-    return run_cells(workloads, length, machines, count=count, starts=starts, drafters=DRAFTERS)
+    return run_cells(workloads, length, machines, count=count, starts=starts, contexts=contexts)
 
 
 def _group_job(job: tuple[Any, ...]) -> list[GroupCell]:
@@ -189,6 +199,7 @@ def _print_cells(cells: list[Cell]) -> None:
         [
             c.machine,
             str(c.length),
+            str(c.context),
             c.start,
             *(f"{x:.3f}" for x in (c.over_plain, c.worst, c.over_best, c.over_kind, c.hindsight)),
             f"{c.per_round:.2f}",
@@ -199,6 +210,7 @@ def _print_cells(cells: list[Cell]) -> None:
         [
             "curve",
             "tokens",
+            "context",
             "start",
             "over plain",
             "worst",

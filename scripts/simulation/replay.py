@@ -15,7 +15,7 @@ import numpy as np
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import Offer
 from mlxspec.policy.controller import Choice, Controller
-from mlxspec.policy.costs import CostModel, Curve, DraftCall, DraftCost
+from mlxspec.policy.costs import CostModel, Curve, DraftCall, DraftCost, bucket
 
 from .requests import MODELS, Machine, Request, forward_seconds, moods
 
@@ -44,7 +44,8 @@ class Replay:
         self.control = Controller(costs)
         # of the last requests: row, place, choice, drafted tokens verified
         self.rounds: list[tuple[int, int, Choice, int]] = []
-        self._curves: dict[int, Curve] = {}
+        self._there: dict[int, Machine] = {}  # by context
+        self._curves: dict[tuple[int, int], Curve] = {}
 
     def seconds(self, *requests: Request) -> float:
         """Plain steps of one row that these requests take together, each till its end. What was learned stays."""
@@ -63,11 +64,17 @@ class Replay:
         costs.learn_from(json.loads(json.dumps(self.control.costs.as_data())))
         self.control = Controller(costs)
 
-    def curve(self, num_rows: int) -> Curve:
-        """What rounds of so many rows really take."""
-        if num_rows not in self._curves:
-            self._curves[num_rows] = self.machine.curve(num_rows)
-        return self._curves[num_rows]
+    def at(self, context: int) -> Machine:
+        """Return the machine after this number of tokens."""
+        if context not in self._there:
+            self._there[context] = self.machine.at(context)
+        return self._there[context]
+
+    def curve(self, num_rows: int, context: int) -> Curve:
+        """Return what rounds of this number of rows really take."""
+        if (num_rows, context) not in self._curves:
+            self._curves[num_rows, context] = self.at(context).curve(num_rows)
+        return self._curves[num_rows, context]
 
     def _round(self, rows: Sequence[_Row], active: Sequence[_Row]) -> float:
         """Plain steps that one round takes."""
@@ -83,7 +90,8 @@ class Replay:
             drafting += self._draft(name, active, choices, drafts, noise, calls)
         decision = self.control.trim(controls, drafts, choices)._replace(calls=tuple(calls))
         verified = decision.widths
-        curve, width = self.curve(num_rows), num_rows + sum(verified)
+        curve = self.curve(num_rows, max(r.request.context for r in active))
+        width = num_rows + sum(verified)
         forward = forward_seconds(curve, num_rows, width, noise, tilt)
         parts = []
         for row, choice, given, draft, num in zip(active, choices, offers, drafts, verified, strict=True):
@@ -106,7 +114,8 @@ class Replay:
         places = [i for i, c in enumerate(choices) if c.model == name]
         depth, looks = self._depth(name, [active[i] for i in places], [choices[i] for i in places])
         queued = sum(active[i].hear(name) for i in places)
-        time = self.machine.drafts[name].seconds(depth, queued, len(places)) * noise
+        machine = self.at(max(active[i].request.context for i in places))
+        time = machine.drafts[name].seconds(depth, queued, len(places)) * noise
         calls.append(DraftCall(name, active[0].control.kind, depth, queued, len(places)))
         for i in places:
             drafts[i] = active[i].offer(name, min(depth, choices[i].depth))
@@ -138,6 +147,7 @@ class _Row:
     def __init__(self, control: Controller, request: Request) -> None:
         self.request = request
         self.control = control.row(request.kind)
+        self.control.bucket = bucket(request.context)
         self.place = 0
         self._learn = control.learn
         said = request.said

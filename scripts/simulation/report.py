@@ -8,15 +8,18 @@ against the setting that is fastest for its kind as a whole. Knows policies and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from mlxspec.policy.costs import bucket
 
 from .replay import Replay
 from .requests import (
     MODELS,
     Machine,
     Request,
+    Rounds,
     first,
     make_requests,
     plain_group_seconds,
@@ -30,16 +33,18 @@ LOOKUP_DEPTHS = (2, 4, 8, 16)
 DRAFTERS = ("ngram-simple", "mtp")  # what loading takes by itself where there is a head
 STARTS = ("cold", "warm", "restart")
 _WARM = 4  # answers of each kind that a warm controller has served
+_LONG = 0.97  # share of a model's accepted tokens that are accepted still, for each bucket that the context is longer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """Means over answers of ratios of decode times, above 1 is faster: over_plain: than plain decoding; over_best: than the fastest setting
-    in hindsight; over_kind: than the fastest setting of the kind. worst: the least over_plain of an answer. hindsight: of the fastest
-    setting over plain decoding. per_round: tokens."""
+    in hindsight; over_kind: than the fastest setting of the kind. context: tokens before the answers. worst: the least over_plain of an
+    answer. hindsight: of the fastest setting over plain decoding. per_round: tokens."""
 
     machine: str
     length: int
+    context: int
     start: str
     over_plain: float
     worst: float
@@ -60,9 +65,16 @@ def settings(drafters: Sequence[str]) -> list[Setting]:
 
 
 def days(
-    workloads: Mapping[str, Workload], length: int, count: int, *, drafters: Sequence[str], seed: int
+    workloads: Mapping[str, Workload],
+    length: int,
+    count: int,
+    *,
+    drafters: Sequence[str],
+    seed: int,
+    contexts: Sequence[int] = (0,),
 ) -> tuple[list[Request], list[Request]]:
-    """Requests of all kinds in turns: those that warm a controller, and `count` of each kind that are measured."""
+    """Return requests of all kinds in turns, each after every context in turn: those that warm a controller, and `count` of each kind and
+    context that are measured."""
     rng = np.random.default_rng([seed, length])
     halves: tuple[list[list[Request]], list[list[Request]]] = [], []
     for name, workload in workloads.items():
@@ -72,9 +84,20 @@ def days(
         for half, some, num in zip(
             halves, (answers[:middle], answers[middle:] or answers), (_WARM, count), strict=True
         ):
-            half.append(make_requests(some, length, num, rng, workload=name, kind=kind))
+            for context in contexts:
+                made = make_requests(some, length, num, rng, workload=name, kind=kind)
+                half.append([_after(request, context, rng) for request in made])
     warm, held = ([r for turn in zip(*half, strict=True) for r in turn] for half in halves)
     return warm, held
+
+
+def _after(request: Request, context: int, rng: np.random.Generator) -> Request:
+    """Return the request after `context` tokens, where a model predicts fewer tokens right."""
+    share, said = _LONG ** bucket(context), dict(request.said)
+    for name in [n for n in said if n in MODELS and share < 1.0]:
+        most = rng.geometric(1.0 - share, len(request)) - 1  # tokens until the first one that is wrong
+        said[name] = replace(said[name], stood=np.minimum(said[name].stood, most).astype(np.uint8))
+    return replace(request, said=said, context=context)
 
 
 def run_cells(
@@ -86,9 +109,11 @@ def run_cells(
     seed: int = 0,
     starts: Sequence[str] = STARTS,
     drafters: Sequence[str] = DRAFTERS,
+    contexts: Sequence[int] = (0,),
 ) -> list[Cell]:
-    """Cells of one length, `count` held-out answers of each kind. The same requests and noise for all of them."""
-    warm, held = days(workloads, length, count, drafters=drafters, seed=seed)
+    """Return the cells of one length, `count` held-out answers of each kind after each context. The same requests and noise for all of
+    them. One controller serves all contexts."""
+    warm, held = days(workloads, length, count, drafters=drafters, seed=seed, contexts=contexts)
     rounds = {s: first(held, s) for s in settings(drafters)}
     return [cell for m in machines for cell in _cells(m, warm, held, rounds, starts, seed)]
 
@@ -97,43 +122,46 @@ def _cells(
     machine: Machine,
     warm: Sequence[Request],
     held: Sequence[Request],
-    rounds: Mapping[Setting, object],
+    rounds: Mapping[Setting, Rounds],
     starts: Sequence[str],
     seed: int,
 ) -> list[Cell]:
     plain = plain_seconds(held, machine)
     by_setting = [
-        r.seconds(held, machine, lookups=any(n not in MODELS for n, _ in s))  # type: ignore[attr-defined]
-        for s, r in rounds.items()
+        r.seconds(held, machine, lookups=any(n not in MODELS for n, _ in s)) for s, r in rounds.items()
     ]
     table = np.stack([plain, *by_setting])
+    contexts = np.array([r.context for r in held])
     best, of_kind, kinds = table.min(0), np.zeros(len(held)), np.array([r.workload for r in held])
-    for kind in set(kinds.tolist()):
-        its = kinds == kind
+    for kind, context in {(r.workload, r.context) for r in held}:
+        its = (kinds == kind) & (contexts == context)
         of_kind[its] = table[table[:, its].sum(1).argmin(), its]
     cells = []
     for start in starts:
         times, num_rounds = auto_seconds(machine, warm, held, start, seed)
-        cells.append(
-            Cell(
-                machine=machine.name,
-                length=len(held[0]),
-                start=start,
-                over_plain=float(np.mean(plain / times)),
-                worst=float(np.min(plain / times)),
-                over_best=float(np.mean(best / times)),
-                over_kind=float(np.mean(of_kind / times)),
-                hindsight=float(np.mean(plain / best)),
-                per_round=sum(map(len, held)) / num_rounds,
+        for context in sorted(set(contexts.tolist())):
+            its = contexts == context
+            cells.append(
+                Cell(
+                    machine=machine.name,
+                    length=len(held[0]),
+                    context=context,
+                    start=start,
+                    over_plain=float(np.mean(plain[its] / times[its])),
+                    worst=float(np.min(plain[its] / times[its])),
+                    over_best=float(np.mean(best[its] / times[its])),
+                    over_kind=float(np.mean(of_kind[its] / times[its])),
+                    hindsight=float(np.mean(plain[its] / best[its])),
+                    per_round=len(held[0]) * int(its.sum()) / int(num_rounds[its].sum()),
+                )
             )
-        )
     return cells
 
 
 def auto_seconds(
     machine: Machine, warm: Sequence[Request], held: Sequence[Request], start: str, seed: int
-) -> tuple[np.ndarray, int]:
-    """Plain steps of each held-out answer, and the rounds of all of them. Where the start is cold each answer meets a new controller, whose
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the plain steps and the rounds of each held-out answer. Where the start is cold each answer meets a new controller, whose
     beliefs of the machine are off in another way; else one serves them all, which after a restart knows what an earlier one kept."""
     replay = Replay(machine, np.random.default_rng(seed))
     if start != "cold":
@@ -141,13 +169,13 @@ def auto_seconds(
             replay.seconds(request)
     if start == "restart":
         replay.restart()
-    times, num_rounds = [], 0
+    times, num_rounds = [], []
     for i, request in enumerate(held):
         if start == "cold":
             replay = Replay(machine, np.random.default_rng([seed, i]))
         times.append(replay.seconds(request))
-        num_rounds += len(replay.rounds)
-    return np.array(times), num_rounds
+        num_rounds.append(len(replay.rounds))
+    return np.array(times), np.array(num_rounds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,10 +42,31 @@ class Machine:
     look: float = (
         0.01  # plain steps that reading a drafted token's confidence takes before the next one is drafted
     )
+    attention: float = 0.0045  # plain steps that 1,024 tokens of keys and values take to read: a 27B model in 4 bits, 64 KB a token
+    reread: float = 0.5  # share of them that each further token of a verify reads again
+    head_attention: float = (
+        1 / 16
+    )  # of `attention`, what a drafted token of a model drafter reads: one layer of sixteen
     source: str = ""
 
     def curve(self, num_rows: int = 1) -> Curve:
         return Curve(self.rows.get(num_rows, self.widths))
+
+    def at(self, context: int) -> Machine:
+        """Return the machine as rounds and drafts take it after `context` tokens, still in plain steps of a short context."""
+        if not context:
+            return self
+        read = self.attention * context / 1024
+
+        def longer(widths: Mapping[int, float], num_rows: int) -> dict[int, float]:
+            return {w: s + read * (num_rows + self.reread * (w - num_rows)) for w, s in widths.items()}
+
+        return replace(
+            self,
+            widths=longer(self.widths, 1),
+            rows={n: longer(widths, n) for n, widths in self.rows.items()},
+            drafts={n: replace(d, step=d.step + self.head_attention * read) for n, d in self.drafts.items()},
+        )
 
     @property
     def lookup(self) -> float:
@@ -59,13 +80,15 @@ class Machine:
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """An answer to decode, and the machine's moods along it. noise (N,): factor on everything; tilt (N,): factor on what wider
-    forwards cost beyond a plain one. workload: where its text is from; kind: as the controller knows kinds of rows."""
+    forwards cost beyond a plain one. workload: where its text is from; kind: as the controller knows kinds of rows. context: tokens
+    before the answer; 0 for a short prompt, whose attention costs nothing."""
 
     said: Mapping[str, Said]
     noise: np.ndarray
     tilt: np.ndarray
     workload: str = ""
     kind: str = ""
+    context: int = 0
 
     def __len__(self) -> int:
         return len(self.noise)
@@ -124,19 +147,22 @@ class Rounds:
 
     def seconds(self, requests: Sequence[Request], machine: Machine, *, lookups: bool) -> np.ndarray:
         """Time of each request, in plain steps."""
-        curve = machine.curve()
         request, width = np.array(self.request), np.array(self.width)
         begins = np.cumsum([0, *(len(r) for r in requests)])[request] + np.array(self.place)
         noise = np.concatenate([r.noise for r in requests])[begins]
         tilt = np.concatenate([r.tilt for r in requests])[begins]
-        verify = np.array([curve.seconds(w) for w in range(int(width.max()) + 1)])[width]
-        plain = curve.seconds(1)
-        time = noise * (plain + (verify - plain) * tilt)
         depth, queued, model = np.array(self.depth), np.array(self.queued), np.array(self.model)
-        for name in {m for m in self.model if m in MODELS}:
-            cost, asked = machine.drafts[name], model == name
-            drafting = cost.call + cost.step * depth + cost.queued * np.maximum(0, queued - 1)
-            time += np.where(asked, drafting * noise, 0.0)
+        context, time = np.array([r.context for r in requests])[request], np.zeros(len(request))
+        for tokens in sorted(set(context.tolist())):
+            its, there = context == tokens, machine.at(tokens)
+            curve = there.curve()
+            verify = np.array([curve.seconds(w) for w in range(int(width.max()) + 1)])[width]
+            plain = curve.seconds(1)
+            time += np.where(its, noise * (plain + (verify - plain) * tilt), 0.0)
+            for name in {m for m in self.model if m in MODELS}:
+                cost, asked = there.drafts[name], its & (model == name)
+                drafting = cost.call + cost.step * depth + cost.queued * np.maximum(0, queued - 1)
+                time += np.where(asked, drafting * noise, 0.0)
         if lookups:
             time += machine.lookup
         return np.bincount(request, weights=time, minlength=len(requests))
@@ -158,8 +184,9 @@ def forward_seconds(curve: Curve, num_rows: int, width: int, noise: float, tilt:
 
 
 def plain_seconds(requests: Sequence[Request], machine: Machine) -> np.ndarray:
-    curve = machine.curve()
-    return np.array([curve.seconds(1) * float(r.noise.sum()) for r in requests])
+    """Return plain steps of a short context that each request takes without drafts."""
+    plain = {c: machine.at(c).curve().seconds(1) for c in {r.context for r in requests}}
+    return np.array([plain[r.context] * float(r.noise.sum()) for r in requests])
 
 
 def plain_group_seconds(requests: Sequence[Request], machine: Machine) -> float:
