@@ -8,8 +8,9 @@ end; knows no text, no messages and no HTTP.
        |         `----> failed         the engine broke: open streams end with the sentence, new ones are refused with it
        `--------------> failed         it could not be made
 
-What fails for one request ends that request. The thread goes on. Until the first request comes, and for a moment after each answer, it
-rehearses (rehearsal.py): what answers would wait for is compiled by then. A request that comes ends the rehearsal.
+What fails for one request ends that request. The thread goes on. While no request is here it works ahead: it reads the prompts that
+clients are expected to send (read_ahead.py), and until the first request arrives, and for a moment after each answer, it rehearses
+(rehearsal.py): what answers would wait for is compiled by then. A request that arrives waits for one piece of this work at most.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ import mlx.core as mx
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine, Prompt
 from mlxspec.engine.prefix.disk import DiskStats
+from mlxspec.engine.read_ahead import read_ahead
 from mlxspec.engine.rehearsal import IDLE_SECONDS, rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
@@ -39,6 +41,7 @@ from mlxspec.platform import device
 from mlxspec.sampling.constraints import Compiled
 
 T = TypeVar("T")
+Expected = tuple[Sequence[int], SpecConfig]
 _Command = Callable[[Engine | None], None]  # is given None where no engine will ever obey it
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
@@ -46,6 +49,7 @@ _OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: ro
 _FLUSH_SECONDS = 0.8  # at the end, in which what waits for the disk is written
 _DISK_SECONDS = 0.005  # between two looks whether the disk takes more
 _RESTS_FOR = 0.02  # seconds between two looks whether anybody reads, where all requests rest
+_MOST_EXPECTED = 8  # clients whose next prompts are read ahead
 _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is noted
 
 
@@ -93,7 +97,11 @@ class Worker:
         self._state: State = "loading"
         self._why: BaseException | None = None
         self._engine: Engine | None = None
-        self._rehearsal: Generator[None] | None = None  # on its way: its request is in the engine
+        self.expected: dict[str, Expected] = {}  # prompts that are read ahead, by client, the oldest first
+        self._ahead: Generator[None] | None = None  # work that is on its way: its request is in the engine
+        self._reads: tuple[str, tuple[Sequence[int], SpecConfig]] | None = (
+            None  # what of `_expected` that work reads
+        )
         self._rehearses_until: float | None = inf  # monotonic seconds; None: nothing is left to be rehearsed
         self._noted_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
@@ -168,7 +176,19 @@ class Worker:
         with self._changed:
             self._ask(begin)
             self._open.add(stream)
+            self.expected.pop(client, None)
         return stream
+
+    def expect(self, prompt: Sequence[int], spec: SpecConfig, client: str = "") -> None:
+        """Read a prompt into the prefix cache while no request is here, in place of what this client was expected to send before. The
+        client's next request ends the expectation, and so does an empty prompt. Does nothing where no engine runs."""
+        with self._changed:
+            self.expected.pop(client, None)
+            if self._state == "ready" and prompt:
+                self.expected[client] = prompt, spec
+            while len(self.expected) > _MOST_EXPECTED:
+                del self.expected[next(iter(self.expected))]
+            self._changed.notify_all()
 
     def cancel(self, stream: Stream) -> None:
         """End a request at any stage: its stream ends at once, its row leaves before the next round."""
@@ -263,12 +283,12 @@ class Worker:
         try:
             self._note_load(engine)
             while self._obey(engine):
-                if self._rehearsal is None and not engine.is_idle:
+                if self._ahead is None and not engine.is_idle:
                     self._step(engine)
                     if engine.is_idle:
                         self._rehearses_until = time.monotonic() + IDLE_SECONDS
-                elif self._rehearses_until is not None:
-                    self._rehearse(engine, self._rehearses_until)
+                elif self.expected or self._rehearses_until is not None:
+                    self._work_ahead(engine)
                 else:
                     engine.prefix.work()
                     engine.texts.work()
@@ -278,7 +298,7 @@ class Worker:
         except BaseException as error:
             self._end("failed", EngineStoppedError(f"The engine broke: {_described(error)}."))
         finally:
-            self._engine = self._rehearsal = None
+            self._engine = self._ahead = None
             with suppress(Exception):
                 engine.write_out(_FLUSH_SECONDS)
             with suppress(Exception):
@@ -295,6 +315,7 @@ class Worker:
                     lambda: (
                         self._commands
                         or self._pieces
+                        or (self.expected and engine.is_idle)
                         or self._state != "ready"
                         or not (engine.is_idle or engine.is_resting)
                         or engine.prefix.can_work
@@ -305,8 +326,9 @@ class Worker:
             if self._state != "ready":
                 return False
             is_wanted = bool(self._commands or self._pieces)
+            is_wanted |= self._is_outdated()
         if is_wanted:
-            self._end_rehearsal()
+            self._end_ahead()
         started = time.monotonic()
         while time.monotonic() - started < _OBEYS_FOR:
             with self._changed:
@@ -320,28 +342,41 @@ class Worker:
             piece(engine)
         return True
 
-    def _rehearse(self, engine: Engine, until: float) -> None:
-        """Run a piece of the rehearsal, between two looks for something to do. Where it fails, it is ended: requests will raise the same
-        error."""
-        if self._rehearsal is None:
-            self._rehearsal = rehearse(engine)
+    def _work_ahead(self, engine: Engine) -> None:
+        """Run a piece of the work for later requests, between two looks for something to do: prompts that are expected first, then the
+        rehearsal. Where it fails, it is ended: requests will raise the same error."""
+        if self._ahead is None:
+            with self._changed:
+                self._reads = next(iter(self.expected.items()), None)
+            self._ahead = rehearse(engine) if self._reads is None else read_ahead(engine, *self._reads[1])
+        until, reads = self._rehearses_until or inf, self._reads
         try:
-            is_over = next(self._rehearsal, self) is self or time.monotonic() > until
+            is_over = next(self._ahead, self) is self or (reads is None and time.monotonic() > until)
         except RankError:
             raise
         except Exception:
             is_over = True
-        if is_over:
-            self._end_rehearsal()
-            self._rehearses_until = None
+        if not is_over:
+            return
+        with self._changed:
+            if reads is None:
+                self._rehearses_until = None
+            elif not self._is_outdated():
+                del self.expected[reads[0]]
+        self._end_ahead()
+        if self._rehearses_until is None:
             device.give_back_heap()  # nothing is computed until the next request
 
-    def _end_rehearsal(self) -> None:
-        """End the rehearsal, so that its request leaves the engine. The rest of it runs when the engine is idle again."""
-        rehearsal, self._rehearsal = self._rehearsal, None
-        if rehearsal is not None:
+    def _is_outdated(self) -> bool:
+        """Return whether the prompt that is read ahead is no longer expected."""
+        return self._reads is not None and self.expected.get(self._reads[0]) is not self._reads[1]
+
+    def _end_ahead(self) -> None:
+        """End the work for later requests, so that its request leaves the engine. The rest of it runs when the engine is idle again."""
+        ahead, self._ahead, self._reads = self._ahead, None, None
+        if ahead is not None:
             with suppress(Exception):
-                rehearsal.close()
+                ahead.close()
 
     def _note_load(self, engine: Engine) -> None:
         now = time.monotonic()
@@ -392,6 +427,7 @@ class Worker:
             atexit.unregister(self._exit)
             streams, commands = tuple(self._open), (*self._commands, *self._pieces)
             self._open.clear()
+            self.expected.clear()
             self._commands.clear()
             self._pieces.clear()
             self._changed.notify_all()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +20,10 @@ from starlette.routing import Route
 from mlxspec import __version__
 from mlxspec.config import SamplingParams
 from mlxspec.engine.ratio import ratio
+from mlxspec.engine.worker import Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.hub import DEMO_AGENT
+from mlxspec.parsers.pieces import Piece
 from mlxspec.server import (
     chat_api,
     compaction_api,
@@ -41,7 +44,7 @@ from mlxspec.server.http import log
 from mlxspec.server.http.endpoint import Asked, ClientTurn, Endpoint, Reply, Work
 from mlxspec.server.http.fairness import Gate, Lanes
 from mlxspec.server.http.security import App, Guard, error_response, owner_of
-from mlxspec.server.job import ChatRequest
+from mlxspec.server.job import ChatRequest, Job
 from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.library import Library, check_is_own
 from mlxspec.server.metrics import Metrics
@@ -161,6 +164,7 @@ class Server:
                     await reply.json(writer.whole())
             finally:
                 run.close()
+                _expect_next(job, run.answer, loaded.worker, asked.turn.client)
 
     def _context(self, asked: Asked, loaded: Loaded) -> Context:
         """Collect what the reader of a request needs besides its form."""
@@ -528,6 +532,20 @@ class Server:
 
     async def _page_file(self, asked: Asked, reply: Reply) -> None:
         await page.send(asked.request, reply, asked.request.path_params["name"])
+
+
+def _expect_next(job: Job, answer: Sequence[Piece] | None, worker: Worker, client: str) -> None:
+    """Let the engine read the beginning of a conversation's next prompt while it is idle. Returns at once; no client waits for it, and
+    where it fails the next prompt is read when it arrives."""
+    follows = job.follows
+    if follows is None or answer is None or worker.num_open:
+        return
+
+    def expect() -> None:
+        with suppress(Exception):
+            worker.expect(follows(answer), job.spec, client)
+
+    asyncio.get_running_loop().run_in_executor(None, expect)
 
 
 def _counted(read: Callable[[Any], ChatRequest], **more: str) -> Teller:

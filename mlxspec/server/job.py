@@ -11,6 +11,7 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
 from mlxspec.parsers.channels import ChannelParser
 from mlxspec.parsers.formats import AnswerParser, ChatFormat
+from mlxspec.parsers.pieces import Piece
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import AnswerFormat
 from mlxspec.server.errors import BadField
@@ -116,7 +117,8 @@ class Job:
     what the client is told of its request. prompts: of each answer as text, where the client wants to see it. first_tokens: of each
     prompt as text, where log-probabilities of prompts are wanted. special: tags of calls that are special tokens. is_held: a format
     that the request asked for holds the text. loosen: writes the grammar of its calls anew. fingerprint: of the model. proves: each
-    answer is decoded again without drafts, and the client gets a receipt. streams: whether answers are sent as they grow. returns_ids:
+    answer is decoded again without drafts, and the client gets a receipt. follows: of the pieces of a conversation's answer, the
+    token ids with which its next prompt begins. streams: whether answers are sent as they grow. returns_ids:
     whether token ids are sent beside the text."""
 
     asks: tuple[AnswerRequest, ...]
@@ -137,6 +139,7 @@ class Job:
     loosen: Loosen | None = None
     fingerprint: str = ""
     proves: bool = False
+    follows: Callable[[Sequence[Piece]], list[int]] | None = None
     streams: bool = False
     extras: Extras = Extras()
     returns_ids: bool = False

@@ -96,6 +96,7 @@ class JobRun:
         self.started = time.monotonic()
         self.first_token: float | None = None
         self.num_held = 0  # characters of a call that is being written
+        self.answer: list[Piece] | None = None  # of a job with one answer, once it is complete
 
     async def start(self) -> None:
         try:
@@ -183,7 +184,7 @@ class JobRun:
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser = self._job.parser()
-        has_calls = False
+        has_calls, whole = False, list[Piece]()
         reads_since: float | None = None
         async for event in stream:
             request = stream.request
@@ -195,6 +196,7 @@ class JobRun:
                     self.first_token = time.monotonic()
                 pieces, drafted = _pieces(parser, event)
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
+                whole += pieces
                 self.num_held = 0 if parser is None else parser.num_held
                 yield Delta(
                     choice=choice,
@@ -217,6 +219,8 @@ class JobRun:
                     await asyncio.to_thread(self._keep, request)
                 if request.spec.predicted:
                     await asyncio.to_thread(request.count_foretold)
+                if len(self._streams) == 1:
+                    self.answer = [*whole, *rest]
                 cause = _cause(request)
                 reason: EndReason = (
                     "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"

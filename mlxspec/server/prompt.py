@@ -47,8 +47,10 @@ class Context:
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
     """A conversation as the model reads it, as text and as token ids with the images where there are some, and how its answers are read
-    and held to their form. tools: those that may be called. params: members of SamplingParams that follow from it."""
+    and held to their form. talk: as the template shows it, with all of its tools. tools: those that may be called. params: members of
+    SamplingParams that follow from it."""
 
+    talk: ChatRequest
     text: str
     tokens: list[int] | PromptWithImages
     form: ChatFormat
@@ -65,7 +67,7 @@ def chat_prompt(talk: ChatRequest, at: Context) -> ChatPrompt:
     """Slow enough (template, tokenizer, images) to be called off the event loop. Raises MlxspecErrors."""
     engine, form = at.engine, format_of(at.engine)
     tools, choice = allowed_tools(talk, form, engine)
-    talk, text, tokens, said = _render(engine, talk, tools, at.limits)
+    talk, text, tokens, said = render_prompt(engine, talk, tools, at.limits)
     rules = at.rules(talk, tools, choice, form, engine)
     params: dict[str, Any] = {}
     if form.thinking:
@@ -75,6 +77,7 @@ def chat_prompt(talk: ChatRequest, at: Context) -> ChatPrompt:
     if callable_tools:
         params["stop_outside"] = form.call_spans
     return ChatPrompt(
+        talk=replace(talk, tools=tools),
         text=text,
         tokens=tokens,
         form=form,
@@ -91,7 +94,7 @@ def chat_prompt(talk: ChatRequest, at: Context) -> ChatPrompt:
 def rendered(talk: ChatRequest, engine: Engine) -> tuple[str, list[int] | PromptWithImages]:
     """The prompt of a conversation, as text and as the engine takes it, which nobody answers. Raises MlxspecErrors."""
     tools, _ = allowed_tools(talk, format_of(engine), engine)
-    _, text, tokens, _ = _render(engine, talk, tools, ServerLimits())
+    _, text, tokens, _ = render_prompt(engine, talk, tools, ServerLimits())
     return text, tokens
 
 
@@ -122,7 +125,7 @@ def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
     return tokens
 
 
-def _render(
+def render_prompt(
     engine: Engine, talk: ChatRequest, tools: Sequence[Any], limits: ServerLimits
 ) -> tuple[ChatRequest, str, list[int] | PromptWithImages, tuple[str, ...]]:
     """Render a conversation into a prompt. Returns the conversation without earlier answers that the template would not show, the prompt's

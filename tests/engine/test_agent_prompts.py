@@ -7,14 +7,16 @@ that the prompt before it opened.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.prefix.rows import NEAR, STRIDE
+from mlxspec.engine.read_ahead import read_ahead
 from mlxspec.events import PrefillEvent
 from tests import tiny_models
 
@@ -26,9 +28,13 @@ CHUNK = 512 // PART
 
 
 class Session:
-    """Conversations of one client with an engine, with counts over all of their requests. history: messages of the one that goes on."""
+    """Conversations of one client with an engine, with counts over all of their requests. history: messages of the one that goes on.
+    left: by request, tokens that were left to read when it arrived."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, reads_ahead: bool = False, num_answer: int = 64) -> None:
+        """reads_ahead: after each answer the beginning of the next prompt is read. num_answer: tokens of an answer."""
+        self._reads_ahead, self.left = reads_ahead, list[int]()
+        self._params = replace(PARAMS, max_tokens=num_answer // PART)
         self._random = np.random.default_rng(seed)
         model = tiny_models.small(max_context=1 << 16)
         config = EngineConfig(prefix_budget=1 << 28, memory_budget=1 << 30, prefill_chunk=CHUNK)
@@ -45,10 +51,10 @@ class Session:
 
     def ask(self, *, cancel_after: int = 0) -> None:
         """Send the history. cancel_after: tokens of the answer, -1 after the first piece of the prompt, 0 not at all."""
-        prompt = [t for m in self.history for t in (*OPEN, *m, tiny_models.EOS, 9)] + ANSWER + THINK
+        prompt = [*self._written(), *ANSWER, *THINK]
         marks = [i + 1 for i, token in enumerate(prompt) if token == tiny_models.EOS]
         new = len(prompt) - max((_shared(prompt, text) for text in self._seen), default=0)
-        request = self._engine.submit(prompt, PARAMS, marks=marks)
+        request = self._engine.submit(prompt, self._params, marks=marks)
         while not self._engine.is_idle:
             events = self._engine.step()
             was_read = any(isinstance(event, PrefillEvent) for event in events)
@@ -63,7 +69,15 @@ class Session:
         self._seen.append(list(request.history))
         self.num_new += new
         self.beyond.append(read - new)
+        self.left.append(read)
         self.history.append([*ANSWER, *list(request.history)[len(prompt) :]])
+        if self._reads_ahead:
+            for _ in read_ahead(self._engine, [*self._written(), *OPEN], SpecConfig()):
+                pass
+
+    def _written(self) -> list[int]:
+        """Return the history as prompts have it."""
+        return [t for m in self.history for t in (*OPEN, *m, tiny_models.EOS, 9)]
 
     def turn(self, number: int) -> None:
         """The user asks or a tool has run. Some turns are cancelled first, one is followed by a compaction."""
@@ -129,6 +143,14 @@ def in_turns(session: Session) -> None:
             held[i] = session.history
 
 
+def chat(session: Session) -> None:
+    """Twelve questions of 40 tokens."""
+    session.history = [session.text(300)]
+    for _ in range(12):
+        session.history.append(session.text(40))
+        session.ask()
+
+
 AGENTS = (claude_code, codex, opencode, qwen_code, in_turns)
 
 
@@ -155,3 +177,18 @@ def test_nothing_is_read_twice(agent: Callable[[Session], None]) -> None:
     assert session.ratio <= 1.05
     late = [beyond for beyond in session.beyond if beyond > CHUNK]
     assert len(late) <= 1  # the first time that a line has changed
+
+
+@pytest.mark.parametrize(("talk", "num_answer"), [(claude_code, 240), (chat, 480)], ids=["agent", "chat"])
+@catches("nothing is read ahead", "mlxspec.engine.read_ahead:read_ahead", lambda right: lambda *_: iter(()))
+def test_read_ahead_only_the_new_message_is_left(talk: Callable[[Session], None], num_answer: int) -> None:
+    """When the next message arrives, its own tokens and those that open the answer are left to read, not the answer before it."""
+    without, ahead = Session(1, num_answer=num_answer), Session(1, num_answer=num_answer, reads_ahead=True)
+    talk(without)
+    talk(ahead)
+    saved = [a - b for a, b in zip(without.left, ahead.left, strict=True)]
+    print(
+        f"\n{talk.__name__}: {sum(without.left)} left to read, {sum(ahead.left)} where it is read ahead; {saved}"
+    )
+    assert without.history == ahead.history
+    assert sorted(saved[1:])[len(saved) // 2] >= num_answer // PART

@@ -133,6 +133,11 @@ class Prefix:
         """Whether many texts begin with the first `length` tokens of a request: its system prompt ends there."""
         return length == next((m for m in request.marks if self.near <= m < len(request.prompt)), 0)
 
+    def num_unknown(self, request: Request, drafts: Drafts) -> int:
+        """Return how many tokens of the request's prompt follow the longest beginning that memory knows with what its drafters need."""
+        num = len(request.prompt)
+        return num - self.tree.depth(request.keyed, num, _needed(request, drafts))
+
     def fetch(self, request: Request, drafts: Drafts, most: int | None = None) -> Fetch | None:
         """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. most: tokens, all
         of the prompt if None. `end_fetch` must follow."""
