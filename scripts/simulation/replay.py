@@ -70,8 +70,8 @@ class Replay:
             self._there[context] = self.machine.at(context)
         return self._there[context]
 
-    def curve(self, num_rows: int, context: int) -> Curve:
-        """Return what rounds of this number of rows really take."""
+    def curve(self, num_rows: int, context: int = 0) -> Curve:
+        """Return what rounds of this number of rows really take after `context` tokens."""
         if (num_rows, context) not in self._curves:
             self._curves[num_rows, context] = self.at(context).curve(num_rows)
         return self._curves[num_rows, context]
