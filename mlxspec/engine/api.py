@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from mlxspec.config import MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
+from mlxspec.config import MAX_CONTEXT, MAX_TOP_LOGPROBS, SamplingParams, SpecConfig
 from mlxspec.engine.calls import Calls, Conversation, Prompt, checked_messages, ended, paired, with_fields
 from mlxspec.engine.image_prompt import PromptWithImages, prepared_prompt, split_images
 from mlxspec.engine.receipt import Difference, Receipt, first_difference
@@ -66,10 +66,13 @@ def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Rece
     if result.finish_reason == "error":
         raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
     is_cut = result.finish_reason == "cancelled"
+    is_open = (
+        params.max_tokens == MAX_CONTEXT and result.finish_reason == "length"
+    )  # memory ended it, or a loop
     if is_cut and not result.tokens:
         raise ConfigError("An answer that was stopped before its first token cannot be proved.")
     asked = replace(params, seed=result.stats.seed)
-    plain = yield prompt, replace(asked, max_tokens=len(result.tokens)) if is_cut else asked
+    plain = yield prompt, replace(asked, max_tokens=len(result.tokens)) if is_cut or is_open else asked
     if plain is None or plain.error is not None:
         raise MlxspecError(f"Plain decoding of this prompt failed: {plain and plain.error}")
     difference = None

@@ -501,6 +501,10 @@ class Engine(EngineApi):
         rows, cache = self._rows.requests, self._rows.cache
         if not rows or cache is None:
             return
+        for request in rows:
+            if request.wants_more:
+                self.memory.grow(request)
+                self.prefix.limit(self.memory.for_store)
         started = time.perf_counter()
         before = self.stats.draft_seconds, self.stats.verify_seconds
         self.factory.constraints.clock.begin(sum(r.params.has_grammar for r in rows))

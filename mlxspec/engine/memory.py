@@ -13,7 +13,7 @@ from mlxspec.checkpoints.memory import DEFAULT_CONTEXT, chunk_of
 from mlxspec.config import EngineConfig, SpecConfig
 from mlxspec.drafters.base import Drafter
 from mlxspec.drafters.streams import Streams
-from mlxspec.engine.request import TOKEN_BYTES, Request, text_bytes
+from mlxspec.engine.request import STEP, TOKEN_BYTES, Request, text_bytes
 from mlxspec.errors import MemoryBudgetError
 from mlxspec.kernels import wide
 from mlxspec.kernels.attention import score_bytes
@@ -111,7 +111,7 @@ class EngineMemory:
 
     def needed(self, request: Request) -> int:
         """Bytes of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
-        found = self.row(_most_tokens(request), request.spec) + request.host_bytes
+        found = self.row(request.most_tokens, request.spec) + request.host_bytes
         if request.seen is not None:  # the rows of its images
             found += request.seen.images.num_tokens * self._model.hidden_size * self._model.dtype.size
         return found
@@ -142,7 +142,7 @@ class EngineMemory:
             raise MemoryBudgetError(
                 "This Mac is critically short of memory, so no new request is taken now: close other programs and ask again."
             )
-        length = _most_tokens(request)
+        length = request.most_tokens
         running = max(self.activations(self._smallest, length, rows=1), self._of_tower(request))
         needed = self.weights + self.needed(request) + running
         if needed > self.budget:
@@ -154,20 +154,33 @@ class EngineMemory:
     def has_room(self, request: Request) -> bool:
         """Whether a request's bytes fit beside the rows that are here; alone they always do, having been checked. None has room beside
         others while macOS is critically short of memory."""
-        if self._reserved and memory_pressure() == "critical":
+        return not self._reserved or self._fits(request)
+
+    def _fits(self, request: Request) -> bool:
+        if memory_pressure() == "critical":
             return False
-        longest = max(self._longest, _most_tokens(request))
+        longest = max(self._longest, request.most_tokens)
         tower = max(self._of_tower(request), self._largest_tower)
         running = max(self.activations(self._smallest, longest, rows=len(self._reserved) + 1), tower)
         wanted = self.weights + self.reserved + self.needed(request) + running
-        return wanted <= self.budget or not self._reserved
+        return wanted <= self.budget
 
     def reserve(self, request: Request) -> None:
         """Take its bytes."""
         self._reserved[request.number] = _Reserved(
-            self.needed(request), _most_tokens(request), self._of_tower(request)
+            self.needed(request), request.most_tokens, self._of_tower(request)
         )
         device.adjust(self, self.scratch)
+
+    def grow(self, request: Request) -> None:
+        """Reserve the next STEP tokens of an answer where they fit beside the rows that are here; else change nothing."""
+        own = self._reserved.pop(request.number)
+        request.limit += STEP
+        if self._fits(request):
+            self.reserve(request)
+        else:
+            request.limit -= STEP
+            self._reserved[request.number] = own
 
     def may_wait(self, num_tokens: int) -> bool:
         """Whether prompts of so many tokens may wait on the host: a part of what the weights leave is for them."""
@@ -280,7 +293,3 @@ def default_budget() -> int:
     if isinstance(total, int) and total > 0:
         most = min(most, total - max(4 << 30, total * 15 // 100))
     return max(most, 1 << 30)
-
-
-def _most_tokens(request: Request) -> int:
-    return min(len(request.prompt) + request.params.max_tokens, request.max_context)

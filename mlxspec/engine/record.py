@@ -24,7 +24,10 @@ def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
     """The record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: see EngineConfig. Its prompt_tokens are
     None where token ids are not all that the answer depends on: images, callables of Python. Its max_tokens and min_tokens are at most what
     the context left room for, so that an engine of a larger context ends the answer at the same place."""
-    room = min(request.params.max_tokens, request.max_context - len(request.prompt))
+    is_open = request.finish_reason == "length" and request.limit < request.params.max_tokens
+    room = min(
+        request.limit if is_open else request.params.max_tokens, request.max_context - len(request.prompt)
+    )
     least = min(request.params.min_tokens, room)
     params = replace(request.params, seed=request.stats.seed, max_tokens=room, min_tokens=least)
     usual = SamplingParams()

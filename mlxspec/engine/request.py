@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxspec.config import SamplingParams, SpecConfig
+from mlxspec.config import MAX_CONTEXT, SamplingParams, SpecConfig
 from mlxspec.drafters.alignment import TOKEN_ALIGNED, num_met
 from mlxspec.drafters.row import AskedDrafter
 from mlxspec.engine.prefix.tree import KeyedText
@@ -32,6 +32,8 @@ NOT_BEGUN = (
     "the answer reached its limit in thinking, before its grammar (of a required call or a format) began:"
     " thinking_budget limits thinking"
 )
+SHORT_OF_MEMORY = "the answer ends here as the memory for more of it is taken by other answers"
+STEP = 4096  # tokens by which memory is reserved for an answer whose only limit is the context
 UNREAD = 512  # tokens of an answer that may wait for its client before its row rests
 _UNREAD_BYTES = 512  # of one of them: an event and its text
 _LOGPROB_BYTES = 256  # of one token's log-probability, its text included
@@ -57,7 +59,8 @@ class Request:
     `error`, where there was one. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. keyed: its text,
     as the prefix store knows it. shows_layers: whether forwards over it give the residual streams that drafters of the engine need, beside
     the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none; their tokens are keys in
-    prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them.
+    prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them. limit: tokens of the answer that
+    memory is reserved for; where max_tokens is MAX_CONTEXT it grows while the answer does.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Request:
         self.prompt = list(prompt)
         self.history = list(prompt)
         self.params, self.spec = params, spec
+        self.limit = max(STEP, params.min_tokens) if params.max_tokens == MAX_CONTEXT else params.max_tokens
         self.max_context = max_context
         self.marks = tuple(marks)
         self._deadline = (
@@ -154,10 +158,21 @@ class Request:
         return len(self.history) - len(self.prompt)
 
     @property
+    def most_tokens(self) -> int:
+        """The length of prompt and answer that memory is reserved for."""
+        return min(len(self.prompt) + self.limit, self.max_context)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the next step of memory is to be reserved: before rounds draft less because the limit is near."""
+        is_open = self.params.max_tokens == MAX_CONTEXT
+        return is_open and self.limit - self.num_generated < STEP // 2 and self.most_tokens < self.max_context
+
+    @property
     def host_bytes(self) -> int:
         """No more than it takes beside arrays: what was compiled for it, its tokens, what its client has not read, log-probabilities, and
         its images' pixels on the host."""
-        most = min(len(self.prompt) + self.params.max_tokens, self.max_context)
+        most = self.most_tokens
         found = self._compiled_bytes + text_bytes(most) + len(self.spec.predicted) * TOKEN_ALIGNED
         if self.logprobs is not None:
             num = most - (0 if self.params.prompt_logprobs else len(self.prompt))
@@ -168,7 +183,7 @@ class Request:
     def room(self) -> int:
         """Number of drafted tokens that a round may verify: one token of the budget is the round's own. Where loops are looked for, rounds
         that are on their way reach no place at which a look may force a token."""
-        budget = self.params.max_tokens - self.num_generated - 1
+        budget = self.limit - self.num_generated - 1
         most = min(budget, self.max_context - len(self.history))
         return max(0, most if self._loops is None else min(most, DELAY))
 
@@ -258,12 +273,10 @@ class Request:
             drafted = len(text) if len(taken) <= num_accepted else drafted
             if stopped or (self.constraints is not None and self.constraints.is_finished):
                 self.finish_reason = "stop"
-            elif (
-                self._is_loop()
-                or self.num_generated >= self.params.max_tokens
-                or len(self.history) >= self.max_context
-            ):
+            elif self._is_loop() or len(self.history) >= self.most_tokens:
                 self.finish_reason = "length"
+                if self.wants_more and self.num_generated >= self.limit:
+                    self.stats.notices.append(SHORT_OF_MEMORY)
             if self.finish_reason:
                 break
         self.sampler.observe(taken)

@@ -438,6 +438,7 @@ class LlamaWriter(AnswerWriter):
         stats, params = end.stats, self._job.asks[answer.number].params
         text = answer.text("text") if self._is_wanted else ""
         settings = {name: getattr(params, name) for name in _SETTINGS}
+        longest = -1 if params.max_tokens == MAX_CONTEXT else params.max_tokens
         return {
             **_counted(answer, stats),
             "content": text,
@@ -445,7 +446,7 @@ class LlamaWriter(AnswerWriter):
             "tokens": self._tokens(answer.tokens),
             "stop": True,
             "model": self._model,
-            "generation_settings": {**settings, "n_predict": params.max_tokens, "seed": stats.seed},
+            "generation_settings": {**settings, "n_predict": longest, "seed": stats.seed},
             "prompt": self._job.prompts[answer.number],
             "has_new_line": "\n" in text,
             "truncated": end.cause == "context",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlxspec import __version__
-from mlxspec.config import SamplingParams
+from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.engine.worker import Load
 from mlxspec.errors import ConfigError
 from mlxspec.server.models import Known, Models
@@ -26,7 +26,8 @@ def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[s
     the moment, and up to how many tokens a round is bit-exact, null where that is not known."""
     facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
-    settings |= {"n_predict": params.max_tokens, "repeat_penalty": params.repetition_penalty}
+    longest = -1 if params.max_tokens == MAX_CONTEXT else params.max_tokens
+    settings |= {"n_predict": longest, "repeat_penalty": params.repetition_penalty}
     return {
         "default_generation_settings": {"n_ctx": facts["n_ctx"], "params": settings},
         "total_slots": facts["max_rows"],

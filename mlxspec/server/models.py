@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxspec import __version__
-from mlxspec.config import SamplingParams
+from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.engine.measured import measured
 from mlxspec.engine.prefix.disk import DiskStats
 from mlxspec.engine.thread import JobThread
@@ -89,7 +89,11 @@ class Known:
             "max_rows": engine.config.max_rows,
             "defaults": {}
             if params is None
-            else {n: getattr(params, n) for n in ("temperature", "top_p", "max_tokens")},
+            else {
+                name: value
+                for name in ("temperature", "top_p", "max_tokens")
+                if (value := getattr(params, name)) != MAX_CONTEXT
+            },
             "capabilities": [word for word, holds in can.items() if holds],
             "measured": measured(engine.name),
         }

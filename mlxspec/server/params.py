@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxspec.config import ALWAYS_THERE, SamplingParams, SpecConfig, drafter_names
+from mlxspec.config import ALWAYS_THERE, MAX_CONTEXT, SamplingParams, SpecConfig, drafter_names
 from mlxspec.engine.image_prompt import PromptWithImages
 from mlxspec.errors import ContextOverflowError, GrammarError
 from mlxspec.option import options
@@ -210,7 +210,8 @@ def _sampling(
     if own.ends and not given.get("ignore_eos"):
         given["stop_token_ids"] = [*given.get("stop_token_ids", ()), *own.ends]
     room = max(1, at.engine.max_context - num_prompt)
-    given["max_tokens"] = min(at.defaults.max_tokens, room)
+    usual = at.defaults.max_tokens
+    given["max_tokens"] = usual if usual == MAX_CONTEXT else min(usual, room)
     if own.max_tokens is not None:
         given["max_tokens"] = room if own.max_tokens == -1 else own.max_tokens
     if given.get("seed") is not None:

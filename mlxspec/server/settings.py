@@ -6,12 +6,12 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from mlxspec.config import SamplingParams
+from mlxspec.config import MAX_CONTEXT, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.option import check_options, option
 from mlxspec.server.http.limits import ServerLimits
 
-DEFAULT_MAX_TOKENS = 4096
+DEFAULT_MAX_TOKENS = MAX_CONTEXT  # no limit but the context
 KEY_VARIABLE = "MLXSPEC_API_KEY"
 
 

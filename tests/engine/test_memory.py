@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,13 +12,15 @@ import pytest
 from planting import catches
 
 from mlxspec.checkpoints.memory import chunk_of
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import MAX_CONTEXT, EngineConfig, SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import memory
+from mlxspec.engine import request as requests_module
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.load import load
+from mlxspec.engine.record import record
 from mlxspec.errors import EngineStoppedError, MemoryBudgetError
 from mlxspec.events import FinishEvent
 from mlxspec.platform import device
@@ -157,6 +160,62 @@ def test_what_does_not_fit_now_waits_its_turn() -> None:
     for number, request in enumerate(requests):
         same(plain[number], Result.of(request), some[number], FEW, "behind a wait")
     assert tight.memory.reserved == 0
+
+
+OPEN = SamplingParams(max_tokens=MAX_CONTEXT, ignore_eos=True)
+
+
+@pytest.fixture
+def steps_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (memory, requests_module):
+        monkeypatch.setattr(module, "STEP", 32)
+
+
+@catches(
+    "memory is never reserved for more",
+    "mlxspec.engine.memory:EngineMemory.grow",
+    lambda right: lambda *_: None,
+)
+def test_an_answer_without_a_limit_reserves_in_steps_to_the_contexts_end(steps_of_32: None) -> None:
+    """What is reserved is never less than the row has, and the text is that of a request for all of the context."""
+    made = equality.engine(max_context=200)
+    plain = made.generate([1, 2, 3], SamplingParams(max_tokens=197, ignore_eos=True), spec=spec())
+    request, reserved = made.submit([1, 2, 3], OPEN, spec=spec(*ALL)), set()
+    while not made.is_idle:
+        made.step()
+        reserved.add(made.memory.reserved)
+        assert len(request.history) <= request.most_tokens
+    assert len(reserved) > 197 // 32 + 1
+    same(plain, Result.of(request), [1, 2, 3], OPEN, "in steps")
+    assert not request.stats.notices
+
+
+@catches(
+    "the budget is not looked at", "mlxspec.engine.memory:EngineMemory._fits", lambda right: lambda *_: True
+)
+def test_an_answer_without_a_limit_ends_where_memory_does_and_says_so(steps_of_32: None) -> None:
+    """Another request gets its place meanwhile; the record of what ended so is of an answer of that length, which is proved."""
+    plain = equality.engine([]).generate([1, 2, 3], SamplingParams(max_tokens=197, ignore_eos=True))
+    made = equality.engine(max_context=200, prefix_budget=0)
+    request = made.submit([1, 2, 3], OPEN, spec=spec())
+    other = made.submit([4, 5], replace(FEW, max_tokens=160), spec=spec())
+    made.step()
+    running = made.memory.activations(memory.SMALLEST_CHUNK, 200, rows=2)
+    one_step = made.memory.row(67, request.spec) - made.memory.row(35, request.spec)
+    made.memory.budget = made.memory.weights + made.memory.reserved + running + one_step * 3 // 2
+    while not made.is_idle:
+        made.step()
+        assert made.memory.weights + made.memory.reserved <= made.memory.budget
+    assert other.num_generated == 160
+    assert request.finish_reason == "length"
+    assert 32 <= request.num_generated < 160
+    assert request.stats.notices == [requests_module.SHORT_OF_MEMORY]
+    found = Result.of(request)
+    assert found.tokens == plain.tokens[: len(found.tokens)]
+    kept = record(request, "tiny", 16)
+    assert kept["params"]["max_tokens"] == len(found.tokens)
+    made.memory.budget *= 2
+    assert made.prove([1, 2, 3], found, OPEN).difference is None
 
 
 def test_the_store_gives_way_before_anybody_waits() -> None:

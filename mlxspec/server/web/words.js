@@ -64,8 +64,9 @@ export function endOf(turn, context) {
     case "context":
       return `The answer ends here because the context${context ? ` of ${count(context, "token")}` : ""} is full. For the next message its first turns are no longer shown to the model.`;
     case "length":
-      return turn.asked?.max_tokens
-        ? `The answer ends here at the limit of ${count(turn.asked.max_tokens, "token")} that is set in the settings.`
+      if (turn.asked?.max_tokens) return `The answer ends here at the limit of ${count(turn.asked.max_tokens, "token")} that is set in the settings.`;
+      return turn.notices?.some((notice) => /memory|looped/.test(notice))
+        ? "The answer ends here before its own end."
         : "The answer ends here at the server's limit for the length of an answer. The settings can raise it.";
     case "stopped":
       return "You stopped this answer.";
