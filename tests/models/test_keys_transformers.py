@@ -79,10 +79,19 @@ FORMS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1, "mamba_d_conv": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 16, "tie_word_embeddings": True},
+    "llama4_text": {
+        "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 64,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1},
     "mellum": _IN_TURN | {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     "minimax_m2": {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "ministral3": {"head_dim": 16, "sliding_window": 16},
+    "nanochat": {},
     "olmo3": _IN_TURN,
+    "olmo_hybrid": {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+    },
 }  # fmt: skip
 NUM = {"long factors of longrope": 80}
 
@@ -98,6 +107,8 @@ def make(kind: str, values: dict[str, Any], folder: Path) -> Any:
     for name, value in model.named_parameters():
         if value.ndim > 1 and "embed" not in name:
             torch.nn.init.normal_(value, std=2 * value.shape[-1] ** -0.5)
+        elif kind == "nanochat":  # so that the epsilon of norms, of which mlx-lm has its own, says nothing
+            torch.nn.init.normal_(value)
     model.save_pretrained(folder)
     return model
 

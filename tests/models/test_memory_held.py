@@ -114,7 +114,7 @@ def test_buffers_of_layers_grow_one_after_the_other() -> None:
     layers = 8
     model = blank(adapted_zoo.config_of("gemma2") | {"num_hidden_layers": layers})
     mx.eval(model.parameters())
-    cache = model.make_cache(1)
+    cache: Any = model.make_cache(1)
     forward(model, cache, 1024, certain=True)
     cache.commit()
     before = active()

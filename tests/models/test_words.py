@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING
 from mlxspec.errors import ModelError
 from mlxspec.models.adapted.classes import classes_of
 from mlxspec.models.adapted.loading import load_module
+from mlxspec.models.adapted.mended import differences
 from mlxspec.models.adapted.words import older_names, older_words, plain_value
 from mlxspec.models.folder import ModelFolder
 from tests.models import adapted_zoo
@@ -33,6 +34,13 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mamba2": ({"hidden_size": 64, "expand": 2, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
         {"intermediate_size": 128, "time_step_limit": [0.0, float("inf")]},
     ),
+    "llama4_text": (
+        {"num_local_experts": 4, "rope_parameters": _ROPE},
+        {"model_type": "llama4", "text_config": {
+            "model_type": "llama4_text", "num_local_experts": 4, "rope_parameters": _ROPE, "rope_theta": 500.0, "rope_scaling": None,
+        }},
+    ),
+    "nemotron_h": ({"time_step_min": 0.5}, {"time_step_limit": [0.5, float("inf")]}),
     "mellum": ({"num_local_experts": 4}, {"num_experts": 4}),
     "minimax_m2": ({"head_dim": 16, "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}, {"rotary_dim": 8}),
     "solar_open": ({"moe_intermediate_size": 48}, {"intermediate_size": 48, "first_k_dense_replace": 0}),
@@ -136,3 +144,31 @@ def test_experts_of_gpt_oss_in_floats(tmp_path: Path) -> None:
     path.unlink()
     mx.save_safetensors(str(path), saved)
     load_module(ModelFolder(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "read"),
+    [
+        ("llama4", "lm_head.weight", "language_model.lm_head.weight"),
+        ("llama4", "language_model.model.norm.weight", "language_model.model.norm.weight"),
+        ("nanochat", "model.layers.3.self_attn.q_proj.weight", "transformer.h.3.attn.c_q.weight"),
+        ("nanochat", "model.layers.3.mlp.fc2.weight", "transformer.h.3.mlp.c_proj.weight"),
+        (
+            "olmo_hybrid",
+            "model.layers.0.attention_layer_norm.weight",
+            "model.layers.0.input_layernorm.weight",
+        ),
+        ("gpt2", "transformer.wte.weight", "wte.weight"),
+    ],
+)
+def test_names_are_those_of_mlx_lms_modules(kind: str, saved: str, read: str) -> None:
+    value = mx.zeros(1)
+    assert older_names(kind, {saved: value}) == {read: value}
+    assert older_names(kind, {read: value}) == {read: value}  # a conversion of mlx-lm's has them already
+
+
+def test_what_stays_other_than_published_is_said() -> None:
+    """MiniCPM3's code divides logits only where the head has weights of its own."""
+    config = {"model_type": "minicpm3", "tie_word_embeddings": True, "hidden_size": 64}
+    assert [said for said in differences(config | {"dim_model_base": 32}, 512) if "dim_model_base" in said]
+    assert not list(differences(config | {"dim_model_base": 64}, 512))

@@ -86,7 +86,7 @@ def load_adapted(
         model = AdaptedModel(module, _described(config))
         limit = min(max_context or model.max_context, model.max_context)
         model.notices = (*notices, *differences(config, limit))
-        model.unread = unread(folder.config())
+        model.unread = unread(folder.config() | {"model_type": config["model_type"]})
         if isinstance(adapter, Mapping):
             if model.seams is None:
                 raise ModelError(

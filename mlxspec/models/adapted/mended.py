@@ -94,7 +94,17 @@ TOLD_TWICE: dict[str, tuple[str, ...]] = {
     "sliding_window_pattern": ("exaone_moe",),
 }  # fmt: skip
 
-_WINDOWED = ("mistral", "phi3", "starcoder2", "gemma2", "qwen2", "qwen2_moe", "mixtral", "phimoe")
+_WINDOWED = (
+    "mistral",
+    "ministral3",
+    "phi3",
+    "starcoder2",
+    "gemma2",
+    "qwen2",
+    "qwen2_moe",
+    "mixtral",
+    "phimoe",
+)
 _OF_WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "use_sliding_window")
 _MENDED = {  # keys that `mend` or `differences` looks at
     "key_multiplier": ("falcon_h1",),
@@ -170,8 +180,8 @@ def windowed_layers(text: Mapping[str, Any]) -> list[bool]:
     if kind not in _WINDOWED or not isinstance(num, int) or not isinstance(window, int) or window < 1:
         return []
     named = text.get("layer_types")
-    if kind == "mistral" and named:
-        return []  # the class that it shares with Llama reads these
+    if kind in ("mistral", "ministral3") and named:
+        return []  # their classes read these
     if isinstance(named, list) and len(named) == num:
         return [name == "sliding_attention" for name in named]
     if kind == "gemma2":
@@ -229,6 +239,9 @@ def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
         yield "This model weights experts otherwise than as published: mlx-lm's code norms the weights of those that it chooses."
     if kind == "ernie4_5_moe" and text.get("moe_use_aux_free", True):
         yield "This model chooses other experts than as published: mlx-lm's code drops e_score_correction_bias."
+    sizes = {text.get("dim_model_base"), text.get("hidden_size")}
+    if kind == "minicpm3" and text.get("tie_word_embeddings") and len(sizes) > 1:
+        yield "dim_model_base of config.json is not used: mlx-lm's code divides no logits where the head is the embedding."
     named, step = text.get("layer_types"), text.get("sliding_window_pattern", 4)
     if kind == "cohere2" and isinstance(named, list) and isinstance(step, int):
         coded = ["full_attention" if (i + 1) % step == 0 else "sliding_attention" for i in range(len(named))]

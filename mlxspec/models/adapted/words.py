@@ -125,6 +125,15 @@ def _unstretched(part: Part, factor: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_scaling": dict(factor)} if is_plain else {}
 
 
+def _has_experts(part: Part) -> bool:
+    """Whether a Llama 4 has experts, which mlx-lm's code for its text model alone does not know."""
+    return bool(part.get("num_local_experts", 16)) and part.get("moe_layers") != []
+
+
+def _llama4(part: Part) -> dict[str, Any]:
+    return {"model_type": "llama4", "text_config": {**part, **_absent(part, _rope(part))}}
+
+
 # By model_type, what mlx-lm's class wants to be told beside.
 _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "apertus": lambda part: {"mlp_bias": False, "post_norm": False, "qk_norm": True},
@@ -136,6 +145,7 @@ _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "granitemoehybrid": _granite,
     "kimi_linear": _kimi,
     "lfm2": lambda part: {"block_dim": part.get("hidden_size")},
+    "llama4_text": lambda part: _llama4(part) if _has_experts(part) else {},
     "mamba2": lambda part: {"intermediate_size": part.get("expand", 2) * part.get("hidden_size", 0)},
     "mellum": lambda part: {"num_experts": part.get("num_local_experts")},
     "minicpm3": lambda part: _unstretched(
@@ -146,6 +156,9 @@ _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
         "rotary_dim": int(part.get("head_dim", 0) * _turned(part)),
         "shared_intermediate_size": 0,
     },
+    "nemotron_h": lambda part: (
+        {"time_step_limit": [part["time_step_min"], float("inf")]} if part.get("time_step_min") else {}
+    ),
     "qwen3_vl_moe_text": lambda part: {"num_experts": part.get("num_local_experts"), "norm_topk_prob": True},
     "solar_open": lambda part: {
         "first_k_dense_replace": 0,
@@ -153,14 +166,37 @@ _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
         "partial_rotary_factor": 1.0,
     },
 }
-_RENAMED = ("layer_types", "sliding_window_pattern")  # whose values have other names, not only the key
+_RENAMED = (
+    "layer_types",
+    "model_type",
+    "sliding_window_pattern",
+)  # whose values have other names, not only the key
 
 
 def older_names(kind: Any, weights: Weights) -> Weights:
     """Return a folder's tensors under the names that mlx-lm's code for a model_type reads."""
-    if kind == "gpt2":
-        return {name.removeprefix("transformer."): value for name, value in weights.items()}
-    return _apart(weights) if kind == "gpt_oss" else weights
+    if kind == "gpt_oss":
+        return _apart(weights)
+    for old, new in _NAMES.get(str(kind), ()):
+        weights = {re.sub(old, new, name): value for name, value in weights.items()}
+    return weights
+
+
+_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "gpt2": ((r"^transformer\.", ""),),
+    "llama4": ((r"^(model|lm_head)\.", r"language_model.\1."),),
+    "nanochat": (
+        (r"^model\.embed_tokens\.", "transformer.wte."),
+        (r"^model\.layers\.(\d+)\.self_attn\.o_", r"transformer.h.\1.attn.c_"),
+        (r"^model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"transformer.h.\1.attn.c_\2"),
+        (r"^model\.layers\.(\d+)\.mlp\.fc1", r"transformer.h.\1.mlp.c_fc"),
+        (r"^model\.layers\.(\d+)\.mlp\.fc2", r"transformer.h.\1.mlp.c_proj"),
+    ),
+    "olmo_hybrid": (
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    ),
+}
 
 
 _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
