@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxspec.kernels import launch, products, qmv_rows
+from mlxspec.kernels import launch, products, qmv_rows, wide
 from mlxspec.kernels.quantized_weight import MICROSCALING, product_ops, race_key
 from mlxspec.models import layers, tune
 from mlxspec.models.layers import FusedLinear
@@ -105,8 +105,8 @@ def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkey
 
     monkeypatch.setattr(launch, "race", race)
     found = tune.tune(Pair())
-    assert len(raced) == len(set(raced)) == 3 * qmv_rows.MAX_ROWS
-    assert set(found) == {"qmv_rows", "qmv_rows_fp"}
+    assert len(raced) == len(set(raced)) == 3 * (qmv_rows.MAX_ROWS + len(wide.RACED_ROWS))
+    assert set(found) == {"qmv_rows", "qmv_rows_fp", wide.NAME}
     assert list(found["qmv_rows_fp"])[1] == "512 to 8, float32, mxfp4, 2 rows"
     launch.forget()
     tune.races.restore()
