@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxspec.cli import clipboard, header, options, saved, stats_line, terminal
+from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.parser import CommandParser
+from mlxspec.cli.progress_bar import Waiting
 from mlxspec.config import DRAFTER_NAMES, MAX_CONTEXT, SamplingParams
 from mlxspec.errors import ConfigError
 from mlxspec.option import near
@@ -267,6 +269,14 @@ def file_of(command: str, rest: str) -> Path:
     return path
 
 
+def _prove(session: Session, rest: str) -> None:
+    with Interrupt() as interrupt, Waiting("decoding the answer again without drafts"):
+        receipt = session.talk.prove(interrupt)
+    session.stopped = receipt is None
+    proved = receipt and stats_line.proof(receipt, session.talk.engine.tokenizer)
+    terminal.note(proved or "Stopped: nothing is known of the text.")
+
+
 def _model(session: Session, rest: str) -> None:
     """Load another model and go on with it. Both models are in memory until the new one is known to be good."""
     if rest:
@@ -330,6 +340,13 @@ _ROWS: tuple[
         lambda s: ("off", "auto", *(n for n in DRAFTER_NAMES if n in s.talk.engine.drafts.drafters)),
     ),
     ("stats", "", "all figures of the answers so far", _stats, _named()),
+    (
+        "prove",
+        "",
+        "decode the last answer again without drafts, and say whether the text is the same",
+        _prove,
+        _named(),
+    ),
     ("save", "FILE", "keep the conversation in a file", _save, _named("path")),
     ("load", "FILE", "take up a saved conversation", load, _named("path")),
     ("resume", "[N|list]", "take up an earlier conversation, 1 is the newest", resume, _named("list")),

@@ -16,7 +16,7 @@ from mlxspec.cli.images import Picture, content, read_picture
 from mlxspec.cli.interrupt import Interrupt
 from mlxspec.cli.saved import Saved
 from mlxspec.cli.stats_line import Finished, finished
-from mlxspec.config import ALWAYS_THERE, MAX_CONTEXT, SamplingParams
+from mlxspec.config import ALWAYS_THERE, MAX_CONTEXT, SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages, split_images
 from mlxspec.errors import ConfigError
 from mlxspec.events import TokensEvent
@@ -25,8 +25,9 @@ from mlxspec.parsers.pieces import Content, Reasoning
 from mlxspec.parsers.pieces import Piece as Part
 
 if TYPE_CHECKING:
-    from mlxspec.config import SpecConfig
     from mlxspec.engine.engine import Engine
+    from mlxspec.engine.receipt import Receipt
+    from mlxspec.engine.request import Request
     from mlxspec.loading.template import ChatTemplate
 
 
@@ -44,7 +45,7 @@ class Conversation:
     thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
     of SamplingParams. pictures: images that go with the next question; those of a turn are in its message, under "images". A max_tokens of
     MAX_CONTEXT in params lets answers end at the context. num_forgotten: how many of the first messages the model is no longer shown,
-    because the context was full.
+    because the context was full. last: the prompt and the request of the last answer.
     """
 
     engine: Engine
@@ -57,6 +58,7 @@ class Conversation:
     pictures: list[Picture] = field(default_factory=list)
     answers: list[Finished] = field(default_factory=list)
     num_forgotten: int = 0
+    last: tuple[list[int] | PromptWithImages, Request] | None = None
 
     def __post_init__(self) -> None:
         _template(self.engine)  # there is one
@@ -87,6 +89,7 @@ class Conversation:
             yield from _kept(parser.finish(cut=request.finish_reason == "length"), parts)
         finally:
             if started:
+                self.last = prompt, request
                 answer = {"role": "assistant", "content": "".join(parts[False])}
                 if parts[True]:
                     answer["reasoning_content"] = "".join(parts[True])
@@ -96,6 +99,28 @@ class Conversation:
                     request.stats.notices.append(f"{said} no longer shown to the model: the context is full.")
                 self.num_forgotten = begin
                 self.answers.append(finished(request))
+
+    def prove(self, interrupt: Interrupt) -> Receipt | None:
+        """Decode the last answer again without drafts. Returns its receipt, None where Ctrl-C ended that. Raises ConfigError where there is
+        no answer, or one that failed."""
+        from mlxspec.engine.api import Result, proof
+
+        if self.last is None:
+            raise ConfigError("There is no answer to prove.")
+        prompt, request = self.last
+        steps, answer = proof(prompt, Result.of(request), request.params), None
+        while True:
+            try:
+                asked = steps.send(answer)
+            except StopIteration as done:
+                receipt: Receipt = done.value
+                return receipt
+            again = self.engine.submit(*asked, spec=SpecConfig())
+            for _ in follow(self.engine, [again], interrupt):
+                pass
+            if interrupt.asked:
+                return None
+            answer = Result.of(again)
 
     def _fitting(self, turns: Sequence[Message]) -> tuple[int, list[int] | PromptWithImages]:
         """The first message that the model is shown, and the prompt from there on. Where an eighth of the context is not left for the
@@ -195,6 +220,7 @@ class Conversation:
         if engine is not self.engine:
             self.engine.prefix.close()
         self.engine, self.spec, self.thinking, self.answers = engine, engine.spec, None, []
+        self.last = None
         self.num_forgotten = 0
 
     def saved(self) -> Saved:

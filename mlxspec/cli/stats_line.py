@@ -77,7 +77,17 @@ def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float 
         if drafted
         else "nothing drafted",
     ]
-    return " · ".join(parts)
+    return " · ".join(filter(None, [*parts, _sameness(all_stats)]))
+
+
+def _sameness(all_stats: Sequence[RequestStats]) -> str:
+    """Return what is known of drafted answers' texts without decoding them again; "" where nothing is."""
+    if not any(s.num_drafted for s in all_stats):
+        return ""
+    if all(s.is_bit_exact for s in all_stats):
+        return "same text, proved"
+    width = min(s.exact_width or 1 for s in all_stats)
+    return f"same bits in rounds to {width} tokens" if width > 1 else ""
 
 
 def details(answers: Sequence[Finished]) -> str:
@@ -96,8 +106,6 @@ def details(answers: Sequence[Finished]) -> str:
         counted(rounds, "round")
         + (f", {total('num_decoded') / rounds:.2f} tokens a round" if rounds else ""),
     ]
-    if all(s.is_bit_exact for s in all_stats):
-        parts.append("bit-exact")
     for name, works in by_drafter(all_stats).items():
         tried, stood, num = (
             sum(getattr(w, f) for w in works) for f in ("num_drafted", "num_accepted", "num_rounds")

@@ -91,6 +91,7 @@ def drafting(
         "bit_exact": None
         if any(s.is_bit_exact is None for s in stats)
         else all(s.is_bit_exact for s in stats),
+        "exact_width": min((s.exact_width or 0 for s in stats), default=0) or None,
         "seeds": [s.seed for s in stats],
         "notices": list(said),
         **({"receipts": [{"equal": r.is_equal, **asdict(r)} for r in receipts]} if receipts else {}),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli_runs import Run
+from planting import catches
 
 import mlxspec
 from mlxspec.cli import chat, chat_commands, clipboard, saved
@@ -33,6 +34,24 @@ def engine(model: Path) -> Engine:
 def session(engine: Engine) -> Session:
     talk = Conversation(engine=engine, params=SamplingParams(max_tokens=6), spec=engine.spec)
     return Session(talk=talk, view=View(), load=lambda name: (engine, {}), ask=chat._turn)
+
+
+@catches(
+    "the answer proves itself",
+    "mlxspec.cli.conversation:Conversation.prove",
+    lambda right: lambda self, interrupt: replace(right(self, interrupt), difference=None),
+)
+def test_prove_decodes_the_last_answer_again(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="no answer to prove"):
+        obey(session, "/prove")
+    chat._turn(session, "one")
+    capsys.readouterr()
+    obey(session, "/prove")
+    assert capsys.readouterr().err.startswith("proved: plain decoding gives the same 6 tokens")
+    assert session.talk.last is not None
+    session.talk.last[1].history[-1] += 1
+    obey(session, "/prove")
+    assert capsys.readouterr().err.startswith("NOT THE SAME: at token 6")
 
 
 def test_retry_and_undo(session: Session, capsys: pytest.CaptureFixture[str]) -> None:

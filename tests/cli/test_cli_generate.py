@@ -19,7 +19,7 @@ from mlxspec.cli.main import main
 from mlxspec.config import SamplingParams
 from mlxspec.engine import receipt
 from mlxspec.engine.engine import Engine
-from mlxspec.engine.stats import RequestStats
+from mlxspec.engine.stats import DrafterStats, PlainRounds, RequestStats
 from mlxspec.events import TokensEvent
 
 WRONG = receipt.Receipt(
@@ -32,10 +32,10 @@ WRONG = receipt.Receipt(
 PROMPT = "abcabcabcabcab"
 LINE = re.compile(
     r"^(.*: )?\d+ tokens?( · [\d.]+ tok/s( \((plain about \d+|while compiling; the next answer is faster)\))?)? · "
-    r"(nothing drafted|\d+ % of \d+ drafted tokens? accepted)$"
+    r"(nothing drafted|\d+ % of \d+ drafted tokens? accepted( · same (text, proved|bits in rounds to \d+ tokens))?)$"
 )
 DETAILS = re.compile(
-    r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?( · bit-exact)?"
+    r"^prompt \d+ tokens?, [\d.]+ tok/s · \d+ rounds?(, [\d.]+ tokens a round)?"
     r"( · [a-z-]+ \d+/\d+ \([\d.]+ deep, [\d.]+ accepted\))*"
     r"( · drafting \d+ %, verifying \d+ % of the time)? · peak memory [\d.]+ [kM]B"
 )
@@ -222,10 +222,25 @@ def test_an_answer_is_proved(run: Run, model: Path, plain: str, monkeypatch: pyt
     assert (ran.code, json.loads(ran.out)["receipt"]["difference"]["place"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("widest", "said"), [(8, True), (9, False)])
-def test_answers_say_that_they_are_bit_exact(widest: int, said: bool) -> None:
-    answers = [stats_line.Finished(stats=RequestStats(exact_width=8, widest=w)) for w in (2, widest)]
-    assert ("bit-exact" in stats_line.details(answers).split(" · ")) == said
+@pytest.mark.parametrize(
+    ("width", "widest", "said"),
+    [
+        (8, 8, "accepted · same text, proved"),
+        (8, 9, "accepted · same bits in rounds to 8 tokens"),
+        (1, 9, "accepted"),
+        (None, 2, "accepted"),
+    ],
+)
+def test_answers_say_what_is_known_of_their_text(width: int | None, widest: int, said: str) -> None:
+    answers = [
+        stats_line.Finished(
+            stats=RequestStats(exact_width=width, widest=w, drafters={"mtp": DrafterStats(num_drafted=3)})
+        )
+        for w in (2, widest)
+    ]
+    assert stats_line.line(answers, PlainRounds()).endswith(said)
+    plain = stats_line.Finished(stats=RequestStats(exact_width=8, widest=1))
+    assert stats_line.line([plain], PlainRounds()).endswith("nothing drafted")
 
 
 def test_a_drafter_that_fails_is_named(

@@ -8,7 +8,7 @@ import { coloured } from "./web/colours.js";
 import { parse, plain, safeAddress } from "./web/markdown.js";
 import { Settings, numbersOf } from "./web/settings.js";
 import { formulaOf } from "./web/mathematics.js";
-import { contextOf, countsOf, curl, differenceOf, draftingOf, endOf, firstDifference, isFull, proofOf, ratioOf, sdk, sizeOf } from "./web/words.js";
+import { contextOf, countsOf, curl, differenceOf, draftingOf, samenessOf, endOf, firstDifference, isFull, proofOf, ratioOf, sdk, sizeOf } from "./web/words.js";
 
 /** A tree without positions, short enough to write down. */
 function short(node) {
@@ -297,7 +297,10 @@ const counts = (speed, more = {}) => ({ tokens: 56, speed, drafted: 45, accepted
 assert.equal(sizeOf(counts(83.14)), "56 tokens · 83.1 tokens/s");
 assert.equal(sizeOf(counts(0, { tokens: 1 })), "1 token");
 assert.equal(draftingOf(counts(1), {}), "41 of 45 drafted tokens accepted (91 %)");
-assert.equal(draftingOf(counts(1, { exact: true }), {}), "41 of 45 drafted tokens accepted (91 %), bit-exact");
+assert.equal(samenessOf(counts(1, { exact: true })), "same text, proved");
+assert.equal(samenessOf(counts(1, { exact: true, drafted: 0 })), "");
+assert.equal(samenessOf(counts(1, { exactWidth: 3 })), "same bits in rounds to 3 tokens");
+assert.equal(samenessOf(counts(1, { exactWidth: 1 })), "");
 assert.equal(draftingOf(counts(1), { draft: "off" }), "without drafting");
 assert.equal(draftingOf(counts(1, { drafted: 0 }), {}), "nothing was drafted");
 assert.equal(proofOf({ equal: true, num_tokens: 1, difference: null }), "Proved: decoding without drafts gives the same 1 token.");

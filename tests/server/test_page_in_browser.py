@@ -277,6 +277,25 @@ def test_compare(browser: chromium.Browser) -> None:
     assert "Other: " in last(browser, ".comparison .other")
 
 
+def test_an_answer_is_proved_by_one_click(browser: chromium.Browser) -> None:
+    """By one run without drafting, whose text is compared; what was proved is kept."""
+    ask(browser, QUESTION)
+    browser.click("[aria-label='Prove this answer']")
+    browser.until(
+        f"{IDLE} && document.querySelector('.turn.assistant .counts').textContent.includes('proved')"
+    )
+    assert last(browser, ".counts").endswith(" · same text, proved")
+    assert not browser.js("document.querySelector('[aria-label=\\'Prove this answer\\']')")
+    assert [body.get("draft") for body in sent(browser)] == [None, "off"]
+    assert kept(browser)[1]["counts"]["exact"]
+    browser.click("#new")
+    ask(browser, "differently: what does os.path.join do?")
+    browser.click("[aria-label='Prove this answer']")
+    browser.until("document.querySelector('.comparison')")
+    assert last(browser, ".comparison").startswith("The texts differ from character 1 on")
+    assert "proved" not in last(browser, ".counts")
+
+
 def test_keyboard_only(browser: chromium.Browser) -> None:
     """Everything by keys alone: where the focus goes, what Enter does there, and that it is never lost."""
     focused = "document.activeElement.id || document.activeElement.textContent.trim()"

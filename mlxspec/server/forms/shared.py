@@ -354,7 +354,7 @@ Timings = t.answer(
 _Drafted = t.answer("Drafted", drafted=Count, accepted=Count)
 Drafting = t.answer(
     "Drafting", drafters=t.table_of(_Drafted), rounds=Count, drafted_rounds=Count, tokens_per_round=float,
-    seeds=list[int], notices=list[str],
+    bit_exact=bool | None, exact_width=Count | None, seeds=list[int], notices=list[str],
 )  # fmt: skip
 MEASURED: dict[str, Any] = {"timings": Timings, "mlxspec": Drafting}
 HEAD: dict[str, Any] = {"id": str, "created": int, "model": str, "system_fingerprint": str}

@@ -125,6 +125,7 @@ async function follow(own, body, view, run) {
   const { signal } = run.controller;
   const received = new Received();
   const begun = wordsOf(turn);
+  const wasExact = !(begun.text || begun.thought) || Boolean(turn.counts?.exact);
   const words = () => joined(begun, wordsOf(received));
   let drawn = 0;
   let saved = performance.now();
@@ -157,6 +158,7 @@ async function follow(own, body, view, run) {
   }
   cancelAnimationFrame(drawn);
   Object.assign(turn, words(), { counts: received.timings ? countsOf(received) : null, notices: [...new Set([...turn.notices, ...received.notices, ...received.receipts.map(proofOf)])] });
+  if (turn.counts) turn.counts.exact &&= wasExact; // of a continued answer both parts are
   own.touch(turn);
 }
 
@@ -199,7 +201,8 @@ function stateOf({ text, thought, progress, timings }) {
 
 /**
  * Repeat the request of an answer with drafting and without, in turns, and say what differs. num: of runs each. The answer's own run does
- * not count: it may have been the first of the server. Nothing is drafted from earlier answers, which now hold this very text.
+ * not count: it may have been the first of the server. Nothing is drafted from earlier answers, which now hold this very text. With num 0
+ * one run without drafting says whether the answer is proved.
  */
 async function compare(turn, number, num) {
   if (state.conversation.run) return;
@@ -225,6 +228,12 @@ async function compare(turn, number, num) {
     return { ...wordsOf(received), counts: countsOf(received) };
   };
   try {
+    if (!num) {
+      const plain = await run(plainly);
+      turn.counts.exact = plain.text === turn.text && plain.thought === turn.thought;
+      if (!turn.counts.exact) turn.comparison = await compared(plain, turn, plain, []);
+      say(turn.comparison?.sentence ?? "Same text, proved.");
+    }
     for (let i = 0; i < num; i += 1) {
       const first = await run(i % 2 ? plainly : drafting);
       const second = await run(i % 2 ? drafting : plainly);
@@ -232,9 +241,10 @@ async function compare(turn, number, num) {
       speeds.push([drafted.counts.speed, plain.counts.speed]);
       const other = [drafted, plain].find(({ text, thought }) => text !== turn.text || thought !== turn.thought);
       turn.comparison = await compared(drafted, turn, other, speeds);
+      turn.counts.exact = turn.comparison.same;
+      say(turn.comparison.sentence);
       if (!turn.comparison.isTimed) break;
     }
-    say(turn.comparison.sentence);
   } catch (error) {
     const failed = { error: "" };
     if (!signal.aborted) blame(failed, error);

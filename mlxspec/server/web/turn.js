@@ -2,7 +2,7 @@
 
 import { picture } from "./attachments.js";
 import { Markdown, copyButton, element, texts } from "./render.js";
-import { draftingOf, endOf, sizeOf } from "./words.js";
+import { draftingOf, endOf, samenessOf, sizeOf } from "./words.js";
 
 const FENCE = /^ {0,3}(```|~~~)/m; // a message with code is shown as the model's answers are, any other as it was typed
 const RUNS = 3; // of each way: fewer say nothing of their spread
@@ -128,11 +128,13 @@ export class AnswerTurn {
     if (turn.counts?.tokens) {
       const drafting = draftingOf(turn.counts, turn.asked);
       const legend = turn.counts.accepted ? element("span", { class: "drafted" }, drafting) : drafting;
-      tools.push(element("span", { class: "counts" }, `${sizeOf(turn.counts)} · `, legend));
+      const sameness = samenessOf(turn.counts);
+      tools.push(element("span", { class: "counts" }, `${sizeOf(turn.counts)} · `, legend, sameness && ` · ${sameness}`));
     }
     if (turn.text) tools.push(copyButton(() => turn.text, "Copy answer"));
     if (regenerate) tools.push(button(turn.end === "failed" ? "Try again" : "Regenerate", regenerate, { class: "small idle" }));
     if (goOn) tools.push(button("Continue", goOn, { class: "small idle", "aria-label": "Continue this answer" }));
+    if (compare && turn.counts.drafted && !turn.counts.exact) tools.push(button("Prove", () => compare(0), { class: "small idle", "aria-label": "Prove this answer" }));
     const other = turn.asked.draft === "off" ? "with" : "without";
     if (compare && !turn.comparison?.isTimed) tools.push(button("Compare", () => compare(RUNS), { class: "small idle", "aria-label": `Compare ${other} drafting` }));
     return tools;

@@ -28,7 +28,8 @@ export function countsOf({ timings, usage, drafting }) {
     cached: usage?.prompt_tokens_details?.cached_tokens ?? 0,
     rounds: drafting?.rounds ?? 0,
     draftedRounds: drafting?.drafted_rounds ?? 0,
-    exact: Boolean(drafting?.bit_exact), // whether each round had the bits of plain steps
+    exact: Boolean(drafting?.bit_exact), // whether each round had the bits of plain steps; true of an answer that was proved otherwise
+    exactWidth: drafting?.exact_width ?? 0, // tokens up to which a round has them
   };
 }
 
@@ -50,7 +51,14 @@ export function draftingOf(counts, asked) {
   if (asked?.draft === "off") return "without drafting";
   if (!counts.drafted) return "nothing was drafted";
   const share = Math.round((100 * counts.accepted) / counts.drafted);
-  return `${NUMBER.format(counts.accepted)} of ${count(counts.drafted, "drafted token")} accepted (${share} %)${counts.exact ? ", bit-exact" : ""}`;
+  return `${NUMBER.format(counts.accepted)} of ${count(counts.drafted, "drafted token")} accepted (${share} %)`;
+}
+
+/** What is known of a drafted answer's text: it is that of plain decoding; "" where nothing is. */
+export function samenessOf(counts) {
+  if (!counts.drafted) return "";
+  if (counts.exact) return "same text, proved";
+  return counts.exactWidth > 1 ? `same bits in rounds to ${counts.exactWidth} tokens` : "";
 }
 
 /** Whether an answer's text reached the end of the context of so many tokens. */
