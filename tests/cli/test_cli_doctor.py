@@ -13,9 +13,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from cli_runs import Run, refused
+from planting import catches
 
 from mlxspec.cli import checkup
 from mlxspec.kernels import launch
+from mlxspec.platform import device
 
 Usage = namedtuple("Usage", "total used free")
 NAMES = {"system", "mlxspec", "packages", "device", "memory", "cache folder", "models", "free disk"}
@@ -58,6 +60,23 @@ def test_a_sound_machine_is_called_sound(run: Run) -> None:
     assert ran.code == 0
     assert ran.out.rstrip().splitlines()[-1].startswith("Nothing is wrong.")
     assert ran.err == ""
+
+
+@pytest.mark.parametrize(("generation", "is_told"), [(13, True), (14, True), (15, False), (None, False)])
+@catches(
+    "every GPU is taken for an M1's",
+    "mlxspec.platform.device:emulates_bfloat16",
+    lambda right: lambda: True,
+    case="15",
+)
+@catches("no GPU is", "mlxspec.platform.device:emulates_bfloat16", lambda right: lambda: False, case="13")
+def test_the_type_that_an_m1_computes_in_is_told(
+    generation: int | None, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "gpu_generation", lambda: generation)
+    told = [f.found for f in checkup._backend() if f.name == "bfloat16"]
+    assert len(told) == is_told
+    assert all(f"generation {generation}" in text and "computed in float16" in text for text in told)
 
 
 def test_what_is_wrong_is_found(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

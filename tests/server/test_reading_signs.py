@@ -61,6 +61,18 @@ def test_responses_tell_that_they_go_on(slow: Served) -> None:
     assert events[-1].response.status == "incomplete"
 
 
+def test_ollamas_client_receives_empty_pieces(slow: Served) -> None:
+    ollama = pytest.importorskip("ollama", reason="the ollama package is not installed")
+    options = {"num_predict": 3, "temperature": 0}
+    with ollama.Client(host=slow.base.removesuffix("/v1"), timeout=LONG) as client:
+        pieces = list(client.chat("demo", long("e"), stream=True, think=False, options=options))
+    texts = [piece.message.content for piece in pieces]
+    first = next(i for i, text in enumerate(texts) if text)
+    assert first > 3
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].prompt_eval_count > 200
+
+
 def test_progress_counts_from_when_a_prompt_begins_to_be_read(slow: Served) -> None:
     """What the prefix cache had took no time; tokens and milliseconds then grow alike."""
     asked = {"messages": long("d"), "max_tokens": 2, "return_progress": True}
