@@ -56,15 +56,15 @@ def kept_bits(engine: Engine) -> str:
 def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float | None = None) -> str:
     """Return `34 tokens · 189 tok/s, 1.62 times as fast as without drafting (1.50 to 1.71) · 58 % of 43 drafted tokens accepted`.
 
-    The ratio is said of one answer, where there are plain rounds to compare it with. decode_seconds: wall time of rounds that several
+    The ratio is said of one answer, where there are plain rounds to compare it with and it is settled. decode_seconds: wall time of rounds that several
     answers shared; None adds their own.
     """
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
     seconds = sum(s.decode_seconds for s in all_stats) if decode_seconds is None else decode_seconds
     speed = _speed(sum(s.num_decoded for s in all_stats), seconds)
-    words = plain.ratio(all_stats[0]).words if len(answers) == 1 else ""
-    beside = f", {words}" if words else ""
+    ratio = plain.ratio(all_stats[0]) if len(answers) == 1 else None
+    beside = f", {ratio.words}" if ratio is not None and ratio.is_settled else ""
     if any(s.num_compiling_rounds for s in all_stats):
         beside = " (compiling included)"
     drafted, accepted = sum(s.num_drafted for s in all_stats), sum(s.num_accepted for s in all_stats)
