@@ -56,8 +56,8 @@ def kept_bits(engine: Engine) -> str:
 def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float | None = None) -> str:
     """Return `34 tokens · 189 tok/s, 1.62 times as fast as without drafting (1.50 to 1.71) · 58 % of 43 drafted tokens accepted`.
 
-    The ratio is said of one answer, where there are plain rounds to compare it with and it is settled. decode_seconds: wall time of rounds that several
-    answers shared; None adds their own.
+    The ratio is said of one answer, where there are plain rounds to compare it with and it is settled. decode_seconds: wall time of rounds
+    that several answers shared; None adds their own.
     """
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
