@@ -174,6 +174,11 @@ HEADERS: dict[str, tuple[Edit, str]] = {
         tensors(lambda name, value: (name.replace("up_proj.weight", "up_proj.qweight"), value)),
         "GPTQ or AWQ",
     ),
+    "a layer less": (setting(num_hidden_layers=9), "layer"),
+    "whole numbers": (
+        tensors(lambda name, value: (name, value.astype(mx.int32) if "up_proj" in name else value)),
+        "holds int32, expected float",
+    ),
     "a file that is cut short": (cut_short, "cut short"),
     "a file without a header": (no_header, "no safetensors file"),
 }

@@ -120,6 +120,7 @@ def load_module(
         else:
             found = _filled(folder, config | words, published)
     _check_token_ids(found[0], config)
+    _check_floats(found[0])
     with _in_one_sentence(config):
         mend(found[0], config)
     return found
@@ -186,6 +187,16 @@ def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]
     """Return members to put into a config.json for mlx-lm's classes. max_context: tokens of a row at most, where that is known."""
     older = older_words(config)
     return older | short_factors({**config, **older}, max_context)
+
+
+def _check_floats(module: Any) -> None:
+    """Check that matrices which are not quantized are floats: mlx-lm takes a tensor of any dtype. Raises ModelError."""
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Linear | nn.Embedding) and not mx.issubdtype(part.weight.dtype, mx.floating):
+            kind = str(part.weight.dtype).removeprefix("mlx.core.")
+            raise ModelError(
+                f"The model cannot be loaded: {printable(path)}.weight holds {kind}, expected floats."
+            )
 
 
 def _check_token_ids(module: Any, config: Mapping[str, Any]) -> None:
