@@ -209,7 +209,8 @@ class Drafts:
     # --- rounds
 
     def propose(self, rooms: Mapping[int, int], unread: Unread | None = None) -> RoundPlan | None:
-        """Plan a round. rooms: by row, how many drafted tokens it may verify. unread: the round in front, of these rows in their order, if
+        """Plan a round. rooms: by row, how many drafted tokens it may verify. A row that may verify none is named as well, because it waits
+        for the round as the others do. unread: the round in front, of these rows in their order, if
         the host has not read it; rooms hold then however many of its tokens are accepted, and None is returned where it has to be read
         first: several policies, tokens that must be seen, a lookup that is chosen, a drafter that has nothing to say."""
         plans = []
@@ -240,7 +241,7 @@ class Drafts:
             choices = policy.choose(rows, offers)
             wanted: dict[str, list[int]] = {}
             for i, choice in enumerate(choices):
-                if choice.drafter is not None and choice.drafter not in offers[i]:
+                if choice.drafter is not None and choice.drafter not in offers[i] and rows[i].room:
                     wanted.setdefault(choice.drafter, []).append(i)
             if not wanted:
                 break
@@ -256,9 +257,9 @@ class Drafts:
         found, names = dict[int, Draft](), dict[int, RowChoice]()
         for row, choice, given in zip(rows, choices, offers, strict=True):
             names[row.number] = choice
-            if choice.drafter is None:
+            draft = given.get(choice.drafter or "")
+            if draft is None:
                 continue
-            draft = given[choice.drafter]
             if unread is not None and draft.drafter in row.offers:
                 return None
             found[row.number] = draft._replace(

@@ -73,9 +73,9 @@ def launch(
     """
     started = time.perf_counter()
     limit = MAX_DRAFT if widest is None else min(MAX_DRAFT, widest // len(requests) - 1)
-    rooms = {r.number: min(r.room, limit) for r in requests if r.spec.drafters and min(r.room, limit) > 0}
+    rooms = {r.number: max(0, min(r.room, limit)) for r in requests if r.spec.drafters}
     drafts.attach(cache, [r.number for r in requests])
-    plan = (drafts.propose(rooms) if rooms else None) or PLAIN
+    plan = (drafts.propose(rooms) if any(rooms.values()) else None) or PLAIN
     drafted = time.perf_counter()
     stats.draft_seconds += drafted - started
     tokens = flatten([r.history[-1] for r in requests], [plan.draft(r.number) for r in requests])

@@ -120,7 +120,10 @@ class Auto(Policy):
             each.bucket, each.room, asked = bucket(len(row.history)), row.room, {}
             for drafter, longest in row.limits:
                 if isinstance(drafter, ModelDrafter) and min(row.room, longest) > 0:
-                    asked[drafter.name] = min(row.room, longest), drafter.num_queued(row.number)
+                    queued = (
+                        drafter.num_queued(row.number) + row.is_ahead
+                    )  # of an unread round a token at least
+                    asked[drafter.name] = min(row.room, longest), queued
             models.append(asked)
         return self.control.choose(own, [_offers(given) for given in offers], models)
 
@@ -214,17 +217,18 @@ class Auto(Policy):
         """Learn what the plain rounds at rest took."""
         num, seconds, width = self._rested, self._rested_seconds, len(self._resting)
         self._rested, self._rested_seconds = 0, 0.0
-        if num and (parts := self._emitted(self._resting)):
+        if num and (parts := self._emitted(self._resting, num)):
             self.control.spent(parts, width, width, seconds, is_ahead=True, num_rounds=num)
 
-    def _emitted(self, rows: Sequence[DraftRow]) -> list[tuple[PolicyRow, int]]:
-        """Return the rows that got tokens since the last call, and how many tokens each got."""
+    def _emitted(self, rows: Sequence[DraftRow], most: int | None = None) -> list[tuple[PolicyRow, int]]:
+        """Return the rows that got tokens of which nothing has been learned, and how many tokens each got. most: of a row's tokens, only
+        its first ones are of the rounds that are learned now; the others are those of a round with drafts behind these."""
         found = []
         for row in rows:
-            own = self._rows.get(row.number)
-            if own is not None and row.emitted:
-                found.append((own, row.emitted))
-                row.emitted = 0
+            own, num = self._rows.get(row.number), row.emitted if most is None else min(row.emitted, most)
+            if own is not None and num:
+                found.append((own, num))
+                row.emitted -= num
         return found
 
 

@@ -275,19 +275,30 @@ class Controller:
     ) -> list[Choice]:
         """Cut what each of several rows would choose if all drafted alike to its share of a round that pays as a whole, and return the
         choices."""
+        priced = self._priced(rows, choices, models, curve)
+        drafting = sum(c.price for c in priced)
+        shares = self._share(rows, reaches, curve, left - drafting, drafting)
+        cut = [
+            c if c.probe else c._replace(depth=num) if num else PLAIN
+            for c, num in zip(priced, shares, strict=True)
+        ]
+        return self._priced(rows, cut, models, curve)  # fewer rows may share a call now
+
+    def _priced(
+        self,
+        rows: Sequence[PolicyRow],
+        choices: Sequence[Choice],
+        models: Sequence[Mapping[str, tuple[int, int]]],
+        curve: Curve,
+    ) -> list[Choice]:
+        """Return the choices with the price of each: rows that ask one model share its call."""
         prices: dict[str | None, float] = {None: 0.0}
         for name in {c.model for c in choices if c.model is not None}:
             places = [i for i, c in enumerate(choices) if c.model == name]
             cost = self.costs.draft(name, dearest([rows[i] for i in places]), curve.plain)
             depth, queued = max(choices[i].depth for i in places), sum(models[i][name][1] for i in places)
             prices[name] = cost.seconds(depth, queued, len(places)) / len(places)
-        priced = [c._replace(price=prices[c.model]) for c in choices]
-        drafting = sum(c.price for c in priced)
-        shares = self._share(rows, reaches, curve, left - drafting, drafting)
-        return [
-            c if c.probe else c._replace(depth=num) if num else PLAIN
-            for c, num in zip(priced, shares, strict=True)
-        ]
+        return [c if c is PLAIN else c._replace(price=prices[c.model]) for c in choices]
 
     def _share(
         self,

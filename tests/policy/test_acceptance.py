@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planting import catches
 
 from mlxspec.errors import ConfigError
 from mlxspec.policy.acceptance import Acceptance, Cells, Offer
@@ -161,21 +159,3 @@ def test_a_rate_is_a_mean_of_no_more_than_it_remembers() -> None:
     for _ in range(333):
         cells.count(0, is_right=False)
     assert cells.rates[0] < 0.4
-
-
-def asks_at_once(right: Any) -> Any:
-    def read(cls: type[Acceptance], data: Any) -> Acceptance:
-        found = right.__func__(cls, data)
-        found.asked_at = cls().asked_at
-        return found
-
-    return classmethod(read)
-
-
-@catches("each process probes what is known", "mlxspec.policy.acceptance:Acceptance.from_data", asks_at_once)
-def test_a_first_probe_is_due_where_nothing_is_known_and_waits_where_something_is() -> None:
-    fresh = Acceptance()
-    known = Acceptance.from_data(fresh.as_data())
-    assert 0 - fresh.asked_at >= fresh.gap
-    assert 0 - known.asked_at < known.gap
-    assert known.gap - known.asked_at == known.gap

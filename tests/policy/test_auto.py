@@ -251,33 +251,6 @@ def test_events_tell_which_text_was_drafted() -> None:
     assert all(e.num_drafted_chars == e.num_drafted for e in events)  # a character a token
 
 
-@catches(
-    "rounds at rest are learned together with the drafted round behind them",
-    "mlxspec.policy.auto:Auto._learn_rested",
-    lambda right: lambda self: right(self) if self._rested >= auto.REST else None,
-    case="flat",
-)
-@pytest.mark.parametrize("widths", [FLAT, LINEAR], ids=["flat", "linear"])
-def test_the_controller_is_told_of_every_decoded_token_once_and_of_no_other(widths: dict[int, float]) -> None:
-    made = engine(widths, step=0.5)
-    assert made.policies.auto is not None
-    control, told = made.policies.auto.control, []
-    spent = control.spent
-
-    def seen(parts, num_rows, width, *a, num_rounds=1, **more):  # type: ignore[no-untyped-def]
-        told.extend(n for _, n in parts)
-        assert sum(n for _, n in parts) <= num_rounds * width
-        spent(parts, num_rows, width, *a, num_rounds=num_rounds, **more)
-
-    control.spent = seen  # type: ignore[method-assign]
-    results = made.generate(PROMPTS, PARAMS["greedy"])
-    assert sum(told) == sum(r.stats.num_decoded for r in results)
-    told.clear()
-    # each row alone rests between its drafts
-    results = [made.generate(p, PARAMS["greedy"]) for p in PROMPTS]
-    assert sum(told) == sum(r.stats.num_decoded for r in results)
-
-
 def test_at_rest_drafters_hear_several_rounds_at_once_and_each_is_asked_in_turn() -> None:
     heard: dict[int, list[int]] = {}
     calls: dict[int, int] = {}
@@ -370,3 +343,34 @@ def test_rows_are_learned_by_how_they_are_sampled() -> None:
     for num, more in enumerate(asked.values()):
         made.generate(PROMPTS[0], SamplingParams(max_tokens=4 + num, ignore_eos=True, seed=1, **more))
         assert set(made.policies.costs.lengths) == set(list(asked)[: num + 1])
+
+
+@catches(
+    "a row at its last token pays for nothing",
+    "mlxspec.drafters.drafts:Drafts.propose",
+    lambda right: (
+        lambda self, rooms, unread=None: right(self, {n: room for n, room in rooms.items() if room}, unread)
+    ),
+)
+def test_rows_at_their_last_token_pay_for_the_round_that_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, together = engine(FLAT), list[tuple[int, int]]()
+    policy = made.policies.auto
+    assert policy is not None
+    choose = policy.choose
+    monkeypatch.setattr(
+        policy,
+        "choose",
+        lambda rows, *more: (together.append((len(rows), made.num_running)), choose(rows, *more))[1],
+    )
+    lengths = (2, 30)
+    requests = [
+        made.submit(p, SamplingParams(max_tokens=n, ignore_eos=True))
+        for p, n in zip(PROMPTS, lengths, strict=False)
+    ]
+    while not made.is_idle:
+        made.step()
+    assert [len(r.history) - len(r.prompt) for r in requests] == [*lengths]
+    assert (2, 2) in together
+    assert all(num == running for num, running in together)

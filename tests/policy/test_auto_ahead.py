@@ -21,7 +21,7 @@ from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Acceptance
-from mlxspec.policy.controller import PLAIN, PLAIN_ROUND, Controller, PolicyRow
+from mlxspec.policy.controller import PLAIN, PLAIN_ROUND
 from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
 from tests.engine.equality import prompts
@@ -276,40 +276,3 @@ def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
 
 
 # ---- what the controller decides
-
-
-def _row(balance: float = 8.0) -> PolicyRow:
-    return PolicyRow("greedy", 0, balance)
-
-
-@catches(
-    "what is reserved for an unread round is spent once more",
-    "mlxspec.policy.account:Account.available",
-    lambda right: lambda self, *, is_alone: self.balance,
-)
-def test_a_round_behind_an_unread_one_is_paid_beside_its_worst_case() -> None:
-    control = Controller(known_costs({1: 1.0, 2: 1.3}, {"mtp": DraftCost(step=0.1)}))
-    row = _row(1.5)
-    assert control.choose([row], [[]], [{"mtp": (3, 1)}])[0].model
-    row.account.reserve(1.4)
-    assert control.choose([row], [[]], [{"mtp": (3, 1)}]) == [PLAIN]
-
-
-def test_no_account_is_ever_overdrawn_while_two_rounds_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that is never right, and that the controller takes for good each time anew."""
-    own = engine("mtp", widths={1: 1.0, 2: 1.2, 4: 1.5, 8: 2.5}, step=0.1)
-    policy = own.policies.auto
-    assert policy is not None
-    balances: list[float] = []
-    monkeypatch.setattr(Acceptance, "count", lambda *_: None)
-    trim = Controller.trim
-
-    def seen(self: Controller, rows: Any, *args: Any) -> Any:
-        found = trim(self, rows, *args)
-        balances.extend(r.account.available(is_alone=len(rows) == 1) for r in rows)
-        return found
-
-    monkeypatch.setattr(Controller, "trim", seen)
-    own.generate(PROMPTS[1], SamplingParams(max_tokens=80, temperature=5.0, seed=1, ignore_eos=True))
-    assert len(balances) > 20
-    assert min(balances) >= -1e-9

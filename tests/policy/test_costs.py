@@ -14,7 +14,6 @@ from mlxspec.errors import ConfigError
 from mlxspec.kernels.flat import LADDER
 from mlxspec.policy.acceptance import TRUST
 from mlxspec.policy.costs import (
-    FORGET,
     MAX_TOKENS,
     SOON,
     CostModel,
@@ -97,20 +96,6 @@ def test_rounds_of_other_widths_leave_the_unit_alone() -> None:
         assert curve.age == 0
         moved.append(curve.plain - 1.0)
     assert moved[1] > 3 * moved[0] > 0
-
-
-@catches("what a width took is never forgotten", "mlxspec.policy.costs:FORGET", lambda right: 10**9)
-def test_a_width_that_no_round_has_had_for_long_is_guessed_again() -> None:
-    """One that seems dear is not run, so nothing else would put it right."""
-    curve = Curve({1: 1.0, 3: 1.2, 4: 1.3})
-    curve.refine(4, 2.6, is_sure=True)
-    for _ in range(FORGET - 1):
-        curve.refine(3, 1.2)
-    assert curve.seconds(4) == pytest.approx(2.6)
-    for _ in range(2):
-        curve.refine(3, 1.2)
-    assert curve.seconds(4) == pytest.approx(1.3, rel=0.02)
-    assert 4 not in curve.known
 
 
 def test_nonsense_measurements_change_nothing() -> None:
@@ -406,30 +391,6 @@ def wrong(costs: CostModel, width: int, calls: Sequence[DraftCall]) -> float:
 
 
 ROUNDS = 60
-
-
-@catches(
-    "every round counts",
-    "mlxspec.policy.doubt:CLIP",
-    lambda right: 1e9,
-    case="2-20.0",
-)
-@pytest.mark.parametrize("times", [20.0, 3.0])
-@pytest.mark.parametrize("place", range(12))
-def test_one_round_that_was_held_up_teaches_nothing_wrong(place: int, times: float) -> None:
-    """Neither that its width is dear nor its drafts: such a round would not be run again and would never be put right."""
-
-    def held_up(i: int) -> float:
-        return times if i == place else 1.0
-
-    before, behind, later = (
-        answering(held_up, place),
-        answering(held_up, place + 1),
-        answering(held_up, ROUNDS),
-    )
-    for width, calls in ((4, [MTP]), (16, [])):
-        assert wrong(behind, width, calls) <= max(1.1, 1.02 * wrong(before, width, calls))
-        assert 0.8 < wrong(later, width, calls) < 1.25
 
 
 @catches(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from planting import catches
 from simulation.machines import MACHINES
 from simulation.replay import Replay
 from simulation.report import GroupCell, run_cells, run_group_cells
@@ -391,46 +389,6 @@ def test_a_drafter_that_was_always_right_and_now_never_is_costs_little(
         assert late <= start + GROWTH * rounds + 1e-6
         tries = [place for _, place, choice, _ in auto.rounds if choice.model and place >= length // 2]
         assert length < 300 or len(tries) <= num_rows * 0.05 * length
-
-
-def alike(length: int, *, is_right: bool) -> Request:
-    """An answer for which a lookup and a head are sure at every place, and always right or always wrong."""
-    said_by = {
-        "ngram-simple": Said(
-            length=np.full(length, 16, np.uint8),
-            stood=np.full(length, 16 * is_right, np.uint8),
-            backing=np.full(length, 20, np.uint8),
-        ),
-        "mtp": said([8 * is_right] * length, 8, sure=0.99),
-    }
-    return quiet(said_by, length)[0]
-
-
-def drifting(right: Callable[..., None]) -> Callable[..., None]:
-    """Rounds of other widths move the plain round's seconds by a part of what they are off by."""
-
-    def refine(self: Curve, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
-        off = math.log(seconds / self.seconds(num_tokens))
-        right(self, num_tokens, seconds, is_sure=is_sure)
-        if num_tokens != self.num_rows:
-            self.plain *= math.exp(0.05 * max(-0.15, min(0.15, off)))
-
-    return refine
-
-
-@catches("other widths move the unit", "mlxspec.policy.costs:Curve.refine", drifting)
-def test_the_bound_holds_by_the_clock_behind_rounds_that_all_draft() -> None:
-    """Behind 20 answers whose drafts were all right, an answer whose drafts are all wrong, on machines whose costs are known to 3 %: it is
-    late by the machine's own time by no more than the account granted."""
-    for machine in MACHINES:
-        if machine.name in ("flat", "linear"):
-            continue  # nothing can be lost there, or gained
-        for seed in range(4):
-            auto = Replay(replace(machine, step_ms=1e9, look=0.0), np.random.default_rng(seed))
-            for _ in range(20):
-                auto.seconds(alike(64, is_right=True))
-            late = lost(auto, [alike(32, is_right=False)])
-            assert late <= MOST + GROWTH * (32 + late) + 1e-6, (machine.name, seed)
 
 
 def test_a_bad_stretch_does_not_end_a_drafter_that_has_gained() -> None:
