@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from planting import catches
 from simulation.machines import MACHINES
 from simulation.replay import Replay
 from simulation.report import GroupCell, run_cells, run_group_cells
