@@ -9,7 +9,7 @@ import shtab
 from mlxspec.cli import options, terminal
 from mlxspec.cli.parser import CommandParser, choice, declare
 
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

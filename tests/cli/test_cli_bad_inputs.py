@@ -114,7 +114,7 @@ BAD = [
     ("inspect /no/such/model", "/no/such/model"),
     ("convert demo", "`mlxspec convert MODEL DIR`"),
     ("convert demo -o ''", "Name the folder"),
-    ("completion fihs", "SHELL must be one of bash, zsh, tcsh"),
+    ("completion fihs", "SHELL must be one of bash, zsh, fish, tcsh"),
     ("completion", "SHELL"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def test_bash_completes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert completed("mlxspec generate --dtype b", script) == ["bfloat16"]
     assert completed("mlxspec chat --model d", script) == ["demo", "demo-gemma", "demo-vision", "demo-agent"]
     assert completed("mlxspec generate sch", script) == ["schema.json"]
-    assert completed("mlxspec completion ", script)[-3:] == ["bash", "zsh", "tcsh"]
+    assert completed("mlxspec completion ", script)[-4:] == ["bash", "zsh", "fish", "tcsh"]
     assert set(completed("mlxspec ", script)) >= set(options.COMMANDS)
 
 
@@ -170,5 +171,19 @@ def test_the_other_shells_know_every_option(run: Run) -> None:
         assert command in tcsh
     for flag in ("max-tokens", "json-schema", "idle-unload", "graft-mtp", "resume"):
         assert f"--{flag}" in zsh
-    with pytest.raises(ConfigError, match="SHELL must be one of bash, zsh, tcsh"):
-        options.parse(["completion", "fish"])
+    with pytest.raises(ConfigError, match="SHELL must be one of bash, zsh, fish, tcsh"):
+        options.parse(["completion", "powershell"])
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes(run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "mlxspec.fish"
+    script.write_text(run("completion", "fish").out)
+    for line, wanted in (
+        ("mlxspec ch", {"chat"}),
+        ("mlxspec generate --max-t", {"--max-tokens"}),
+        ("mlxspec generate --dtype b", {"bfloat16"}),
+    ):
+        code = f"source {script}; complete -C '{line}'"
+        done = subprocess.run(["fish", "-c", code], capture_output=True, text=True, timeout=300, check=True)
+        assert {found.split("\t")[0] for found in done.stdout.splitlines()} == wanted, line

@@ -243,3 +243,15 @@ def test_a_dumb_terminal_gets_no_escapes(start: Start) -> None:
     chat.type("/exit\r")
     assert chat.wait() == 0
     assert ESC.encode() not in chat.received
+
+
+@pytest.mark.slow
+def test_an_answer_is_proved_by_a_command(start: Start) -> None:
+    chat = start()
+    chat.wait_for(ready)
+    chat.type(f"{QUESTION}\r")
+    before = len(chat.wait_for("tok/s"))
+    chat.wait_for(ready, after=before)
+    chat.type("/prove\r")
+    chat.wait_for("proved: plain decoding gives the same ", after=before)
+    chat.wait_for(ready, after=before)
