@@ -168,6 +168,7 @@ class Walk:
         assert engine.memory.weights + engine.memory.reserved <= engine.memory.budget
         assert engine.prefix.tree.nbytes <= engine.prefix.tree.budget <= STORE
         assert len(places.running) <= ROWS
+        assert places.rows.nbytes >= sum(kept.nbytes for kept in places.rows.parked.values())
         assert len(places.rows) == 0 or places.rows.cache is not None
         assert engine._stepping is None
         if not live:
@@ -265,6 +266,12 @@ def begins_unguarded(right: Any) -> Any:
     "a smaller budget drops nothing",
     "mlxspec.engine.prefix.tree:PrefixTree.shrink",
     lambda _: lambda self, most: None,
+    case="[3]",
+)
+@catches(
+    "parked rows count for nothing",
+    "mlxspec.engine.places:Rows.nbytes",
+    lambda _: property(lambda self: 0 if self.cache is None else self.cache.nbytes),
     case="[3]",
 )
 @catches(

@@ -475,3 +475,25 @@ def test_an_answer_takes_no_more_than_the_context_has() -> None:
         for num in (most, 50 * most)
     ]
     assert sizes[0] == sizes[1]
+
+
+def test_prompts_wait_up_to_the_last_token_of_their_share() -> None:
+    made = equality.engine().memory
+    most = made.left // memory._WAITING_SHARE // memory.TOKEN_BYTES
+    made.budget = made.weights + most * memory.TOKEN_BYTES * memory._WAITING_SHARE
+    assert made.may_wait(most)
+    assert not made.may_wait(most + 1)
+
+
+@catches(
+    "another model takes what is not there",
+    "mlxspec.engine.memory:EngineMemory.hold",
+    lambda _: lambda self, num_bytes: setattr(self, "weights", self.weights + num_bytes),
+)
+def test_a_model_beside_this_one_must_leave_it_something() -> None:
+    made = equality.engine().memory
+    before = made.weights
+    made.hold(1000)
+    assert made.weights == before + 1000
+    with pytest.raises(MemoryBudgetError):
+        made.hold(made.left)
