@@ -99,3 +99,16 @@ def test_a_file_that_is_too_large_is_as_good_as_none(more: int, wanted: int | No
     path = tmp_path / "kept.json"
     path.write_text("7".rjust((1 << 20) + more))
     assert kept_json.read(path) == wanted
+
+
+@catches(
+    "files that are being written count",
+    "mlxspec.platform.kept_json:kept_files",
+    lambda _: lambda folder: sorted(folders.private_folder(folder)[0].glob("*.json")),
+)
+def test_kept_files_are_those_that_have_been_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    path = kept_json.kept_file("costs", "something")
+    kept_json.write(path, {})
+    path.with_name(f".{path.name}").write_text("{")
+    assert kept_json.kept_files("costs") == [path]

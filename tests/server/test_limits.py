@@ -28,7 +28,7 @@ from mlxspec.option import options
 from mlxspec.server.errors import ApiError
 from mlxspec.server.http.body import parse
 from mlxspec.server.http.connections import Connection, Door
-from mlxspec.server.http.fairness import Gate, Lane, check_wanted, client_of
+from mlxspec.server.http.fairness import LARGE, Gate, Lane, check_wanted, client_of
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.http.log import Allowance, Writing
 from tests.server.serving import LONG, QUESTION, Served
@@ -617,3 +617,19 @@ def test_loads_leave_no_threads() -> None:
             served.chat(model="ab"[i % 2], max_tokens=2)
             counts.append(len(os.listdir(f"/proc/{served.process.pid}/task")))
         assert max(counts[6:]) <= max(counts[2:6]), counts
+
+
+def test_a_server_for_one_request_takes_one() -> None:
+    gate = Gate(ServerLimits(max_requests=1))
+    for _ in range(2):
+        with gate.passed("a"), pytest.raises(ApiError), gate.passed("b"):
+            pass
+
+
+def test_a_body_of_the_size_that_always_finds_room_finds_it() -> None:
+    gate = Gate(ServerLimits(max_bodies=1))
+    with gate.body() as take:
+        take(LARGE)
+    with gate.body() as take, pytest.raises(ApiError):
+        take(LARGE + 1)
+    assert gate.num_bytes == 0
