@@ -149,6 +149,7 @@ class Looker(Invented, Drafter):
             assert self.heard[ask.row] == list(ask.history), "it has not heard all of its text"
             limit = min(ask.limit, 16) if self.walk.rng.random() < self.walk.finds else 0
             tokens, _ = self.said(row, len(ask.history), limit)
+            self.walk.looked[ask.row] = len(ask.history), tokens
             backing = None if self.walk.rng.random() < 0.3 else int(self.walk.rng.integers(30))
             found.append(Draft.of(tokens)._replace(backing=backing))
         return found
@@ -278,6 +279,9 @@ class Walk:
         if self.is_flat:
             self.most, self.restarts, self.machine.compiling = 1, 0.0, 0.0
         self.next: Way | None = None
+        self.looked = dict[
+            int, tuple[int, list[int]]
+        ]()  # by row, the last lookup: at which place, and what it gave
         self.did = Counter[str]()
         self.number = 0
         self.stolen, self.thieves = (
@@ -413,6 +417,12 @@ class Walk:
                 if plan is None or not any(d.width for d in plan.drafts.values()):
                     return None
         assert plan is not None
+        for row in rows:
+            draft = plan.draft(row.number)
+            if draft.drafter == LOOKUP:
+                assert self.looked[row.number] == (len(row.history), draft.tokens), (
+                    "a lookup of another place"
+                )
         widths = [plan.draft(r.number).width for r in rows]
         worst = next((c.decision.worst for c in plan.choices.values() if hasattr(c, "decision")), None)
         outcome = [self.decide(row, plan.draft(row.number), worst) for row in rows]
@@ -849,6 +859,17 @@ def prices_once(right: Any) -> Any:
     return together
 
 
+def keeps_old_offers(right: Any) -> Any:
+    def look_up(self: Drafts, rows: Any) -> Any:
+        before = [dict(row.offers) for row in rows]
+        right(self, rows)
+        for row, old in zip(rows, before, strict=True):
+            row.offers = old | row.offers
+        return [dict(row.offers) for row in rows]
+
+    return look_up
+
+
 def leaves_out_ended(right: Any) -> Any:
     def propose(self: Drafts, rooms: Any, unread: Any = None) -> Any:
         return right(self, {n: room for n, room in rooms.items() if room > 0}, unread)
@@ -940,6 +961,12 @@ def leaves_out_ended(right: Any) -> Any:
     "probes stay rare behind drafts that were asked for what they gain",
     "mlxspec.policy.controller:Controller.asked",
     lambda right: lambda self, row, choice: right(self, row, choice._replace(probe=True)),
+    case="[0-known]",
+)
+@catches(
+    "a lookup that finds nothing gives what it found before",
+    "mlxspec.drafters.drafts:Drafts.look_up",
+    keeps_old_offers,
     case="[0-known]",
 )
 @catches(

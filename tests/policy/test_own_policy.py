@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -80,4 +82,8 @@ def test_a_policy_of_two_functions(drafters: tuple[str, ...], params: SamplingPa
     assert sum(matched for _, matched in policy.judged) >= sum(d.num_accepted for d in stats) - 3 * len(
         prompts
     )
+    gone = weakref.ref(policy)
+    del policy
+    gc.collect()
+    assert gone() is None, "rows that have ended keep their policy"
     made.close()
