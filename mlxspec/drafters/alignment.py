@@ -29,10 +29,11 @@ _MARGIN = 2.0  # bits by which a place must be better than the next one
 
 
 class Alignment:
-    """place: the text's next token is the one there, None where no place is known. agreed: how many tokens before it are the answer's."""
+    """The place in a known text that an answer being written has reached. place: index of the token of the text that the answer is expected
+    to continue with, None where no place is found. agreed: number of tokens before that place that equal the answer's last tokens."""
 
     def __init__(self, text: Sequence[int], segment_of: SegmentOf = TextSegment.of) -> None:
-        """segment_of: indexes the text, at once or later."""
+        """Follow an answer through `text`. segment_of: builds the index of the text, at once or later."""
         self._text = list(text)
         counts = Counter(self._text)
         self._bits = {token: min(log2(len(self._text) / n), _RAREST) for token, n in counts.items()}
@@ -44,13 +45,13 @@ class Alignment:
         self._left, self._since = 0, 0  # the last place that was right, and tokens of the answer since
 
     def start(self, place: int, said: Sequence[int]) -> None:
-        """Put the answer at this place. said: tokens of the answer that end there."""
+        """Set the answer's place in the text. said: the answer's tokens that end at this place."""
         self._said.extend(said)
         self.place, self.agreed, self._left, self._since = place, len(said), place, 0
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes this holds."""
+        """Return about how many bytes the alignment holds."""
         return TOKEN_ALIGNED * len(self._text)
 
     def next(self, limit: int) -> list[int]:
@@ -72,7 +73,8 @@ class Alignment:
                 self.place, self.agreed = self._found()
 
     def _found(self) -> tuple[int | None, int]:
-        """The place that the answer's last tokens speak for, and how many of them stand before it."""
+        """Return the place in the text that the answer's last tokens fit best, None where no place fits, and how many of these tokens
+        precede it."""
         ranked = sorted((self._score(end), end) for end in self._candidates())
         if not ranked or ranked[-1][0] <= 0 or (len(ranked) > 1 and ranked[-1][0] - ranked[-2][0] < _MARGIN):
             return None, 0
@@ -80,7 +82,8 @@ class Alignment:
         return end, len(self._agreeing(end))
 
     def _candidates(self) -> set[int]:
-        """Places behind the answer's last token near where the text was left, and behind its last two tokens elsewhere."""
+        """Return the places in the text that may be the answer's: those that follow its last token near the place where the answer left the
+        text, and those that follow its last two tokens elsewhere."""
         token, left = self._said[-1], self._left
         start, near = max(0, left - BEHIND - 1), self._text[max(0, left - BEHIND - 1) : left + AHEAD]
         found = {start + i for i, one in enumerate(near, 1) if one == token}
@@ -91,7 +94,7 @@ class Alignment:
         return found
 
     def _agreeing(self, end: int) -> list[int]:
-        """The answer's last tokens that also stand before `end`, the last one first."""
+        """Return the answer's last tokens that equal the tokens of the text before `end`, the last one first."""
         found: list[int] = []
         for token, own in zip(
             reversed(self._said), reversed(self._text[max(0, end - _COMPARED) : end]), strict=False
@@ -102,7 +105,8 @@ class Alignment:
         return found
 
     def _score(self, end: int) -> float:
-        """Bits that speak for a place, less those of the way to it from where the text was left."""
+        """Return the evidence for the place `end` in bits: what the agreeing tokens contribute, less the cost of the jump from the place
+        where the answer left the text."""
         bits, skipped = sum(self._bits[t] for t in self._agreeing(end)), end - self._left
         if -BEHIND <= skipped <= AHEAD:
             return bits - 0.7 * (
@@ -112,7 +116,7 @@ class Alignment:
 
 
 def num_met(text: Sequence[int], answer: Sequence[int]) -> int:
-    """Return how many tokens of an answer are in a text, in its order, as far as they can be followed there."""
+    """Return how many tokens of an answer occur in a text in the answer's order, as `Alignment` follows them."""
     alignment = Alignment(text)
     alignment.push(answer)
     return alignment.num_met

@@ -33,7 +33,8 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 class DrafterFailed(Exception):
-    """A drafter raised, gave what is not what it was asked for, or cannot draft for a row. Its text names the reason."""
+    """A failure of a drafter: it raised, returned something other than what was requested, or cannot draft for a row. The message names the
+    reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +66,24 @@ class Needs:
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether `hear` gives it an array with the tokens."""
+        """Return whether the drafter's `hear` receives an array of hidden states with the tokens."""
         return self.hidden or bool(self.layers)
 
     @property
     def every_hidden(self) -> bool:
-        """Whether a text of which it has not seen all hiddens is of no use to it."""
+        """Return whether the drafter can draft for a row only if it has received the hidden states of all of the row's tokens."""
         return self.wants_hidden and not self.newest
 
     @property
     def width(self) -> int:
-        """Number of vectors of the target's hidden size that the drafter receives with a token."""
+        """Return the number of vectors of the target's hidden size that the drafter receives with each token."""
         return self.hidden + len(self.layers)
 
 
 class Ask(NamedTuple):
-    """A row to draft for. history: all its known tokens, the last of them not yet seen by the target. limit: at most so
-    many, >= 1. sampler: the row's, not to be changed. stops: where it is given, a drafter that makes its draft token by token asks it after
-    every few tokens whether the draft ends there, with the confidences of all tokens so far."""
+    """A request for a draft of one row. history: all known tokens of the row; the target has not yet run the last one. limit: the most
+    tokens to draft, >= 1. sampler: the row's sampler, not to be changed. stops: if given, a drafter that drafts token by token calls it
+    every few tokens with the confidences of all tokens so far; True ends the draft."""
 
     row: int
     history: Sequence[int]
@@ -92,14 +93,14 @@ class Ask(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A proposal for one row: `length` tokens.
+    """A draft for one row: `length` tokens.
 
-    Either host tokens (a list) or device ones: tokens (length,) integer and confidences (length,) of any float dtype, lazy; drafters that
-    run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that place (a list
-    where the tokens are one); None where the drafter has no distribution.
-    ended: why the drafter has closed the row and will draft no more for it. backing: of a lookup, how many tokens before the ones it looked
-    up it would have said right from the same place; None where it does not know. The engine says the rest. drafter: whose it is; width: how
-    many of its tokens are verified.
+    Tokens are either on the host (a list) or lazy on the device: tokens (length,) integer and confidences (length,) of any float dtype;
+    drafters that run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that
+    place (a list where the tokens are a list); None where the drafter has no distribution. ended: why the drafter has closed the row and
+    will not draft for it again, None while it goes on. backing: of an n-gram draft, the number of tokens before the matched ones that the
+    same place would also have predicted right; None where that is not known. drafter: name of the drafter; width: number of the draft's
+    tokens that are verified; both are set by the engine.
     """
 
     length: int
@@ -112,23 +113,24 @@ class Draft(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Sequence[int], confidences: Sequence[float] | None = None) -> Draft:
-        """A draft of host tokens, possibly none."""
+        """Return a draft of tokens on the host, which may be empty."""
         return cls(len(tokens), list(tokens), None if confidences is None else list(confidences))
 
     @property
     def is_read(self) -> bool:
-        """Whether its tokens are on the host."""
+        """Return whether the draft's tokens are on the host."""
         return isinstance(self.tokens, list)
 
     @property
     def lazy(self) -> tuple[mx.array, ...]:
-        """The arrays of it that are read with the round that verifies it: tokens and confidences that a policy learns from. They are the
-        arrays that were handed to the device with that round: a new one would be computed after the next round, and waited for."""
+        """Return the draft's device arrays that are read together with the round that verifies it: tokens and the confidences that a policy
+        learns from. These are the very arrays that were launched with that round; new arrays would be computed only after the next
+        round."""
         held = (x for x in (self.tokens, self.confidences) if isinstance(x, mx.array))
         return tuple(held) if isinstance(self.confidences, mx.array) else ()
 
     def read(self) -> Draft:
-        """The same on the host. It has been evaluated."""
+        """Return the draft with its tokens and confidences on the host. Its arrays have been evaluated."""
         if isinstance(self.tokens, list):
             return self
         sure = self.confidences
@@ -138,7 +140,7 @@ class Draft(NamedTuple):
         )
 
     def cut(self, length: int) -> Draft:
-        """Its first `length` tokens; their confidences have been used."""
+        """Return the first `length` tokens of the draft, without confidences."""
         if not length:
             return NO_DRAFT
         if length == self.length:
@@ -150,9 +152,9 @@ NO_DRAFT = Draft(0, [])
 
 
 class Unread(NamedTuple):
-    """A verified round that the host has not read: tokens (B, W) int32, what the target chose for each of B rows at its W
-    places; num_committed (B,) int32 in 1..W: how many of them the row's history goes on with, its accepted drafts and the round's own
-    token; hidden (B * W, H): what each was sampled from. All lazy."""
+    """A verified round whose result is still on the device. tokens (B, W) int32: the tokens that the target chose for each of B rows at its
+    W places; num_committed (B,) int32 in 1..W: how many of them each row commits, its accepted drafted tokens and the round's own token;
+    hidden (B * W, H): the hidden state that each token was sampled from. All are lazy."""
 
     tokens: mx.array
     num_committed: mx.array
@@ -164,11 +166,11 @@ class Unread(NamedTuple):
 
     @property
     def newest(self) -> mx.array:
-        """(B,) int32: each row's last token."""
+        """Return the last committed token of each row, (B,) int32."""
         return mx.take_along_axis(self.tokens, self.num_committed[:, None] - 1, axis=1)[:, 0]
 
     def select(self, rows: Sequence[int]) -> Unread:
-        """These rows, in this order."""
+        """Return the round of these rows alone, in this order."""
         if list(rows) == list(range(self.tokens.shape[0])):
             return self
         index = mx.array(list(rows), mx.int32)
@@ -180,9 +182,10 @@ Heard = tuple[Sequence[int], mx.array | None]  # tokens and hiddens, as `Drafter
 
 
 class Drafter(ABC):
-    """See the module's invariants. Rows are named by numbers that are never used twice.
+    """A source of drafts for rows; the module states its invariants. Each row has a number that is never used twice.
 
-    max_draft: the longest draft it is asked for; None: as a request's SpecConfig has it for n-gram lookup, or for models that draft.
+    max_draft: the longest draft that is requested of the drafter; None: the length that a request's SpecConfig sets for n-gram drafters, or
+    for models that draft.
     """
 
     name: str
@@ -193,46 +196,48 @@ class Drafter(ABC):
         """Begin a new row."""
 
     def see(self, row: int, seen: SeenImages) -> None:  # noqa: B027
-        """Receive the images of a row's prompt; called after `begin`, before any token, where it holds some. Image tokens are negative
-        numbers in all tokens that the drafter hears of this row and in its history; never propose one. seen: gives the rows that the target
-        takes at them. Raises DrafterFailed where the row cannot be drafted for."""
+        """Receive the images of a row's prompt. Called after `begin` and before any token, for rows with images. Image tokens are negative
+        numbers in all tokens and histories of the row; never propose one. seen: gives the input rows that the target uses for them.
+        Raises DrafterFailed where the drafter cannot draft for the row."""
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:  # noqa: B027
-        """Receive known tokens, the next of the row's history. hidden (len(tokens), H): the hidden that each was sampled from (the target's
-        final hidden one place before it, zeros before the first), given if `needs.wants_hidden`."""
+        """Receive the next known tokens of the row's history. hidden (len(tokens), H): the hidden state that each token was sampled from
+        (the target's final hidden state one place before it, zeros before the first token), given if `needs.wants_hidden`."""
 
     @abstractmethod
     def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        """One draft an ask, possibly empty. `sampler` holds the asks' rows in order."""
+        """Return one draft for each of `asks`, possibly empty. `sampler` holds the samplers of their rows in the same order."""
 
     def may_draft(self, row: int) -> bool:
-        """Whether `draft` could give anything for the row as it stands, if that is cheaper to find out than to draft."""
+        """Return False if it is cheap to find out that `draft` would return nothing for the row, otherwise True."""
         return True
 
     def draft_behind(self, asks: Sequence[Ask], sampler: BatchSampler, unread: Unread) -> list[Draft] | None:
-        """`draft` while only the device knows the last tokens of these rows, in the asks' order: histories end before them, and limits
-        allow for all of them. None where the host must have read them first; most drafters do. It is as though it had not been called:
-        next the row's tokens are observed, whether the drafts were used or dropped."""
+        """Draft while the last tokens of these rows are still on the device; return one draft for each of `asks`, or None where the host
+        must read the tokens first, as for most drafters. Histories end before the unread tokens, limits allow for all of them, and
+        `unread` has the rows in the order of `asks`. The call leaves no trace: next, the tokens are given to `hear`, whether the drafts
+        were used or dropped."""
         return None
 
     def prime(self, row: int) -> None:  # noqa: B027  (few need it)
-        """Run what has been queued, if anything. Called when the prompt and the first token have been heard and the answer begins; its time
-        counts as reading the prompt, not as decoding."""
+        """Run the tokens that the drafter has queued. Called when `hear` has received the prompt and the first token of the answer; the
+        time counts as reading the prompt, not as decoding."""
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:  # noqa: B027  (few need it)
-        """Receive the target's cache, to be read in the drafts of this round only. order: numbers of its rows. Called if `needs.cache`."""
+        """Receive the target's cache, which the drafter may read in the drafts of this round only. order: row numbers in the order of the
+        cache's rows. Called if `needs.cache`."""
 
     def snapshot(self, row: int, length: int, start: int) -> Snapshot | None:
-        """Return, for the prefix cache, what `resume` needs in addition to tokens to go on after the row's first `length` tokens, all of
-        which have been heard; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
+        """Return, for the prefix cache, what `resume` needs in addition to tokens to continue after the row's first `length` tokens, all of
+        which `hear` has received; keys and values of tokens from `start` on only. None: tokens are enough, or there is nothing of use."""
         return None
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
-        """Start a row behind `tokens` that the prefix cache supplied, so `hear` is not called for them. Called after `begin`.
+        """Start a row after `tokens` that the prefix cache supplied, so that `hear` is not called for them. Called after `begin`.
 
         state: the snapshot that `snapshot` returned for the first `state.length` of these tokens, or None. Where `needs.every_hidden` is
-        true, it covers all of them. Raises ValueError where the drafter cannot draft behind these tokens. By default `hear` is called with
-        the tokens and no hiddens.
+        true, it covers all of them. Raises ValueError where the drafter cannot draft after these tokens. The default calls `hear` with the
+        tokens and without hidden states.
         """
         if self.needs.every_hidden:
             raise ValueError("it keeps no state from which it could go on behind this beginning")
@@ -240,23 +245,23 @@ class Drafter(ABC):
 
     @property
     def modules(self) -> Sequence[nn.Module] | None:
-        """The modules that compute the states which `snapshot` returns: drafters of one class whose modules have the same weights may
-        continue from each other's states, so these are written to disk. None: they are kept in memory only."""
+        """Return the modules that compute the states which `snapshot` returns. Drafters of one class whose modules have the same weights
+        may continue from each other's states, so these are written to disk. None: states are kept in memory only."""
         return None
 
     def forget(self, row: int) -> None:  # noqa: B027
-        """Forget a row. Rows that are not known are ignored."""
+        """Release the state of a row. Unknown rows are ignored."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of state held for rows."""
+        """Return the bytes of state that the drafter holds for all rows."""
         return 0
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a model of its own."""
+        """Return the bytes of the weights of the drafter's own model, 0 where it has none."""
         return 0
 
     def row_bytes(self, length: int) -> int:
-        """Bytes of state of a row of so many tokens, at most; what n-gram tables take is beside the point."""
+        """Return the most bytes of state that a row of `length` tokens takes. N-gram tables are not counted."""
         return 0

@@ -25,7 +25,7 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 class BehindUnread(ModelDrafter):
-    """A model drafter whose cells take what the target gave out, so that they can be made before the host has read the tokens."""
+    """A model drafter that runs on the target's outputs, so that it can draft before the host has read the round's tokens."""
 
     def __init__(
         self, model: Any, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN
@@ -42,8 +42,9 @@ class BehindUnread(ModelDrafter):
         sampler: BatchSampler,
         unread: Unread,
     ) -> dict[int, Draft]:
-        """Draft behind an unread round, whose cells `fork` holds. hidden (rows, H): what the model gave out for the last accepted token;
-        unread: of the rows that ask, in the cache's order, as hidden."""
+        """Return a draft for each row number, drafted after an unread round whose cells are in the cache `fork`. hidden (rows, H): the
+        drafter model's output for the last accepted token of each row; unread: the round of the requesting rows, in the order of the
+        cache, as `hidden` has it."""
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
         num = len(tokens) - 1

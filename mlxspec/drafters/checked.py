@@ -27,7 +27,8 @@ _MOST_WORDS = 300  # characters of a drafter's error that a notice shows
 
 
 class History(Sequence[int]):
-    """A row's token ids as a drafter of one's own sees them: read like a list, without a copy. Slices are lists."""
+    """A read-only view of a row's token ids, given to drafters that are not mlxspec's own. Reads like a list without a copy; slices are
+    lists."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
@@ -47,12 +48,14 @@ class History(Sequence[int]):
 
 
 def is_ours(drafter: Drafter) -> bool:
-    """Return whether a drafter takes its token ids from logits of the target's vocabulary, by mlxspec's loop, or from texts."""
+    """Return whether a drafter is one of mlxspec's own, whose token ids are valid by construction: it takes them from logits of the
+    target's vocabulary, or from texts."""
     return isinstance(drafter, ModelDrafter | Lookup | Forced)
 
 
 def check_description(drafter: Drafter) -> None:
-    """Raise ConfigError where a drafter of the caller's does not describe itself as it must."""
+    """Raise ConfigError where the attributes by which a caller's own drafter describes itself (such as `name`, `needs`, `max_draft`) are
+    missing or invalid."""
     if is_ours(drafter):
         return
     name, needs, most = drafter.name, drafter.needs, drafter.max_draft
@@ -73,7 +76,7 @@ def check_description(drafter: Drafter) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line: the text of a DrafterFailed, else the error's type and text."""
+    """Return an error as one line: the text of a DrafterFailed, otherwise the error's type and text."""
     said = " ".join(str(error).split())[:_MOST_WORDS]
     if isinstance(error, DrafterFailed):
         return said
@@ -83,8 +86,8 @@ def reason(error: BaseException) -> str:
 def checked(
     drafts: object, asks: Sequence[Ask], vocab_size: int, *, is_ours: bool
 ) -> list[Draft | DrafterFailed]:
-    """A drafter's drafts for `asks`, in place of a wrong one why it cannot be used. Raises DrafterFailed where that is not one draft an
-    ask, so that nobody knows whose is whose."""
+    """Return the drafts that a drafter gave for `asks`, with a DrafterFailed in place of each one that cannot be used. Raises DrafterFailed
+    where there is not one draft for each request, so that they cannot be matched."""
     if not isinstance(drafts, (list, tuple)) or len(drafts) != len(asks):
         raise DrafterFailed(f"it gave {shown(drafts)} where a list of {len(asks)} drafts was asked for")
     found: list[Draft | DrafterFailed] = []
@@ -129,7 +132,7 @@ def _checked(draft: Draft, ask: Ask, vocab_size: int, is_ours: bool) -> Draft:
 
 
 def _confidences(given: Any, length: int) -> list[float] | None:
-    """One probability a token, None where there are none."""
+    """Return one probability for each token of a draft, None where the drafter gave none."""
     if given is None:
         return None
     sure = given.tolist() if isinstance(given, (mx.array, np.ndarray)) else given
@@ -142,7 +145,8 @@ def _confidences(given: Any, length: int) -> list[float] | None:
 
 
 def check_snapshot(found: Snapshot, length: int, start: int) -> None:
-    """Evaluate what a drafter returned for the prefix cache. Raises DrafterFailed where the cache could not cut it and give it back."""
+    """Evaluate the snapshot that a drafter returned for the prefix cache. Raises DrafterFailed where the prefix cache could not cut the
+    snapshot and return a part of it."""
     if (
         not isinstance(found, Snapshot)
         or (found.length, found.start) != (length, start)

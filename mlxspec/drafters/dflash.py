@@ -29,7 +29,8 @@ from mlxspec.sampling.truncate import highest
 
 
 class DFlashDrafter(BehindUnread):
-    """One context cell for each known token but the newest. max_draft: of a whole block."""
+    """A drafter that drafts blocks with a DFlash model. Its cache has one context cell for each known token but the newest. max_draft:
+    tokens of a whole block."""
 
     name = "dflash"
     skips = 1  # a token comes with what was given out for the one before it
@@ -45,14 +46,14 @@ class DFlashDrafter(BehindUnread):
         *,
         kv_bits: int = PLAIN,
     ) -> None:
-        """head_rows: rows of the target's language-model head; not for drafters that pick tokens in order. Raises ConfigError as any
-        ModelDrafter does."""
+        """Draft with `model`. head_rows: the rows of the target's language-model head to score, None for all; not for models that choose
+        tokens in order. Raises ConfigError as ModelDrafter does."""
         super().__init__(model, min(max_context, model.config.text.max_context), head_rows, kv_bits=kv_bits)
         self.needs = Needs(layers=model.config.layer_ids)
         self.max_draft = model.config.num_drafts
 
     def _forward(self, step: DraftStep) -> Output:
-        """Context cells; the tokens say nothing that the layers' outputs do not."""
+        """Compute context cells from the outputs of the target's layers and return the model's output. Token ids are not used."""
         if step.hidden is None:
             raise ValueError("a block drafter needs what the target's layers gave out for every token")
         return self.model.remember(step.hidden, step.rows, step.cache, certain=step.certain)
@@ -80,7 +81,8 @@ class DFlashDrafter(BehindUnread):
         owners: dict[int, int],
         unread: Unread | None = None,
     ) -> dict[int, Draft]:
-        """Drafts behind the cells of `cache`. unread: in the cache's order, what follows the histories of all these rows."""
+        """Return drafts by row number, drafted after the cells of `cache`. unread: the round that follows the histories of all these rows,
+        in the order of the cache, None where there is none."""
         c = self.model.config
         asked = {a.row: a for a in asks}
         active = [asked[name] for name in self._order if name in asked]  # in the cache's order
@@ -116,7 +118,8 @@ class DFlashDrafter(BehindUnread):
         owners: dict[int, int],
         unread: Unread | None,
     ) -> dict[int, Draft]:
-        """Each place by itself. hidden (sum of limits, H), row by row."""
+        """Return drafts by row number whose tokens are chosen at each place independently. hidden (sum of limits, H): hidden states row by
+        row."""
         each = [(a, d) for a in active for d in range(a.limit)]
         ids = self.model.ids
         if self.proposals is None:
@@ -145,8 +148,8 @@ class DFlashDrafter(BehindUnread):
         owners: dict[int, int],
         unread: Unread | None,
     ) -> dict[int, Draft]:
-        """Place after place, each behind the token that was drawn before it, of all rows together. before (rows,) int32: the token before
-        each row's first place."""
+        """Return drafts by row number whose tokens are chosen place after place, each given the token drawn before it, for all rows
+        together. before (rows,) int32: the token before the first place of each row."""
         logits, candidates = self.model.head(hidden), None
         if self.model.config.top_k:  # of all places together: to find them is the dear part
             candidates, logits = highest(logits, self.model.config.top_k)
@@ -182,15 +185,16 @@ class DFlashDrafter(BehindUnread):
 
 
 def _positions(known: Sequence[int], places: Sequence[int], unread: Unread | None) -> Positions:
-    """Return the positions of the tokens whose rows are at `places` of `unread`. known: positions that they would have if nothing were
-    unread."""
+    """Return the positions of the next tokens of some rows. places: indices of these rows in `unread`. known: the positions if no round
+    were unread; the tokens that the unread round commits are added."""
     if unread is None:
         return known
     return Shifted(known, unread.num_committed[mx.array(places, mx.int32)], unread.width)
 
 
 def _joined(steps: Sequence[tuple[Drawn, int, mx.array]]) -> Draft:
-    """A row's draft. steps: of each token what was drawn for all rows, and which of them is the row's."""
+    """Return the draft of one row. steps: for each token of the draft, what was drawn for all rows, the row's index among them, and the
+    confidences."""
 
     def of(values: Sequence[tuple[mx.array, int]]) -> mx.array:
         parts = [x[i : i + 1] for x, i in values]

@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 class DraftModel(ModelDrafter):
-    """A small model that follows the rows and runs ahead."""
+    """A drafter that runs a small language model over each row and drafts with its next tokens."""
 
     name = "draft-model"
     sees_images = True
@@ -38,8 +38,9 @@ class DraftModel(ModelDrafter):
         *,
         kv_bits: int = PLAIN,
     ) -> None:
-        """vocab_size: the target's; logits are cut or padded to it. head_rows: of the model's head, ids that the target has too. vision:
-        its own, which reads images as they are prepared for the target. Raises ConfigError as any ModelDrafter does."""
+        """Draft with `model`. vocab_size: the target's; logits are cut or padded to it. head_rows: rows of the model's language-model head
+        whose ids the target has too, None for all. vision: the model's own tower, which reads images as they are prepared for the
+        target. Raises ConfigError as ModelDrafter does."""
         super().__init__(model, model.max_context, head_rows, kv_bits=kv_bits)
         self._vision = vision
         self._features = None if vision is None else ImageFeatures(vision.tower)
@@ -80,7 +81,8 @@ class DraftModel(ModelDrafter):
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
-    """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id and end texts alike."""
+    """Raise VocabularyError, which names ids that differ, unless each id means the same token in both models and both end texts with the
+    same tokens."""
     check_tokens(target, draft, target_size, draft_size)
     if target.eos_ids != draft.eos_ids and not target.eos_ids & draft.eos_ids:
         raise VocabularyError(
@@ -89,7 +91,7 @@ def check_vocabularies(target: Tokenizer, draft: Tokenizer, target_size: int, dr
 
 
 def check_tokens(target: Tokenizer, draft: Tokenizer, target_size: int, draft_size: int) -> None:
-    """Raise VocabularyError, naming ids that differ, unless both models mean the same by every id."""
+    """Raise VocabularyError, which names ids that differ, unless each id means the same token in both models."""
     if draft_size > target_size + _SIZE_DIFFERENCE or target_size > draft_size + _SIZE_DIFFERENCE:
         raise VocabularyError(
             f"The draft model has {draft_size} token ids and the target {target_size}: not the same vocabulary."

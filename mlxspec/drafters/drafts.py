@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 
 class Drafts:
-    """One engine's.
+    """The drafters of one engine and the rows that they draft for.
 
-    drafters: by name. vocab_size: the target's. streams: what the target shows to drafters, of which each is given its own columns.
-    may_fail: a drafter that fails costs its rows that drafter only. Not among ranks: it may have failed on this one alone. is_warm: whether
-    no draft has compiled anything since somebody set it to True.
+    drafters: by name. vocab_size: the target's. streams: the target's hidden states and layer outputs, of which each drafter is given the
+    columns it needs. may_fail: whether a failing drafter only ends for its rows; False among ranks, because it may have failed on one rank
+    alone. is_warm: whether no draft has compiled anything since a caller set it to True.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Drafts:
         hidden_size: int = 0,
         texts: TextIndex | None = None,
     ) -> None:
-        """hidden_size: the target's; needed where a drafter needs layers. texts: earlier ones, for `suffix`. Raises ConfigError for a
-        drafter of one's own that does not describe itself as it must."""
+        """Hold `drafters`. hidden_size: the target's; needed where a drafter needs layers. texts: earlier texts, for the drafter `suffix`.
+        Raises ConfigError for a caller's own drafter that does not describe itself correctly."""
         self.drafters = {d.name: d for d in drafters}
         for drafter in self.drafters.values():
             check_description(drafter)
@@ -82,8 +82,8 @@ class Drafts:
         policy: Policy,
         seen: SeenImages | None = None,
     ) -> DraftRow:
-        """Begin a row, which its options' drafters draft for as `policy` chooses. history: its tokens, so far the prompt's. seen: its
-        images."""
+        """Begin a row and return its record. `policy` chooses among the drafters that `spec` names. history: the row's tokens, so far the
+        prompt's, which grows with the row. seen: its images."""
         named: list[Drafter] = []
         predicted = () if isinstance(spec.predicted, str) else spec.predicted  # an engine makes ids of a text
         if predicted:
@@ -111,11 +111,12 @@ class Drafts:
         return row
 
     def row(self, number: int) -> DraftRow:
-        """The row of this number, which has begun."""
+        """Return the record of the row with this number, which has begun."""
         return self._rows[number]
 
     def hear(self, number: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
-        """Go on with a row's text. Its drafters hear of it at once, or at rest before they are asked next."""
+        """Give new tokens of a row to its drafters, at once or, where the row is at rest, before they are next asked for a draft. hidden:
+        as `Drafter.hear` has it, for all streams."""
         row = self._rows[number]
         row.unheard.append((tokens, hidden))
         row.emitted += len(tokens)
@@ -124,8 +125,8 @@ class Drafts:
             self.tell(row)
 
     def tell(self, row: DraftRow) -> None:
-        """Tell the row's drafters what they have not heard, and judge the drafts that waited for it. Several rounds told at once cost
-        little more than one."""
+        """Give the row's drafters the tokens that they have not received, and compare waiting drafts with these tokens. Several rounds at
+        once cost little more than one."""
         unheard, row.unheard = row.unheard, []
         if not unheard:
             return
@@ -143,7 +144,7 @@ class Drafts:
             self._judge(row, together)
 
     def _judge(self, row: DraftRow, tokens: Sequence[int]) -> None:
-        """Compare the row's drafts with the tokens that have come."""
+        """Compare the row's waiting drafts with its new tokens, and record how many were right."""
         waiting, row.waiting = row.waiting, []
         for draft, heard, lasts in waiting:
             read = draft.read()
@@ -159,39 +160,40 @@ class Drafts:
             asked.right += matched > 0
 
     def _shown(self, drafter: Drafter, seen: mx.array | None) -> mx.array | None:
-        """This drafter's columns of the hiddens that the target showed."""
+        """Return the columns of the target's hidden states that this drafter needs, None where it needs none."""
         return self.streams.given(drafter.needs, seen) if self.streams.layers else seen
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether any drafter in use by any row wants hiddens."""
+        """Return whether any drafter in use by any row needs hidden states."""
         return any(d.needs.wants_hidden for row in self._rows.values() for d, _ in row.limits)
 
     def prime(self, number: int) -> None:
-        """Begin a row's answer: its drafters run what they have queued."""
+        """Let the row's drafters run the tokens that they have queued, because its answer begins."""
         row = self._rows[number]
         self.tell(row)
         row.emitted = row.decoded = 0
         self._each(row, lambda drafter: drafter.prime(number))
 
     def snapshot(self, number: int, length: int, starts: Mapping[str, int]) -> dict[str, Snapshot]:
-        """Return what drafters keep for the row's first `length` tokens, by name. starts: from which token on each, all of them if
-        absent."""
+        """Return the snapshots of the row's drafters after its first `length` tokens, by drafter name. starts: by name, the first token
+        whose keys and values a snapshot holds, 0 if absent."""
         row = self._rows[number]
         self.tell(row)
         found = self._each(row, lambda d: _snapshot(d, number, length, starts.get(d.name, 0)))
         return {name: kept for name, kept in found.items() if kept is not None}
 
     def resume(self, number: int, tokens: Sequence[int], kept: Mapping[str, Snapshot]) -> None:
-        """Begin a row with `tokens`, which its drafters have not heard; kept: what they once gave behind all or some of those."""
+        """Let a row's drafters start after `tokens`, which they have not received. kept: by name, the snapshots that they once returned
+        after all or some of these tokens."""
         self._each(self._rows[number], lambda d: d.resume(number, tokens, kept.get(d.name)))
 
     def asked(self, number: int) -> Mapping[str, AskedDrafter]:
-        """The row's record of each drafter, by name."""
+        """Return the row's record of each drafter, by name."""
         return self._rows[number].asked if number in self._rows else {}
 
     def close(self, number: int) -> None:
-        """Forget a row."""
+        """Release everything that is held for a row."""
         row = self._rows.pop(number, None)
         if row is not None:
             self._policies.pop(number).end(row)
@@ -202,17 +204,17 @@ class Drafts:
                 _log.warning("The drafter %s failed at the end of a request: %s", drafter.name, reason(error))
 
     def longest_draft(self, spec: SpecConfig) -> int:
-        """Tokens of the longest draft under `spec`, by the drafters it names or, if none, any."""
+        """Return the number of tokens of the longest draft under `spec`, by the drafters that it names or, if it names none, by any."""
         names = [n for n in spec.drafters or self.drafters if n in self.drafters]
         return max((longest(self.drafters[n], spec) for n in names), default=0)
 
     # --- rounds
 
     def propose(self, rooms: Mapping[int, int], unread: Unread | None = None) -> RoundPlan | None:
-        """Plan a round. rooms: by row, how many drafted tokens it may verify. A row that may verify none is named as well, because it waits
-        for the round as the others do. unread: the round in front, of these rows in their order, if
-        the host has not read it; rooms hold then however many of its tokens are accepted, and None is returned where it has to be read
-        first: several policies, tokens that must be seen, a lookup that is chosen, a drafter that has nothing to say."""
+        """Plan a round and return the plan. rooms: by row number, how many drafted tokens may be verified; rows with 0 are included,
+        because they share the round. unread: the round before, of these rows in their order, if the host has not read it; rooms then
+        hold however many of its tokens are accepted. Returns None where that round has to be read first: several policies, tokens that a
+        limit or grammar must see, an n-gram draft that is chosen, or a drafter with nothing to propose."""
         plans = []
         for policy, rows in self._by_policy(rooms):
             for row in rows:
@@ -233,7 +235,8 @@ class Drafts:
         )
 
     def _plan(self, policy: Policy, rows: Sequence[DraftRow], unread: Unread | None) -> RoundPlan | None:
-        """Ask who is chosen until every choice is of a draft at hand."""
+        """Let the policy choose and its chosen drafters draft until every choice is of a draft that exists; return the plan, or None as
+        `propose` does."""
         offers = self.look_up(rows) if policy.looks_up else [{} for _ in rows]
         looks = policy.looks_up and not (policy.runs_ahead and all(row.is_blind for row in rows))
         calls = list[ModelCall]()
@@ -269,7 +272,8 @@ class Drafts:
         return RoundPlan(drafts=found, choices=names, calls=calls)
 
     def look_up(self, rows: Sequence[DraftRow]) -> list[dict[str, Draft]]:
-        """The drafts of drafters without a model, by row, empty ones left out. They are judged when the text has come, taken or not."""
+        """Return the non-empty drafts of drafters without a model, by name, for each row. They are compared with the row's later tokens
+        whether they are used or not."""
         asks: dict[Drafter, list[DraftRow]] = {}
         for row in rows:
             self.tell(row)
@@ -288,7 +292,7 @@ class Drafts:
         return [dict(row.offers) for row in rows]
 
     def may_look_up(self, row: DraftRow) -> bool:
-        """Whether a drafter without a model could give anything for the row, which has been told of all its text."""
+        """Return whether a drafter without a model might return a draft for the row, whose drafters have received all of its tokens."""
         lookups = [d for d, _ in row.limits if not isinstance(d, ModelDrafter)]
         return any(self._each(row, lambda d: d.may_draft(row.number), lookups).values())
 
@@ -301,8 +305,8 @@ class Drafts:
         *,
         looks: bool,
     ) -> tuple[list[Draft], ModelCall]:
-        """One draft a row, cut to what its limits allow, empty where there is none; and what was asked of a model. looks: drafts are read
-        at once. Behind an unread round nobody waits for confidences."""
+        """Return one draft for each row, cut to what its limits allow and possibly empty, and the call that was made of a model. looks:
+        read drafts from the device at once; after an unread round confidences are not waited for."""
         started = time.perf_counter()
         drafter = next(d for d, _ in rows[0].limits if d.name == name)
         asks = [
@@ -339,7 +343,7 @@ class Drafts:
         unread: Unread | None,
         looks: bool,
     ) -> list[Draft] | None:
-        """Return what a drafter gives, checked and cut; None where it cannot draft behind an unread round."""
+        """Return the drafts that a drafter gives, checked and cut; None where it cannot draft after an unread round."""
         sampler = BatchSampler([a.sampler for a in asks], self.vocab_size)
         if unread is None:
             drafts: object = drafter.draft(asks, sampler)
@@ -361,13 +365,14 @@ class Drafts:
         return (submitted_on_host if looks else submitted)(found, rows)
 
     def attach(self, cache: ModelCache, order: Sequence[int]) -> None:
-        """Lend the target's cache to drafters that read it in this round's proposals. order: whose its rows are."""
+        """Give the target's cache to drafters that read it while they draft for this round. order: row numbers in the order of the cache's
+        rows."""
         for drafter in self.drafters.values():
             if drafter.needs.cache:
                 drafter.attach(cache, order)
 
     def take_up(self, plan: RoundPlan) -> None:
-        """Take up a round that is read next: its models' drafts are compared with the text. Never called of a round that is dropped."""
+        """Note that a round is read next, so its models' drafts are compared with the text. Never called for a round that is dropped."""
         for number, draft in plan.drafts.items():
             row = self._rows.get(number)
             if row is None or not self._policies[number].looks_up:
@@ -376,7 +381,7 @@ class Drafts:
                 row.waiting.append(WaitingDraft(draft, [], plan.choices[number].is_probe))
 
     def rests(self, rooms: Mapping[int, int]) -> bool:
-        """Whether a plain round is next for all these rows, so that it need not wait for the tokens of this one."""
+        """Return whether the next round is plain for all these rows, so that it need not wait for the tokens of this one."""
         found = self._by_policy(rooms)
         if len(found) != 1:
             return False
@@ -395,7 +400,8 @@ class Drafts:
         ahead: bool,
         is_warm: bool,
     ) -> None:
-        """Tell the policies what a round over these rows took. Some may be gone or never have drafted. See `LearnedRound`."""
+        """Give the policies the duration of a round over these rows, of which some may have ended or never have drafted. The parameters are
+        those of `LearnedRound`."""
         for policy, rows in self._by_policy([n for n in numbers if n in self._rows]):
             choices = [plan.choices.get(row.number) for row in rows]
             calls = [call for call in plan.calls if self._policies.get(call.rows[0].number) is policy]
@@ -404,7 +410,7 @@ class Drafts:
             )
 
     def _by_policy(self, numbers: Iterable[int]) -> list[tuple[Policy, list[DraftRow]]]:
-        """Each policy with those of the rows that follow it, in their order."""
+        """Return each policy with the rows that follow it, in their order."""
         found: dict[Policy, list[DraftRow]] = {}
         for number in numbers:
             found.setdefault(self._policies[number], []).append(self._rows[number])
@@ -415,7 +421,8 @@ class Drafts:
     def _each(
         self, row: DraftRow, event: Callable[[Drafter], T], drafters: Iterable[Drafter] | None = None
     ) -> dict[str, T]:
-        """Tell an event to each of the row's drafters, or to these. Returns what they gave, by name. One that fails ends for the row."""
+        """Call `event` for each of the row's drafters, or for `drafters`, and return the results by name. A drafter that fails ends for the
+        row."""
         found = {}
         for drafter in [d for d, _ in row.limits] if drafters is None else drafters:
             try:
@@ -425,7 +432,7 @@ class Drafts:
         return found
 
     def _guard(self, drafter: Drafter, rows: Sequence[DraftRow], work: Callable[[], T]) -> T | None:
-        """Run `work`; if it fails, this drafter ends for these rows and says so."""
+        """Run `work` and return its result. If it fails, the drafter ends for these rows with a notice, and None is returned."""
         try:
             return work()
         except Exception as error:  # likewise
@@ -445,7 +452,8 @@ class Drafts:
 def _stops(
     row: DraftRow, choice: RowChoice, unread: Unread | None
 ) -> Callable[[Sequence[float]], bool] | None:
-    """Return what ends a draft that is made token by token: a token that is less sure than p_min, or the policy."""
+    """Return the function that decides after which token a token-by-token draft ends: at a confidence below p_min, or as the policy
+    decides. None where nothing ends the draft early."""
     p_min, stops = row.spec.p_min, choice.stops
     if unread is not None or not p_min:
         return stops

@@ -14,13 +14,13 @@ from mlxspec.models.eagle3 import Eagle3Head
 
 
 class Eagle3(Mtp):
-    """needs.layers: those that the layer was trained on."""
+    """A drafter that drafts with an EAGLE-3 head. needs.layers: the target's layers whose outputs the head was trained on."""
 
     name = "eagle3"
     turns_by_axes = False  # the layer is trained on positions that are indices
 
     def __init__(self, head: Eagle3Head, max_context: int, *, kv_bits: int = PLAIN) -> None:
-        """max_context: the target's, in tokens. Raises ConfigError as Mtp does."""
+        """Draft with `head`. max_context: the target's, in tokens. Raises ConfigError as Mtp does."""
         super().__init__(head, max_context, kv_bits=kv_bits)
         self.needs = Needs(layers=head.layers_read)
 

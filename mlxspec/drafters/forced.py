@@ -13,7 +13,7 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 class Forced(Drafter):
-    """Asked before all others for rows that have constraints."""
+    """A drafter of the tokens that a row's constraint forces. It is asked before all others for rows that have constraints."""
 
     name = "forced"
     max_draft = 63  # tokens: with the row's own a width that compiles

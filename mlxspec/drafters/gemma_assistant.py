@@ -23,9 +23,10 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 class _Borrowed(ModelCache):
-    """The target's keys and values while a draft is made, in the place of a cache of our own: nothing is written, so a fork is itself.
+    """The target's keys and values during a draft, used in place of a cache of the assistant's own. Nothing is written, so a fork is the
+    object itself.
 
-    views: as the assistant wants them, for the rows of the draft; positions: at which their newest known tokens stand.
+    views: keys and values in the form that the assistant reads, for the rows of the draft; positions: of these rows' newest known tokens.
     """
 
     def __init__(self, assistant: Gemma4Assistant, cache: ModelCache, rows: Sequence[int]) -> None:
@@ -41,7 +42,8 @@ class _Borrowed(ModelCache):
 
 
 class GemmaAssistant(ModelDrafter):
-    """Registered as `mtp`. `attach` must have told of the target's cache before `draft`."""
+    """A drafter that drafts with Gemma 4's assistant model and the target's keys and values. Registered as `mtp`. `attach` must be called
+    before `draft`."""
 
     name = "mtp"
     needs = Needs(hidden=True, newest=True, cache=True)
@@ -51,7 +53,8 @@ class GemmaAssistant(ModelDrafter):
     def __init__(
         self, assistant: Gemma4Assistant, max_context: int, head_rows: HeadRows | None = None
     ) -> None:
-        """head_rows: rows of the assistant's own head."""
+        """Draft with `assistant`. max_context: the target's, in tokens. head_rows: the rows of the assistant's language-model head to
+        score, None for all."""
         super().__init__(assistant, max_context, head_rows)
         self._newest: dict[int, mx.array] = {}  # row -> hidden (1, H)
         self._target: ModelCache | None = None
@@ -69,7 +72,7 @@ class GemmaAssistant(ModelDrafter):
             self._newest[row] = mx.contiguous(hidden[-1:])
 
     def snapshot(self, row: int, length: int, start: int) -> None:
-        """Return None: the hidden that the assistant needs comes with the next token."""
+        """Return None: the hidden state that the assistant needs is given with the next token."""
 
     def resume(self, row: int, tokens: Sequence[int], state: Snapshot | None) -> None:
         """Do nothing: the assistant reads the prompt in the target's cache."""
@@ -89,7 +92,7 @@ class GemmaAssistant(ModelDrafter):
         return 0 if self.reduced is None else self.reduced.own_bytes(length)
 
     def draft(self, asks: Sequence[Ask], sampler: BatchSampler) -> list[Draft]:
-        """Raises ValueError where nobody has told of a target's cache."""
+        """Return one draft for each of `asks`. Raises ValueError where `attach` was not called."""
         if self._target is None:
             raise ValueError("an assistant drafts beside its target's cache only")
         ready = {a.row: a for a in asks if self._is_ready(a, self._target)}
@@ -111,7 +114,7 @@ class GemmaAssistant(ModelDrafter):
         return [done.get(a.row, NO_DRAFT) for a in asks]
 
     def _is_ready(self, ask: Ask, target: ModelCache) -> bool:
-        """Whether the target's cache ends before the row's newest token, whose hidden we have."""
+        """Return whether the target's cache ends just before the row's newest token, whose hidden state the drafter holds."""
         place, length = self._places.get(ask.row), len(ask.history)
         if place is None or ask.row not in self._newest or length >= self.max_context:
             return False

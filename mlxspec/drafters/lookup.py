@@ -50,7 +50,7 @@ _MOST_BACKING = 40  # tokens: a place that would have said so many right is sure
 
 
 class LookupRow(ABC):
-    """One row's text, and where its drafts are looked up."""
+    """The text of one row and an index of it, or of other texts, from which its drafts are taken."""
 
     @abstractmethod
     def extend(self, tokens: Sequence[int]) -> None:
@@ -58,10 +58,10 @@ class LookupRow(ABC):
 
     @abstractmethod
     def draft(self, limit: int) -> Draft:
-        """A draft behind the text: at most `limit` host tokens."""
+        """Return a draft of at most `limit` tokens that continue the row's text, on the host and possibly empty."""
 
     def may_draft(self) -> bool:
-        """Whether `draft` would give anything."""
+        """Return whether `draft` would return any token."""
         return self.draft(1) is not NO_DRAFT
 
     def close(self) -> None:  # noqa: B027
@@ -70,12 +70,12 @@ class LookupRow(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """About how many bytes this holds."""
+        """Return about how many bytes the row's index holds."""
 
 
 class Lookup(Drafter):
-    """A drafter of independent rows, which `make` makes; None: they are told by `open`. most: tokens of a draft, None for as many as a
-    request's SpecConfig has it."""
+    """A drafter without a model whose rows are independent. make: makes the LookupRow of a new row; None: `open` supplies it. most: the
+    most tokens of a draft, None for the number in a request's SpecConfig."""
 
     def __init__(
         self, name: str, make: Callable[[], LookupRow] | None = None, most: int | None = None
@@ -89,7 +89,7 @@ class Lookup(Drafter):
             self.open(row, self._make())
 
     def open(self, row: int, state: LookupRow) -> None:
-        """Begin a row. state: what is looked up in for it."""
+        """Begin a row whose drafts are taken from `state`."""
         self._rows[row] = state
 
     def hear(self, row: int, tokens: Sequence[int], hidden: mx.array | None) -> None:
@@ -112,7 +112,8 @@ class Lookup(Drafter):
 
 
 class _NgramKind(NamedTuple):
-    """votes: places that are compared. learns: whether lengths follow what was accepted."""
+    """A variant of n-gram lookup. votes: number of earlier places that are compared. learns: whether the length of drafts follows what was
+    accepted."""
 
     votes: int
     learns: bool
@@ -126,18 +127,19 @@ _KINDS = {
 
 
 def ngram_lookup(name: str, n: int, m: int, min_hits: int = 1) -> Lookup:
-    """n: tokens that must repeat; m: tokens drafted at most; min_hits: earlier occurrences needed, by the maps. Raises ConfigError for an
-    unknown name."""
+    """Return the n-gram drafter of this name. n: number of last tokens that must have occurred before; m: most tokens of a draft; min_hits:
+    earlier occurrences that the `map` variants require. Raises ConfigError for an unknown name."""
     if name not in _KINDS:
         raise ConfigError(f"The drafter {name} cannot be made.")
     return Lookup(name, lambda: NgramRow(name, n, m, min_hits))
 
 
 class NgramRow(LookupRow):
-    """Looks up the last n tokens in the row's own text.
+    """A row whose drafts are what followed the last n tokens at an earlier place of its own text.
 
-    A proposal of a kind that learns is followed until a token of the text differs or all have come, whoever drafted that text; proposals
-    made meanwhile are not. Were each to replace the one before, failures (known at once) would be counted and successes (known late) not.
+    A variant that learns follows one proposal until a token of the text differs from it or all its tokens have appeared, whichever drafter
+    drafted that text; proposals made meanwhile are not followed. If each proposal replaced the one before, failures (known at once) would
+    be counted and successes (known late) would not.
     """
 
     def __init__(self, name: str, n: int, m: int, min_hits: int = 1) -> None:
@@ -176,7 +178,7 @@ class NgramRow(LookupRow):
         return bool(self._text.earlier(1))
 
     def _judge(self, token: int) -> None:
-        """Compare the text's next token with the proposal that is being followed, if any."""
+        """Compare the text's next token with the proposal that is being followed, if there is one."""
         num = len(self._followed)
         if not num:
             return
@@ -196,9 +198,9 @@ class NgramRow(LookupRow):
 
 
 class PredictedRow(LookupRow):
-    """Follows the answer in a text. predicted: its ids; num_prompt: tokens of the row's history before the answer;
-    segment_of: indexes the ids. Behind a place that has
-    just been found a draft is short, as few tokens speak for it."""
+    """A row whose drafts follow its answer in a text that the request supplied (OpenAI's `prediction`). predicted: token ids of that text;
+    num_prompt: tokens of the row's history before the answer; segment_of: builds the index of the ids. A draft after a place that has
+    just been found is short, because few tokens support the place."""
 
     def __init__(
         self, predicted: Sequence[int], num_prompt: int, segment_of: SegmentOf = TextSegment.of
@@ -225,9 +227,9 @@ class PredictedRow(LookupRow):
 
 
 class EarlierRow(LookupRow):
-    """Looks up the longest suffix of the text in its owner's earlier texts and running answers, and follows an answer that has copied
-    COPIED tokens of its prompt there. What agrees with more of the text's last tokens drafts. num_prompt: tokens of the row before its
-    answer."""
+    """A row whose drafts follow the longest suffix of its text in its owner's earlier texts and running answers. Once the answer has copied
+    COPIED tokens of its prompt, the prompt is followed too; of the two, the one that agrees with more of the text's last tokens drafts.
+    num_prompt: tokens of the row before its answer."""
 
     def __init__(self, index: TextIndex, owner: str, num_prompt: int) -> None:
         self._index, self._num_prompt = index, num_prompt
@@ -266,7 +268,7 @@ class EarlierRow(LookupRow):
         self._index.add(self._owner, self._tokens)
 
     def _look_for_copies(self) -> None:
-        """Find out whether the answer's last tokens are in the prompt, outside of the text that is followed."""
+        """Search the prompt for the answer's last tokens, outside of the earlier text that is followed, and follow the prompt from there."""
         if self._source is not None and self._source.agreed >= COPIED:
             return
         tokens = self._tokens
@@ -287,7 +289,8 @@ class EarlierRow(LookupRow):
 
 
 def _aligned(alignment: Alignment, limit: int, agreed: int | None = None) -> Draft:
-    """Return a draft of the tokens that follow the answer's place in a text. It has two tokens for each one that has agreed."""
+    """Return a draft of the tokens that follow the answer's place in a text, at most `limit`, two for each token that has agreed. agreed:
+    number of these, None for the alignment's own count."""
     agreed = alignment.agreed if agreed is None else agreed
     tokens = alignment.next(min(limit, 2 ** min(agreed, 6)))
     tokens = next((tokens[:i] for i, token in enumerate(tokens) if token < 0), tokens)

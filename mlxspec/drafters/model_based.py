@@ -42,8 +42,8 @@ _OF_A_STEP = 30  # kernels that Metal launches for one forward of a small head, 
 
 
 class _Row:
-    """The tokens of a row that its model has not run yet, with their hiddens. num_skipped: how many of the row's first tokens are never
-    run."""
+    """The tokens of a row that the drafter's model has not run yet, with their hidden states. num_skipped: number of the row's first tokens
+    that are never run."""
 
     def __init__(self) -> None:
         self.num_skipped = 0
@@ -56,7 +56,7 @@ class _Row:
         return taken
 
     def take_first(self, num: int) -> tuple[list[int], list[mx.array]]:
-        """The first so many; the rest stays."""
+        """Remove the first `num` queued tokens and return them with their hidden states."""
         if num == len(self.tokens):
             return self.take()
         tokens, hidden = self.take()
@@ -69,11 +69,11 @@ class _Row:
 
 
 class DraftStep(NamedTuple):
-    """One forward of a drafter's model over certain tokens or drafted ones.
+    """One forward of a drafter's model over known or drafted tokens.
 
-    tokens (N,) int32, of `rows` in the order of `cache`, whose transaction stays open. hidden (N, H): what each token was sampled from,
-    None where the drafter needs none. logits_at: of which tokens logits are wanted. images: given where `sees_images` says so and some of
-    the tokens are image tokens. certain: all tokens are committed.
+    tokens (N,) int32, of `rows` in the order of `cache`, whose transaction stays open. hidden (N, H): the hidden state that each token was
+    sampled from, None where the drafter needs none. logits_at: the tokens whose logits are computed. images: given where the drafter's
+    `sees_images` is true and some of the tokens are image tokens. certain: all tokens are committed.
     """
 
     tokens: mx.array
@@ -86,21 +86,22 @@ class DraftStep(NamedTuple):
 
 
 class ModelDrafter(Drafter):
-    """Draft-model and MTP drafting. Every known token is run once, as a fact; drafts never enter the cache that stays.
+    """A drafter that runs a model: a draft model or a head. Every known token is run once and committed to its cache; drafted tokens are
+    run on a fork that is dropped.
 
-    model: what drafts. max_context: the drafter ends for a row that has so many tokens. skips: how many of a row's first tokens have no
-    cell in the cache: they are never run, and cell i belongs to token i + skips. drafts_at_once: whether one forward makes a whole draft,
-    so that a further token costs next to nothing. head_rows: the rows of the language-model head that proposals come from, besides those of
-    tokens that a text holds itself; None: the whole head.
+    model: the module that drafts. max_context: tokens of a row at which the drafter ends for it. skips: number of a row's first tokens
+    without a cell in the cache: they are never run, and cell i belongs to token i + skips. drafts_at_once: whether one forward makes a
+    whole draft, so that a further token costs next to nothing. head_rows: rows of the language-model head that drafts are chosen from, in
+    addition to those of tokens that the row's text contains; None: the whole head.
 
-    sees_images: whether `_forward` takes images. A drafter that does not ends for rows with images. turns_by_axes: whether its rotary
+    sees_images: whether `_forward` takes images. A drafter that does not ends for rows with images. turns_by_axes: whether the rotary
     positions are the target's, and not indices.
 
-    uses_whole_head: propose from the whole head all the same, to compare the two; changed between rows only.
+    uses_whole_head: choose drafts from the whole head all the same, to compare the two; changed between rows only.
 
-    kv_bits: in how many bits its layers that attend to the whole context keep keys and values: 4, 8, or 16 for as they are computed.
+    kv_bits: bits in which layers that attend to the whole context keep keys and values: 4, 8, or 16 for unquantized.
 
-    is_warm: whether no forward has compiled anything since somebody set it to True.
+    is_warm: whether no forward has compiled anything since a caller set it to True.
     """
 
     skips: ClassVar[int] = 0
@@ -111,8 +112,8 @@ class ModelDrafter(Drafter):
     def __init__(
         self, model: Any, max_context: int, head_rows: HeadRows | None = None, *, kv_bits: int = PLAIN
     ) -> None:
-        """model: what drafts, a module of mlxspec's or a Model. head_rows: of the head that it proposes with. Raises ConfigError where its
-        keys and values cannot be kept in kv_bits."""
+        """Draft with `model`, a module of mlxspec's or a Model. head_rows: the rows of the language-model head that drafts are chosen from.
+        Raises ConfigError where its keys and values cannot be kept in kv_bits."""
         self.model, self.max_context, self.kv_bits = model, max_context, kv_bits
         self.reduced = None if head_rows is None else Proposals(head_rows)
         self.uses_whole_head = False
@@ -127,27 +128,28 @@ class ModelDrafter(Drafter):
             check_kv_bits(whole, kv_bits, f"The drafter {self.name}", "draft_kv_bits")
 
     def num_queued(self, row: int) -> int:
-        """Known tokens of the row that the next `draft` has to run, the newest included."""
+        """Return the number of known tokens of the row that the next `draft` has to run, the newest included."""
         state = self._rows.get(row)
         return 0 if state is None else len(state.tokens)
 
     @property
     def proposals(self) -> Proposals | None:
-        """The rows of the head that the next logits are computed from; None: the whole head."""
+        """Return the rows of the language-model head that the next logits are computed from, None for the whole head."""
         return None if self.uses_whole_head else self.reduced
 
     @property
     def ids(self) -> mx.array | None:
-        """(R,) int32: the target's tokens that the next logits (N, R) are of; None: all, in order."""
+        """Return the target's token ids (R,) int32 that the columns of the next logits (N, R) belong to; None: all ids in order."""
         return None if self.proposals is None else self.proposals.ids
 
     def _taken(self, hidden: mx.array) -> mx.array:
-        """Return the hiddens (N, H) that came with known tokens, as `_forward` takes them."""
+        """Return the target's hidden states (N, H) of known tokens in the form that `_forward` takes."""
         return hidden
 
     @property
     def reads(self) -> Reads:
-        """The weights that drafting one token reads, the language-model head included: the drafter's cost is guessed from their bytes."""
+        """Return the weights that drafting one token reads, the language-model head included. The first guess of the drafter's cost follows
+        from their bytes."""
         return drafted_reads(self.model, head=None if self.proposals is None else self.proposals.weight_bytes)
 
     @property
@@ -166,10 +168,10 @@ class ModelDrafter(Drafter):
 
     @abstractmethod
     def _forward(self, step: DraftStep) -> Output:
-        """Run the tokens as certain ones. Logits are of the tokens `ids`, where those are not all."""
+        """Run the step's tokens and return hidden states and logits. Logits have the columns `ids` where these are not all tokens."""
 
     def _own_head(self, out: Output, step: DraftStep) -> Output:
-        """The Output of a forward without logits, with those that are proposed from: of each active row's last token."""
+        """Return `out`, which has no logits, with the logits of each active row's last token over the rows of the head in use."""
         if self.proposals is None or step.logits_at == "none":
             return out
         names = [self._order[i] for i in step.rows.active]
@@ -206,7 +208,7 @@ class ModelDrafter(Drafter):
             self.prime(row)
 
     def prime(self, row: int) -> None:
-        """Run what has been queued, except the last token: the next draft begins with it."""
+        """Run the queued tokens of a row, except the last one: the next draft begins with it."""
         state = self._rows.get(row)
         if state is not None and len(state.tokens) > 1:
             cache = self._run({row: state.take_first(len(state.tokens) - 1)}, "none")[0]
@@ -279,8 +281,8 @@ class ModelDrafter(Drafter):
         return 0 if self._cache is None else self._cache.nbytes
 
     def row_bytes(self, length: int) -> int:
-        """A fork has recurrent states of its own, and a forward writes some beside those it reads. Rows of the head that the text brings
-        count as well."""
+        """Return the most bytes that a row of `length` tokens takes. Counted are the recurrent states that a fork has of its own, those
+        that a forward writes in addition to the ones it reads, and the rows of the head for tokens of the text."""
         cache = self._make_cache(0)
         states = sum(layer.bytes_for(length, 1) for layer in cache.layers if layer.is_recurrent)
         own = 0 if self.reduced is None else self.reduced.own_bytes(length)
@@ -291,7 +293,7 @@ class ModelDrafter(Drafter):
         self._ended[row] = why
 
     def _ids(self, row: int, tokens: list[int]) -> list[int]:
-        """Return tokens as the embedding looks them up."""
+        """Return the tokens as ids that the embedding knows: image tokens are replaced by the id of the model's image placeholder."""
         seen = self._seen.get(row)
         return tokens if seen is None else seen.images.ids(tokens)
 
@@ -303,20 +305,21 @@ class ModelDrafter(Drafter):
             self._cache.shift(place, seen.images.shift(self._cache.lengths[place]))
 
     def _length(self, row: int) -> int:
-        """Tokens of the row that have been run or skipped."""
+        """Return the number of the row's tokens that have been run or skipped."""
         if self._cache is None:
             return 0
         return self._rows[row].num_skipped + self._cache.lengths[self._order.index(row)]
 
     def _draft(self, asks: Sequence[Ask], sampler: BatchSampler, owners: dict[int, int]) -> dict[int, Draft]:
-        """Catch up and take the first step in one forward, further steps on a fork. All lazy."""
+        """Return a draft for each row number: one forward runs the queued tokens and drafts the first token, further steps run on a fork of
+        the cache. All arrays are lazy."""
         self._open(asks)
         cache, out = self._run({a.row: self._rows[a.row].take() for a in asks}, "last")
         hidden = self._last_rows.last(out.hidden)
         return self._go_on(cache, asks, out.logits, hidden, sampler, owners)
 
     def _open(self, asks: Sequence[Ask]) -> None:
-        """Prepare for the logits of a draft."""
+        """Select the rows of the language-model head for the logits of a draft of these rows."""
         if self.proposals is not None:
             self.proposals.open({a.row: a.history for a in asks})
 
@@ -330,10 +333,11 @@ class ModelDrafter(Drafter):
         owners: dict[int, int],
         shift: tuple[mx.array, int] | None = None,
     ) -> dict[int, Draft]:
-        """Drafts behind what `cache` has run: logits and hidden (asks, ...) are of each row's last token, in the cache's order of rows.
+        """Return drafts by row number that follow what `cache` has run. logits and hidden (asks, ...): of each row's last token, in the
+        cache's order of rows.
 
-        shift: how many tokens more than their histories the rows have, (asks,) int32 in the cache's order, and the most of them; `cache` is
-        a fork then.
+        shift: how many tokens more than their histories the rows have, (asks,) int32 in the cache's order, and the largest of these
+        numbers; `cache` is a fork then.
         """
         fork = None if shift is None else cache
         # the order of logits is the cache's
@@ -378,8 +382,8 @@ class ModelDrafter(Drafter):
         logits_at: LogitsAt,
         coming: Mapping[int, tuple[mx.array, mx.array]] = MappingProxyType({}),
     ) -> tuple[ModelCache, Output]:
-        """One wide forward over the queued tokens of some rows, committed. coming: by row, tokens (n,) that only the device knows, with
-        their hiddens (n, H): they are run behind the queued ones, and not committed."""
+        """Run the queued tokens of some rows in one forward and commit them. coming: by row, tokens (n,) that only the device knows, with
+        their hidden states (n, H): they are run after the queued ones and not committed. Returns the cache of these rows and the output."""
         cache = self._cache
         if cache is None:
             raise RuntimeError("no rows")  # nothing is run before a row has begun
@@ -417,13 +421,13 @@ class ModelDrafter(Drafter):
 
 
 def _ends(ask: Ask, sure: Sequence[mx.array]) -> bool:
-    """Whether a draft is to end behind the tokens of these confidences, each (1,). Finding out waits for them."""
+    """Return whether a draft ends after tokens with these confidences, each (1,). Waits for them to be computed."""
     return ask.stops is not None and ask.stops([numbers(s).item() for s in sure])
 
 
 def _of_tokens(cells: Snapshot, start: int, skipped: int) -> Snapshot:
-    """A snapshot of a cache's cells as one of the row's tokens from `start` on, which the prefix store cuts by tokens: zeros stand for
-    tokens that have no cell."""
+    """Return a snapshot of a cache's cells as a snapshot of the row's tokens from `start` on, because the prefix cache cuts by tokens.
+    Zeros fill the places of tokens that have no cell."""
     missing = max(0, skipped - start)
     segments = cells.segments
     if missing:
@@ -433,12 +437,13 @@ def _of_tokens(cells: Snapshot, start: int, skipped: int) -> Snapshot:
 
 
 def _shifted(x: mx.array, num: int) -> mx.array:
-    """(1, H, n, D) -> (1, H, num + n, D), zeros first."""
+    """Return x (1, H, n, D) with `num` zeros before it: (1, H, num + n, D)."""
     return mx.pad(x, [(0, 0), (0, 0), (num, 0), (0, 0)])
 
 
 def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
-    """Back again: without the zeros in front. Every segment holds a token at least, and `skips` is at most 1."""
+    """Return a snapshot of a row's tokens as a snapshot of the cache's cells, without the leading zeros; the inverse of `_of_tokens`. Every
+    segment holds at least one token, and `skips` is at most 1."""
     if not skips:
         return tokens
     first, *others = tokens.segments
@@ -447,7 +452,7 @@ def _of_cells(tokens: Snapshot, skips: int) -> Snapshot:
 
 
 def _tokens(parts: Sequence[Sequence[int] | mx.array]) -> mx.array:
-    """(N,) int32 of known tokens, and of arrays (n,) of tokens that only the device knows."""
+    """Concatenate known tokens and arrays (n,) of tokens that only the device knows into one array (N,) int32."""
     found, known = list[mx.array](), list[int]()
     for part in parts:
         if isinstance(part, mx.array):

@@ -19,7 +19,8 @@ from mlxspec.sampling.sampler import BatchSampler
 
 
 class Mtp(BehindUnread):
-    """The head, filled over the whole history: one cell for each known token but the first."""
+    """A drafter that drafts with the target's MTP head. The head runs over the whole history: its cache has one cell for each known token
+    but the first."""
 
     name = "mtp"
     needs = Needs(hidden=True)

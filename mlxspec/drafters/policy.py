@@ -17,9 +17,9 @@ from mlxspec.drafters.row import DraftRow
 
 @dataclass(frozen=True, kw_only=True)
 class RowChoice:
-    """The part of one row in a round. drafter: None for a plain round. length: tokens of its draft that are verified; of a drafter that has
-    not been asked, tokens that it is asked for. is_probe: the draft is made to be compared with the text that comes, to its end and over
-    several rounds, beyond the tokens of it that are verified. stops: as `Ask` has it."""
+    """A policy's choice for one row in a round. drafter: its name, None for a plain round. length: number of its drafted tokens that are
+    verified; for a drafter that has no draft yet, the number of tokens to draft. is_probe: the whole draft is compared with the text
+    over several rounds, beyond the tokens that are verified. stops: as `Ask` has it."""
 
     drafter: str | None = None
     length: int = 0
@@ -31,7 +31,8 @@ PLAIN = RowChoice()
 
 
 class ModelCall(NamedTuple):
-    """One call of a model drafter for several rows. depth: tokens of the longest draft; queued: known tokens that it had to run first."""
+    """One call of a model drafter for several rows. depth: tokens of the longest draft; queued: known tokens that the model had to run
+    first."""
 
     name: str
     depth: int
@@ -41,22 +42,22 @@ class ModelCall(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """A planned round, by row. drafts: with their drafters and the width that is verified; choices: what policies chose, as they gave it.
-    calls: of models that drafted anything."""
+    """A planned round, by row. drafts: the drafts, each with its drafter and the number of tokens that are verified; choices: what policies
+    chose. calls: the calls of models that drafted anything."""
 
     drafts: Mapping[int, Draft] = field(default_factory=dict)
     choices: Mapping[int, RowChoice] = field(default_factory=dict)
     calls: Sequence[ModelCall] = ()
 
     def draft(self, row: int) -> Draft:
-        """The row's, NO_DRAFT where it is plain."""
+        """Return the draft of this row, NO_DRAFT where its round is plain."""
         return self.drafts.get(row, NO_DRAFT)
 
 
 class LearnedRound(NamedTuple):
-    """A round that has been read. rows, choices: those of the policy that is told; choices are None for rows that were not asked, as in
-    plain rounds that run ahead. num_rows, num_tokens: of the whole round. ahead: it was launched before the round in front of it was read.
-    is_warm: nothing was compiled in it."""
+    """A round whose result has been read, as its policy receives it. rows, choices: those that follow this policy; a choice is None for a
+    row without one, as in plain rounds that run ahead. num_rows, num_tokens: of the whole round. ahead: the round was launched before
+    the previous one was read. is_warm: nothing was compiled in it."""
 
     rows: Sequence[DraftRow]
     choices: Sequence[RowChoice | None]
@@ -69,7 +70,8 @@ class LearnedRound(NamedTuple):
 
 
 class RowTexts(Protocol):
-    """A way for a policy to look at the texts of its rows, see `Drafts`."""
+    """The interface by which a policy has new tokens of its rows given to their drafters, and gets drafts of those without a model;
+    `Drafts` implements it."""
 
     def tell(self, row: DraftRow) -> None: ...
 
@@ -79,12 +81,13 @@ class RowTexts(Protocol):
 
 
 class Policy(ABC):
-    """A subclass must give `choose` and `learn`.
+    """A rule that chooses for each round which drafter drafts for each row, and how many tokens are verified. A subclass must define
+    `choose` and `learn`.
 
     looks_up: drafters without a model are asked before the first `choose`, and every draft is compared with the text by `judge`, which is
     called for such a policy only. runs_ahead: a drafted round may be decided before the previous round is read; its drafts then stay on the
-    device and are read together with the result of their verify. False where `choose` needs what came of the previous round. is_resting:
-    its rows decode plainly for now, so their drafters may receive the new tokens later, several rounds' at once.
+    device and are read together with the result of their verify. False where `choose` needs the result of the previous round. is_resting:
+    the policy's rows decode plainly for now, so their drafters may receive the new tokens later, several rounds' at once.
     """
 
     looks_up = False
@@ -93,27 +96,28 @@ class Policy(ABC):
 
     @abstractmethod
     def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> Sequence[RowChoice]:
-        """Return one choice a row. offers: by row, drafts at hand by drafter; a lookup that found nothing is not among them. A drafter that
-        is chosen and not among them is asked, and `choose` is called again with its draft, which may be empty, among the offers."""
+        """Return one choice for each row. offers: by row, the existing drafts by drafter name; empty n-gram drafts are left out. If a
+        chosen drafter has no draft in `offers`, it is asked, and `choose` is called again with its draft, which may be empty, among the
+        offers."""
 
     @abstractmethod
     def learn(self, done: LearnedRound) -> None:
         """Learn what a round took. Called in the order of the rounds."""
 
     def begin(self, row: DraftRow) -> None:  # noqa: B027
-        """Take up a new row."""
+        """Begin a row that follows this policy."""
 
     def end(self, row: DraftRow) -> None:  # noqa: B027
-        """Forget a row."""
+        """Release what the policy holds for a row."""
 
     def wake(self) -> None:  # noqa: B027
-        """Find out anew whether rows rest: a row has begun, of this policy or another."""
+        """Decide anew whether rows rest, because a row of this policy or another has begun."""
 
     def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
-        """Learn how a draft fared, verified or not: of its first `known` tokens, to which the text has come, the first `matched` are right.
-        Called where `looks_up` is true: for all that lookups offered, chosen or not and at full length, and for each draft of a model. A
-        policy that wants to know how its own choice fared keeps the drafter and the length that it chose."""
+        """Learn how a draft compares with the text, verified or not: `known` of its first tokens have been compared, and the first
+        `matched` were right. Called where `looks_up` is true: for all drafts of n-gram drafters, used or not and at full length, and for
+        each draft of a model. A policy that needs the result of its own choice keeps the drafter and the length that it chose."""
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
-        """Whether the next round of these rows is plain, so that it may be launched before this one is read."""
+        """Return whether the next round of these rows is plain, so that it may be launched before this one is read."""
         return False

@@ -23,8 +23,8 @@ MOST_OWN = 2048  # tokens a text brings that are not in the list
 
 
 class _Text:
-    """num_seen: tokens of the history that were looked at; own: those of them that are not in the list, the latest last; version: another
-    one whenever `own` changes."""
+    """The tokens of one row's text that the fixed list of proposals lacks. num_seen: tokens of the history that were examined; own: those
+    of them that are not in the list, the latest last; version: a new number whenever `own` changes."""
 
     def __init__(self, version: int) -> None:
         self.num_seen = 0
@@ -33,8 +33,8 @@ class _Text:
 
 
 class Proposals:
-    """The tokens that one drafter proposes from. `open` comes before a draft and names its rows; `logits` and `ids` belong to the last
-    `open`."""
+    """The rows of the language-model head that one drafter scores: a fixed list, and the tokens of the rows' own texts. `open` is called
+    before a draft and names its rows; `logits` and `ids` belong to the last `open`."""
 
     def __init__(self, head: HeadRows) -> None:
         self.head = head
@@ -49,7 +49,7 @@ class Proposals:
         self.ids = self._listed
 
     def open(self, histories: Mapping[int, Sequence[int]]) -> None:
-        """Begin a draft. histories: by row, all its known tokens."""
+        """Select the tokens to score for a draft. histories: by row, all its known tokens."""
         for row, history in histories.items():
             self._follow(row, history)
         opened = tuple((row, self._texts[row].version) for row in histories)
@@ -66,7 +66,7 @@ class Proposals:
             self._may = mx.array(np.stack([np.isin(own, list(t.own)) for t in texts]))
 
     def logits(self, hidden: mx.array, rows: Sequence[int]) -> mx.array:
-        """hidden (N, H) of these rows, one each -> logits (N, len(ids)), -inf for other rows' tokens."""
+        """Return logits (N, len(ids)) for hidden (N, H), one hidden state for each of `rows`; -inf for tokens of other rows' texts."""
         logits = self.head(hidden, self._own)
         if self._may is None:
             return logits
@@ -76,7 +76,7 @@ class Proposals:
         return mx.concatenate([listed, mx.where(may, own, -mx.inf)], axis=-1)
 
     def forget(self, row: int) -> None:
-        """Forget a row."""
+        """Release what is held for a row."""
         self._texts.pop(row, None)
 
     @property
@@ -84,7 +84,7 @@ class Proposals:
         return bytes_of(self.head)
 
     def own_bytes(self, length: int) -> int:
-        """Bytes of the rows that a text of so many tokens brings, at most."""
+        """Return the most bytes of head rows that a text of `length` tokens adds."""
         return self.weight_bytes * min(MOST_OWN, length) // len(self.head.ids)
 
     def _follow(self, row: int, history: Sequence[int]) -> None:

@@ -16,8 +16,9 @@ from mlxspec.sampling.row import RowSampler
 
 @dataclass
 class AskedDrafter:
-    """A row's record of one drafter. calls: how often it was asked; seconds: what that took, together with other rows asked at once.
-    judged: drafts whose first token was compared with the text, verified or not; right: those whose first token was the text's."""
+    """A row's record of one drafter. calls: number of requests for a draft; seconds: their duration, including other rows of the same
+    calls. judged: drafts whose first token was compared with the text, verified or not; right: those whose first token equals the
+    text's."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -26,7 +27,8 @@ class AskedDrafter:
 
 
 class WaitingDraft(NamedTuple):
-    """A draft that is compared with the text. heard: the tokens that have come; lasts: it is compared over several rounds."""
+    """A draft that waits to be compared with the text. heard: the tokens of the text so far; lasts: the comparison goes on over several
+    rounds."""
 
     draft: Draft
     heard: list[int]
@@ -35,14 +37,14 @@ class WaitingDraft(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class DraftRow:
-    """One row.
+    """A row as drafters and policies see it.
 
-    history: all its known tokens, which grow as the row does. named: who may draft for it, in its order; forced: who comes before them
-    while the row is bound. room: drafted tokens that the round being planned may verify; is_ahead: that round is planned before the one in
-    front of it has been read. ended: drafters that failed for it, or reached their context's end. asked: by drafter. unheard: what its
-    drafters have not been told, tokens with their hiddens. offers: drafts of its drafters without a model, by name, behind `offered_at`
-    tokens. waiting: drafts whose text has not come. emitted: tokens that have come since its policy learned of a round; decoded: since its
-    answer began.
+    history: all its known tokens, which grow with the row. named: the drafters that may draft for it, in its order; forced: the drafter
+    that precedes them while the row has a constraint. room: number of drafted tokens that the round being planned may verify; is_ahead:
+    that round is planned before the previous one has been read. ended: names of drafters that failed for the row or reached the end of
+    their context. asked: records by drafter name. unheard: tokens that its drafters have not received, with their hidden states. offers:
+    drafts of drafters without a model, by name, made after `offered_at` tokens. waiting: drafts to be compared with text that does not
+    exist yet. emitted: number of new tokens since its policy last learned of a round; decoded: since its answer began.
     """
 
     number: int
@@ -67,7 +69,7 @@ class DraftRow:
 
     @property
     def limits(self) -> tuple[tuple[Drafter, int], ...]:
-        """The drafters that may draft for the row, in its order, and the longest draft that it takes of each."""
+        """Return the drafters that may draft for the row, in its order, each with the longest draft that the row takes of it."""
         if self._limits is None or self._was_bound != self.sampler.is_bound:
             self._was_bound = self.sampler.is_bound
             every = (self.forced, *self.named) if self._was_bound and self.spec.drafters else self.named
@@ -79,24 +81,25 @@ class DraftRow:
         self.named, self._limits = (*self.named, drafter), None
 
     def end(self, name: str, why: str) -> None:
-        """Let a drafter draft no more for the row, and say why."""
+        """End a drafter for the row, with a notice that names the reason."""
         self.ended.add(name)
         self._limits = None
         self.notices.append(f"{name} drafting ended: {why}")
 
     @property
     def is_blind(self) -> bool:
-        """Return whether its drafts may stay on the device until they are verified: no limit or grammar looks at their tokens first."""
+        """Return whether the row's drafts may stay on the device until they are verified, because no limit or grammar has to see their
+        tokens first."""
         return not self.has_limits and not self.sampler.is_bound
 
     @cached_property
     def has_limits(self) -> bool:
-        """Whether how sure a drafter was decides on what is verified."""
+        """Return whether confidences decide how much of a draft is verified (p_min or n_min is set)."""
         return self.spec.p_min > 0 or self.spec.n_min > 0
 
 
 def longest(drafter: Drafter, spec: SpecConfig) -> int:
-    """The longest draft that a row with these options takes of a drafter."""
+    """Return the number of tokens of the longest draft that a row with these options takes of a drafter."""
     if drafter.max_draft is not None:
         asked = spec.n_max if isinstance(drafter, ModelDrafter) else None  # of what runs a model
         return drafter.max_draft if asked is None else min(drafter.max_draft, asked)

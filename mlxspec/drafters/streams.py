@@ -18,19 +18,20 @@ from mlxspec.models.base import Output
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """size: H, the target's hidden size. layers: 0-based ids of the layers whose residual streams are shown, ascending."""
+    """The target's outputs that drafters need: the final hidden state and the residual streams of some layers. size: H, the target's hidden
+    size. layers: 0-based ids of these layers, ascending."""
 
     size: int
     layers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, drafters: Iterable[Drafter], size: int) -> Streams:
-        """The layers that any of these drafters asks for."""
+        """Return the streams that cover the layers which any of these drafters needs."""
         return cls(size=size, layers=tuple(sorted({i for d in drafters for i in d.needs.layers})))
 
     @property
     def width(self) -> int:
-        """W, with all layers."""
+        """Return W, the number of columns of the final hidden state and all layers together."""
         return (1 + len(self.layers)) * self.size
 
     def join(self, out: Output) -> mx.array:
@@ -42,12 +43,12 @@ class Streams:
         return mx.concatenate([out.hidden, *streams], axis=-1)
 
     def final(self, seen: mx.array) -> mx.array:
-        """(N, W) or (N, H) -> the final hidden (N, H)."""
+        """Return the final hidden state (N, H) of `seen`, which is (N, W) or (N, H)."""
         return seen if seen.shape[1] == self.size else seen[:, : self.size]
 
     def given(self, needs: Needs, seen: mx.array | None) -> mx.array | None:
-        """A drafter's columns of (N, W) by its needs: (N, needs.width * H). None where it asks for none, or where
-        nothing, or not those layers, was shown."""
+        """Return the columns of `seen` (N, W) that a drafter needs, (N, needs.width * H). None where it needs none, or where `seen` lacks
+        these layers."""
         if seen is None or not needs.wants_hidden:
             return None
         if not needs.layers:

@@ -14,7 +14,7 @@ from mlxspec.sampling.row import RowSampler
 
 
 def submitted(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft]:
-    """Each draft cut to what is verified of it. Costs a synchronisation only where p_min, n_min or a constraint must see numbers."""
+    """Return each draft cut to the tokens that are verified. Waits for the device only where p_min, n_min or a constraint must see numbers."""
     pairs = list(zip(drafts, states, strict=True))
     doubted = [d.length > 0 and d.confidences is not None and s.has_limits for d, s in pairs]
     read = [s.sampler.needs_tokens(d.length + 1) for d, s in pairs]
@@ -29,7 +29,8 @@ def submitted(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft
 
 
 def submitted_on_host(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft]:
-    """The same, with tokens and confidences as lists, which costs a synchronisation where they are not. Confidences stay."""
+    """Return each draft cut to the tokens that are verified, with tokens and confidences as lists. Waits for the device where they are
+    still there."""
     lazy = [(d.tokens, d.confidences) for d in drafts if not isinstance(d.tokens, list)]
     if lazy:
         mx.eval(lazy)
@@ -59,7 +60,8 @@ def _submit(draft: Draft, state: DraftRow, doubted: bool) -> Draft:
 
 
 def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
-    """Return a function that says how many of a draft's first tokens could be accepted, where something may be forbidden; else None."""
+    """Return a function from a number of first tokens of the draft to how many of them could be accepted; None where the row forbids no
+    token."""
     constraints, tokens = sampler.constraints, draft.tokens
     if constraints is None or not isinstance(tokens, list):
         return None
@@ -67,11 +69,11 @@ def _validity(draft: Draft, sampler: RowSampler) -> Callable[[int], int] | None:
 
 
 def _on_host(draft: Draft) -> Draft:
-    """Its tokens as a list. They have been evaluated."""
+    """Return the draft with its evaluated tokens as a list."""
     return draft if isinstance(draft.tokens, list) else draft._replace(tokens=numbers(draft.tokens).tolist())
 
 
 def _confidences(draft: Draft) -> list[float] | None:
-    """Its confidences as a list. They have been evaluated."""
+    """Return the draft's evaluated confidences as a list, None where it has none."""
     sure = draft.confidences
     return numbers(sure).tolist() if isinstance(sure, mx.array) else sure

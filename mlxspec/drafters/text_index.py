@@ -43,8 +43,9 @@ _BORDER, _NOWHERE = -1, -2  # before, between and behind texts; a token that sta
 
 
 class IndexedText:
-    """Tokens behind CONTEXT borders. ns: the lengths of its n-grams; heads, links: for each of them the latest place of a hash, and by
-    place the one before it, 0 for none. A place is the index of the token behind an n-gram."""
+    """A text with an index of its n-grams. It begins with CONTEXT borders. ns: the lengths n; heads, links: for each n, the latest place of
+    each hash, and for each place the previous one of the same hash, 0 for none. A place is the index of the token that follows an
+    n-gram."""
 
     ns: Sequence[int]
     tokens: Any
@@ -53,14 +54,14 @@ class IndexedText:
     end: int
 
     def places(self, which: int, key: int) -> Iterator[int]:
-        """Places behind n-grams of this hash, the latest first; a few may have another one."""
+        """Yield the places that follow n-grams with the hash `key`, the latest first; a few may have another hash. which: index into `ns`."""
         place, links = self.heads[which].get(key, 0), self.links[which]
         while place:
             yield place
             place = links[place]
 
     def agreeing(self, place: int, tail: int) -> int:
-        """Return how many tokens before a place are the last ones of a text. tail: as `tail_of` gives it."""
+        """Return how many tokens before a place equal the last tokens of a text. tail: these tokens as `tail_of` encodes them."""
         own = int.from_bytes(self.tokens[place - CONTEXT : place].tobytes(), "little")
         return CONTEXT - ((own ^ tail).bit_length() + 31) // 32
 
@@ -76,8 +77,8 @@ class IndexedText:
 
 
 class GrowingText(IndexedText):
-    """The text of one row, by one n. Each of its n-grams has a token behind it but for the one that the text ends with, `key` by its
-    hash."""
+    """The growing text of one row, indexed by n-grams of one length. Every n-gram but the text's last one has a following token; `key` is
+    the hash of the last one."""
 
     def __init__(self, n: int) -> None:
         self.ns = (n,)
@@ -109,22 +110,22 @@ class GrowingText(IndexedText):
         return list(islice(self.places(0, self.key), most)) if self._since >= self.ns[0] else []
 
     def backing(self, place: int) -> int:
-        """Return how many tokens before the last n agree with those before a place of `earlier`, about CONTEXT at most."""
+        """Return how many tokens before the last n equal those before a place that `earlier` returned, about CONTEXT at most."""
         tail = int.from_bytes(self.tokens[-CONTEXT:].tobytes(), "little")
         return min(self.agreeing(place, tail), self._since) - self.ns[0]
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes this holds."""
+        """Return about how many bytes the text and its index take."""
         return 8 * len(self.tokens) + 136 * len(self.heads[0])  # of a dict's place, and two numbers
 
 
 class RunningText(IndexedText):
-    """The text of a row that runs, from a place on, for its owner's other rows. It is indexed when one of these looks it up, so that a row
-    alone costs nothing."""
+    """The growing text of a running row, from one place on, as the owner's other rows look it up. It is indexed when one of these looks it
+    up, so a row by itself costs nothing."""
 
     def __init__(self, text: Sequence[int], begin: int) -> None:
-        """text: the row's own list, which grows; negative tokens are borders."""
+        """Index `text` from token `begin` on. text: the row's own list, which grows; negative tokens are borders."""
         self._by_n = [GrowingText(n) for n in ANCHORS]
         self.ns, self.tokens = ANCHORS, self._by_n[0].tokens
         self.heads, self.links = [t.heads[0] for t in self._by_n], [t.links[0] for t in self._by_n]
@@ -132,7 +133,7 @@ class RunningText(IndexedText):
         self._text, self._next = text, begin
 
     def catch_up(self) -> None:
-        """Index what the row has said since, PIECE tokens at most."""
+        """Index the row's newest tokens, PIECE tokens at most."""
         new = self._text[self._next : self._next + PIECE]
         self._next += len(new)
         for text in self._by_n:
@@ -140,17 +141,17 @@ class RunningText(IndexedText):
         self.end = self._by_n[0].end
 
     def following(self, place: int, limit: int) -> list[int]:
-        """The tokens that the row has said behind a place; nobody knows yet whether it repeats itself."""
+        """Return at most `limit` tokens of the row from `place` on. At the text's end nothing is repeated, because the row goes on."""
         return super().following(place, min(limit, self.end - place))
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes this holds."""
+        """Return about how many bytes the index takes."""
         return sum(text.nbytes for text in self._by_n)
 
 
 class _Slots:
-    """Heads in an array: a place for all hashes with the same first bits."""
+    """A hash table in one array that holds the latest place of a hash: hashes with equal first bits share one entry."""
 
     def __init__(self, room: int) -> None:
         num_bits = max(1, room.bit_length() - 1)
@@ -162,7 +163,7 @@ class _Slots:
 
 
 class TextSegment(IndexedText):
-    """Finished texts of one owner, with a border behind each. It takes `room` tokens at most."""
+    """The finished texts of one owner in one array of at most `room` tokens, each followed by a border, with an index of their n-grams."""
 
     def __init__(self, room: int, ns: Sequence[int] = ANCHORS) -> None:
         self.ns = ns
@@ -178,7 +179,7 @@ class TextSegment(IndexedText):
 
     @classmethod
     def of(cls, text: Sequence[int], n: int) -> TextSegment:
-        """One text, by its n-grams."""
+        """Return a segment with one text, indexed by its n-grams of length `n`."""
         made = cls(len(text) + 1, (n,))
         made.extend(_whole(text))
         return made
@@ -188,11 +189,11 @@ class TextSegment(IndexedText):
         return len(self.tokens) - self.end
 
     def num_known(self, beginnings: Sequence[int]) -> int:
-        """Return how many beginnings of a text, by their hashes, the shortest first, are those of texts that are stored here."""
+        """Return how many of a text's beginnings are beginnings of texts stored here. beginnings: their hashes, the shortest first."""
         return next((i for i, one in enumerate(beginnings) if one not in self._known), len(beginnings))
 
     def begin(self, beginnings: Iterable[int]) -> None:
-        """Begin a text with the next piece. beginnings: hashes of the text's beginnings."""
+        """Start a new text, whose tokens `extend` adds. beginnings: hashes of the text's beginnings."""
         self._first = self._next = self.end
         self._known.update(beginnings)
 
@@ -221,12 +222,13 @@ class TextSegment(IndexedText):
 
     @property
     def latest(self) -> Any:
-        """The tokens of the latest text (n,) int32."""
+        """Return the tokens of the latest text, (n,) int32."""
         return self.tokens[self._first : self._next].copy()
 
 
 class Continuation(NamedTuple):
-    """Tokens that may follow a text. confidences: of each token, estimated. length: tokens before it that agree, CONTEXT at most."""
+    """Tokens that may follow a text. confidences: the estimated probability of each token. length: number of tokens before them that agree
+    with the text's end, CONTEXT at most."""
 
     tokens: list[int]
     confidences: list[float]
@@ -234,8 +236,8 @@ class Continuation(NamedTuple):
 
 
 class TextIndex:
-    """See the module. budget: bytes of all owners' segments together; room: about as many tokens. keep: told of each owner and of the
-    tokens (n,) int32 that are stored of a text.
+    """An index of earlier texts, in segments by owner. budget: bytes of all owners' segments together; room: about the same in tokens.
+    keep: is called with the owner and the tokens (n,) int32 of each text that is stored.
 
     Texts may have a million tokens and the engine's thread serves all rows, so a text is indexed in pieces: `add` and `segment_of` only
     queue it, and `work` does a piece.
@@ -258,16 +260,16 @@ class TextIndex:
 
     @property
     def num_running(self) -> int:
-        """Answers that have begun and have not ended."""
+        """Return the number of answers that have begun and not ended."""
         return sum(map(len, self._running.values()))
 
     @property
     def has_work(self) -> bool:
-        """Whether a text is not yet indexed to its end."""
+        """Return whether any queued text is not yet indexed to its end."""
         return bool(self._queue)
 
     def work(self) -> int:
-        """Index the next PIECE tokens of what is queued, fewer than twice as many. Returns how many."""
+        """Index the next PIECE tokens of the queued texts, or up to twice as many, and return how many were indexed."""
         num_done = 0
         while self._queue and num_done < PIECE:
             try:
@@ -282,24 +284,25 @@ class TextIndex:
         return num_done
 
     def join(self, owner: str, text: Sequence[int], begin: int) -> RunningText:
-        """The owner's other rows draft from this text, which grows, behind `begin`, until it `leave`s."""
+        """Let the owner's other rows draft from a growing text after token `begin`, until `leave` ends this. Returns the text as they look
+        it up."""
         made = RunningText(text, begin)
         self._running.setdefault(owner, []).append(made)
         return made
 
     def leave(self, owner: str, running: RunningText) -> None:
-        """Note that a running text has ended."""
+        """Remove a running text that has ended."""
         self._running[owner] = left = [text for text in self._running[owner] if text is not running]
         if not left:
             del self._running[owner]
 
     def add(self, owner: str, text: Sequence[int]) -> None:
-        """Store a finished text, which no caller may change any more. A beginning that is stored already is not stored again."""
+        """Store a finished text, which no caller may change afterwards. A beginning that is already stored is not stored again."""
         if len(text) and self._largest >= 2 * CONTEXT:
             self._queue.append(self._adding(owner, text))
 
     def segment_of(self, text: Sequence[int], n: int) -> TextSegment:
-        """A segment of one text, by its n-grams, which is filled by `work` as long as somebody holds it."""
+        """Return a segment of one text, indexed by n-grams of length `n`. Calls of `work` fill it as long as a caller holds a reference."""
         made = TextSegment(len(text) + 1, (n,))
         self._queue.append(_filling(ref(made), text))
         return made
@@ -331,8 +334,8 @@ class TextIndex:
         self.keep(owner, segments[-1].latest)
 
     def _shrink(self, latest: str) -> None:
-        """Drop segments until all of them fit the budget. The oldest segment of the owner that has added no text for longest goes first.
-        The newest segment of the owner `latest` is never dropped."""
+        """Drop segments until all of them fit the budget. The oldest segment of the owner whose latest text is oldest goes first. The
+        newest segment of the owner `latest` is never dropped."""
         while self.nbytes > self.budget:
             oldest = next(o for o, s in self._owners.items() if o != latest or len(s) > 1)
             del self._owners[oldest][0]
@@ -372,10 +375,10 @@ class TextIndex:
 def vote(
     said: Sequence[Sequence[int]], *, floor: float = 0.0, least: float = 0.0, more: float = 0.0
 ) -> tuple[list[int], list[float]]:
-    """The most frequent token of each depth among the continuations `said`, the latest first, and its probability; of equally frequent
-    tokens the one said latest. A continuation that lost a vote has none afterwards. A draft ends where a winner has a smaller share of the
-    votes than `least`, or where the whole draft has become less probable than `floor`. A probability is the Krichevsky-Trofimov estimate,
-    to which `more` votes are added while all agree."""
+    """Return the most frequent token at each depth among the continuations `said` (the latest first), and their probabilities. Among
+    equally frequent tokens the one of the latest continuation wins. A continuation that lost a vote has no vote afterwards. The draft
+    ends where a winner has a smaller share of the votes than `least`, or where the whole draft is less probable than `floor`. A
+    probability is the Krichevsky-Trofimov estimate, to which `more` votes are added while all agree."""
     tokens: list[int] = []
     shares: list[float] = []
     whole = 1.0
@@ -400,13 +403,13 @@ def vote(
 
 
 def tail_of(text: Sequence[int]) -> int:
-    """The last CONTEXT tokens of a text as one number, for `agreeing`. Borders agree with nothing."""
+    """Encode the last CONTEXT tokens of a text as one number, for `agreeing`. Borders agree with nothing."""
     last = [token if token >= 0 else _NOWHERE for token in text[-CONTEXT:]]
     return int.from_bytes(array("i", [_NOWHERE] * (CONTEXT - len(last)) + last).tobytes(), "little")
 
 
 def hash_of(ngram: Iterable[int]) -> int:
-    """The hash by which an n-gram's places are found."""
+    """Return the hash by which an n-gram's places are found."""
     key = 0
     for token in ngram:
         key = (key + token + 1) * _INVERSE & _MASK
@@ -414,19 +417,19 @@ def hash_of(ngram: Iterable[int]) -> int:
 
 
 def prefix_sums(text: Any) -> Any:
-    """(n,) uint64: hashes of the beginnings of a text (n,) int32. Two of them give the hash of the tokens in between."""
+    """Return the hashes (n,) uint64 of the beginnings of a text (n,) int32. Two of them give the hash of the tokens in between."""
     return np.cumsum(
         (text.astype(np.int64).astype(np.uint64) + np.uint64(1)) * _powers(_FACTOR, len(text))[:-1]
     )
 
 
 def _whole(text: Sequence[int]) -> Any:
-    """(n,) int32: the tokens of a text, borders for what is no token; ids of images are far below."""
+    """Return the tokens of a text as (n,) int32, with borders in place of ids that are no tokens, such as those of images."""
     return np.maximum(np.asarray(text, np.int64), _BORDER).astype(np.int32)
 
 
 def _pieces(text: Sequence[int], begin: int = 0) -> Iterator[Any]:
-    """The tokens from `begin` on, at most PIECE at once (n,) int32."""
+    """Yield the tokens from `begin` on in arrays (n,) int32 of at most PIECE tokens."""
     for at in range(begin, len(text), PIECE):
         yield _whole(text[at : at + PIECE])
 
@@ -440,5 +443,5 @@ def _filling(segment: ref[TextSegment], text: Sequence[int]) -> Iterator[int]:
 
 
 def _powers(factor: int, most: int) -> Any:
-    """(most + 1,) uint64: factor to the powers of 0 to `most`, modulo 2^64."""
+    """Return `factor` to the powers 0 to `most`, modulo 2^64, as (most + 1,) uint64."""
     return np.cumprod(np.append(np.uint64(1), np.full(most, factor, np.uint64)))
