@@ -268,7 +268,8 @@ class EarlierRow(LookupRow):
         self._index.add(self._owner, self._tokens)
 
     def _look_for_copies(self) -> None:
-        """Search the prompt for the answer's last tokens, outside of the earlier text that is followed, and follow the prompt from there."""
+        """Search the prompt for the answer's last tokens, outside of the earlier text that is followed; if found, follow the prompt from
+        there."""
         if self._source is not None and self._source.agreed >= COPIED:
             return
         tokens = self._tokens

@@ -14,7 +14,8 @@ from mlxspec.sampling.row import RowSampler
 
 
 def submitted(drafts: Sequence[Draft], states: Sequence[DraftRow]) -> list[Draft]:
-    """Return each draft cut to the tokens that are verified. Waits for the device only where p_min, n_min or a constraint must see numbers."""
+    """Return each draft cut to the tokens that are verified. Waits for the device only where p_min, n_min or a constraint must see the
+    tokens or confidences."""
     pairs = list(zip(drafts, states, strict=True))
     doubted = [d.length > 0 and d.confidences is not None and s.has_limits for d, s in pairs]
     read = [s.sampler.needs_tokens(d.length + 1) for d, s in pairs]

@@ -54,7 +54,8 @@ class IndexedText:
     end: int
 
     def places(self, which: int, key: int) -> Iterator[int]:
-        """Yield the places that follow n-grams with the hash `key`, the latest first; a few may have another hash. which: index into `ns`."""
+        """Yield the places that follow n-grams with the hash `key`, the latest first; a few may have another hash. which: index of n in
+        `ns`."""
         place, links = self.heads[which].get(key, 0), self.links[which]
         while place:
             yield place
