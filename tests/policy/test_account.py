@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxspec.policy.account import CAP, FULL, GROWTH, LEAST, MOST, Account, Bank
+from mlxspec.policy.account import CAP, EARN, FULL, GROWTH, LEAST, MOST, Account, Bank
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,9 @@ def test_an_account_earns_pays_and_is_capped() -> None:
 
 
 def test_a_bank_gives_what_it_holds() -> None:
+    bank = Bank(0.0)
+    bank.settle(100.0, 0.0)
+    assert bank.balance == pytest.approx(100.0 * EARN)
     bank = Bank()
     assert bank.start == MOST
     bank.settle(1.0, -100.0)

@@ -18,6 +18,7 @@ from mlxspec.drafters.drafts import Drafts
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.drafters.mtp import Mtp
+from mlxspec.engine import pipeline as pipeline_module
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.policy import account
 from mlxspec.policy.acceptance import Acceptance
@@ -276,3 +277,37 @@ def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
 
 
 # ---- what the controller decides
+
+
+def test_rounds_behind_unread_ones_stay_within_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is accepted of the round in front, a draft behind it has no token beyond the last one that is asked for."""
+    own, right, found = engine("mtp"), Drafts.propose, list[int]()
+
+    def propose(self: Drafts, rooms: Any, unread: Any = None) -> Any:
+        if unread is not None:
+            for number, room in rooms.items():
+                left = len(PROMPTS[2]) + 40 - len(self.row(number).history)
+                found.append(left - unread.width - room)
+        return right(self, rooms, unread)
+
+    monkeypatch.setattr(Drafts, "propose", propose)
+    own.generate(PROMPTS[2], asked(2))
+    assert len(found) > 5
+    assert min(found) == 1  # the round's own token
+
+
+def test_rounds_at_rest_stay_within_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, right, found = engine("mtp", step=9.0), pipeline_module.verify, list[int]()
+    request = own.submit(PROMPTS[2], asked(2, 100))
+    request.max_context = len(PROMPTS[2]) + 20
+
+    def verify(rows: Any, *args: Any, ahead: Any = 0) -> Any:
+        if ahead == 1:
+            found.append(request.max_context - len(request.history) - 1)
+        return right(rows, *args, ahead=ahead)
+
+    monkeypatch.setattr(pipeline_module, "verify", verify)
+    while not own.is_idle:
+        own.step()
+    assert len(found) > 5
+    assert min(found) == 1

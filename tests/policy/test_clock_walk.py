@@ -160,6 +160,7 @@ class Head(Invented, ModelDrafter):
 
     def __init__(self, name: str) -> None:
         self.name, self.heard, self.is_warm = name, dict[int, int](), True
+        self.queued = 0  # tokens that the last call ran first
 
     _forward = None  # type: ignore[assignment]
 
@@ -179,7 +180,7 @@ class Head(Invented, ModelDrafter):
         self.heard.pop(row, None)
 
     def draft(self, asks: Sequence[Ask], sampler: Any) -> list[Draft]:
-        found = []
+        found, self.queued = [], 0
         for ask in asks:
             row, place = self.walk.rows[ask.row], len(ask.history)
             assert ask.history[-4:] == row.text[-4:], "it has not heard all of its text"
@@ -188,13 +189,15 @@ class Head(Invented, ModelDrafter):
                 num = next((n for n in range(1, ask.limit) if ask.stops(sure[:n])), ask.limit)
                 self.walk.check_length(row, self.name, sure[:num])
                 tokens, sure = tokens[:num], sure[:num]
+            self.queued += self.heard[ask.row]
             self.heard[ask.row] = 0
             found.append(Draft(len(tokens), mx.array(tokens), mx.array(sure)))
         return found
 
     def draft_behind(self, asks: Sequence[Ask], sampler: Any, unread: Any) -> list[Draft]:
-        found = []
+        found, self.queued = [], 0
         for ask in asks:
+            self.queued += self.heard[ask.row] + 1  # of the unread round a token at least
             row = self.walk.rows[ask.row]
             tokens, sure = self.said(row, len(row.text), ask.limit)
             found.append(Draft(len(tokens), mx.array(tokens), mx.array(sure)))
@@ -374,6 +377,7 @@ class Walk:
         self.drafts.hear(row.number, history, None)
         self.drafts.prime(row.number)
         row.own = self.policy._rows[row.number]
+        assert not self.policy.is_resting, "rows rest although one has begun"
         row.start = row.own.account.balance
         assert row.start == pytest.approx(min(MOST, max(LEAST, self.control.bank.balance)))
         assert row.own.kind == kind
@@ -423,6 +427,8 @@ class Walk:
                 assert self.looked[row.number] == (len(row.history), draft.tokens), (
                     "a lookup of another place"
                 )
+        for call in plan.calls:
+            assert call.queued == self.drafts.drafters[call.name].queued, "catching up is not counted"  # type: ignore[attr-defined]
         widths = [plan.draft(r.number).width for r in rows]
         worst = next((c.decision.worst for c in plan.choices.values() if hasattr(c, "decision")), None)
         outcome = [self.decide(row, plan.draft(row.number), worst) for row in rows]

@@ -6,6 +6,7 @@ import pytest
 
 from mlxspec.policy.acceptance import FIRST_CHANCE, Offer
 from mlxspec.policy.controller import (
+    LENGTH,
     PLAIN,
     PROBE_COST,
     PROBE_GAP,
@@ -15,7 +16,7 @@ from mlxspec.policy.controller import (
     Decision,
     PolicyRow,
 )
-from mlxspec.policy.costs import DraftCost
+from mlxspec.policy.costs import FADE, DraftCost
 from tests.known_costs import known_costs
 
 FLAT = {1: 1.0, 2: 1.0}
@@ -301,3 +302,20 @@ def test_unknown_costs_are_not_invented() -> None:
     assert control.choose([opened()], [[]], [MODELS])[0].gain == pytest.approx(
         sum(FIRST_CHANCE**i for i in range(1, 8)), rel=0.01
     )
+
+
+def test_the_usual_length_goes_towards_that_of_answers() -> None:
+    control = controller(FLAT)
+    for num_tokens in (1000, 1):
+        control.costs.lengths.clear()
+        control.ended(opened(), num_tokens)
+        assert control.costs.lengths[""] == pytest.approx(LENGTH + FADE * (num_tokens - LENGTH))
+
+
+def test_the_drafter_that_was_asked_least_lately_is_probed() -> None:
+    control = controller(LINEAR, mtp=HEAD, eagle3=HEAD)
+    for name, asked_at in (("mtp", -100.0), ("eagle3", -50.0)):
+        control.costs.accepted("", name).asked_at = asked_at
+    for models in ({"mtp": (8, 1), "eagle3": (8, 1)}, {"eagle3": (8, 1), "mtp": (8, 1)}):
+        (choice,) = control.choose([opened()], [[]], [models])
+        assert (choice.model, choice.probe) == ("mtp", True)

@@ -135,3 +135,15 @@ def test_what_cannot_be_read_is_as_good_as_none(file: CostFile) -> None:
     file.path.unlink()
     os.mkfifo(file.path)  # opening one waits for ever
     assert file.data() is None
+
+
+def test_a_forked_child_writes_nothing(file: CostFile) -> None:
+    """Its parent goes on learning, and writes at its own end."""
+    before, costs = file.path.read_bytes(), loaded(file)
+    file.follow(costs)
+    lived(costs, 100)
+    child = os.getpid() + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: child)
+        write_followed()
+    assert file.path.read_bytes() == before

@@ -437,3 +437,12 @@ def test_rounds_that_have_become_dear_are_believed() -> None:
     assert counted[-1] == pytest.approx(0.036, rel=0.05)
     assert costs.seconds(curve, 4, [MTP]) == pytest.approx(0.036, rel=0.05)
     assert 1 <= plain <= 2
+
+
+def test_a_machine_of_another_speed_changes_what_drafts_cost() -> None:
+    costs = known_costs({1: 1.0, 4: 1.5}, {"mtp": DraftCost(step=0.2)})
+    curve = costs.curve(0)
+    for _ in range(4):
+        costs.took(curve, 1, [], 2.0)
+    assert [curve.plain, curve.seconds(4)] == pytest.approx([2.0, 3.0], rel=0.05)
+    assert costs.draft("mtp", "greedy", curve.plain).step == pytest.approx(0.4, rel=0.05)
