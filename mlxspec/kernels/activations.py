@@ -12,24 +12,25 @@ from mlxspec.kernels.cpu import sigmoid
 
 
 def gated(y: mx.array, gate: mx.array) -> mx.array:
-    """y sigmoid(gate)"""
+    """Return y * sigmoid(gate)."""
     return sigmoid.times_sigmoid(y, gate) if cpu.takes(y.dtype) else y * mx.sigmoid(gate)
 
 
 def silu(x: mx.array) -> mx.array:
-    """x sigmoid(x)"""
+    """Return x * sigmoid(x)."""
     return sigmoid.times_sigmoid(x, x) if cpu.takes(x.dtype) else nn.silu(x)
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) up"""
+    """Return silu(gate) * up."""
     return (sigmoid.swiglu if cpu.takes(gate.dtype) else _swiglu)(gate, up)
 
 
 def gated_norm(y: mx.array, z: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """RMS norm of y (N, H, D) float32 over its last axis, times weight (H * D,) and silu(z): z (N, H * D) and the result are of one dtype.
+    """Return the RMS norm of y (N, H, D) float32 over its last axis, times weight (H * D,) and silu(z). z (N, H * D) and the result have
+    one dtype.
 
-    Two launches on a GPU, as the norm goes without its weight: MLX would first widen that to y's float32, at every call.
+    Two launches on a GPU, because the norm runs without its weight: MLX would first widen the weight to y's float32 at every call.
     """
     normed = mx.fast.rms_norm(y, None, eps)
     return (sigmoid.gate if cpu.takes(z.dtype) else _gate)(normed.reshape(z.shape), z, weight)

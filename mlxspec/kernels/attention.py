@@ -77,7 +77,8 @@ COMMON = tuple(
 
 
 def has_kernel(heads: Heads) -> bool:
-    """Whether MLX attends with one kernel here that agrees with plain operations. The first question costs some forwards on a GPU."""
+    """Return whether MLX has one attention kernel for these heads on this device that agrees with plain operations. The first call for
+    each kind of heads runs some forwards on a GPU."""
     return device.has_fused_attention() and _is_right(heads)
 
 
@@ -93,13 +94,13 @@ def score_bytes(heads: Heads, width: int, length: int, kv_bits: int = 16) -> int
 
 
 def _goes_packed(width: int) -> bool:
-    """Whether so many queries take quantized keys and values as they are. More of them have each number unpacked once, in place of once for
-    each tile of queries."""
+    """Return whether `width` queries read quantized keys and values as they are stored. More queries have each number unpacked once,
+    instead of once for each tile of queries."""
     return has_products() and width <= _FOLDED
 
 
 def _writes_scores(heads: Heads, width: int) -> bool:
-    """Whether they are written out at some length."""
+    """Return whether attention of `width` queries writes its scores to memory at some length of the keys."""
     if not has_kernel(heads):
         return True
     if width > _FEW:
@@ -108,8 +109,9 @@ def _writes_scores(heads: Heads, width: int) -> bool:
 
 
 def _fuses_piece(heads: Heads, width: int, length: int, *, masked: bool) -> bool:
-    """Whether MLX fuses a piece of a prompt of so many tokens that it does not fuse at every length. On heads of 512 it has a kernel for
-    single queries too, which is not used: a plain step would go another way than a verify."""
+    """Return whether MLX fuses attention for a prompt's piece of this width and length, for heads whose attention it does not fuse at
+    every length. For heads of 512 MLX has a kernel for single queries too, which is not used: a plain step would compute otherwise
+    than a verify."""
     if heads.dtype == mx.float32 or width < _BY_UNITS:  # TF32 is off
         return False
     if not device.has_matrix_units():
@@ -118,7 +120,7 @@ def _fuses_piece(heads: Heads, width: int, length: int, *, masked: bool) -> bool
 
 
 def _block(heads: Heads, length: int) -> int:
-    """Queries attended together where scores are written out."""
+    """Return the number of queries that are attended together where scores are written to memory."""
     fit = _SCORES // (_bytes_a_score(heads) * heads.num * max(1, length))
     return max(_NARROWEST_BLOCK, min(_QUERY_BLOCK, fit // _NARROWEST_BLOCK * _NARROWEST_BLOCK))
 
@@ -135,10 +137,11 @@ def attend(
     mask: mx.array | None = None,
     ends: mx.array | None = None,
 ) -> mx.array:
-    """Causal attention of one row. queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, L, D); returns (1, Hq, w, D).
+    """Return causal attention (1, Hq, w, D) of one row. queries (1, Hq, w, D) belong to the last w tokens of keys and values (1, Hkv, L,
+    D).
 
-    mask (w, L) bool: what each query sees where they do not stand at the end. ends (w,) int32: the same, where that is so many of the first
-    tokens for each; it is looked at for quantized keys only.
+    mask (w, L) bool: the keys that each query sees, if it is not all up to its own. ends (w,) int32: the same as a number of first keys
+    for each query; used for quantized keys only.
     """
     heads = Heads(queries.shape[1], keys.shape[1], queries.shape[3], queries.dtype)
     width, length = queries.shape[2], keys.shape[2]
@@ -192,9 +195,9 @@ def attend_tailed(
     scale: float,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """Attention of one row whose keys and values lie in two parts, L in the first and n in the tail; returns (1, Hq, w, D).
+    """Return attention (1, Hq, w, D) of one row whose keys and values lie in two parts, L tokens in the first and n in the tail.
 
-    mask (w, L + n) bool: what each query sees; None: everything. In plain operations: MLX's kernels take keys that lie in one piece.
+    mask (w, L + n) bool: the keys that each query sees; None: all. In plain operations: MLX's kernels take keys in one array.
     """
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1], keys.shape[2]
@@ -208,8 +211,8 @@ def attend_tailed(
 
 
 def causal_mask(width: int, length: int) -> mx.array:
-    """(width, length) bool: what each of the last `width` of `length` tokens sees. Made on the device: on the host it would be work, and
-    bytes to hand over, that grow with a row's length."""
+    """Return (width, length) bool: the tokens that each of the last `width` of `length` tokens sees. Computed on the device: on the host
+    the work and the bytes to transfer would grow with a row's length."""
     ends = mx.arange(length - width, length, dtype=mx.int32)
     return mx.arange(length, dtype=mx.int32)[None] <= ends[:, None]
 
@@ -229,8 +232,9 @@ def _by_mlx(
 def _folded(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> mx.array:
-    """The same in plain operations, the queries of all heads that share keys as rows of one product, so that a GPU reads keys and values
-    once. MLX's own way reads them for each head anew, which for a verify of few tokens behind a long text is most of what it takes."""
+    """Return attention as `attend` does, in plain operations. The queries of all heads that share keys are rows of one product, so a GPU
+    reads keys and values once. MLX's own attention reads them once for each head, which is most of the time of a verify of few tokens
+    after a long text."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1], keys.shape[2]
     q = (queries * scale).reshape(1, num_kv, -1, dim)

@@ -37,7 +37,8 @@ class GdnShape(NamedTuple):
 
 
 class GdnInputs(NamedTuple):
-    """q (scaled by Dk^-1/2), k (N, Hk, Dk) and v (N, Hv, Dv) in the compute dtype; log_g, beta (N, Hv) float32."""
+    """The inputs of a Gated DeltaNet recurrence: q (scaled by Dk^-1/2) and k (N, Hk, Dk), v (N, Hv, Dv) in the compute dtype; log_g and
+    beta (N, Hv) float32."""
 
     q: mx.array
     k: mx.array
@@ -47,8 +48,8 @@ class GdnInputs(NamedTuple):
 
 
 def conv_window(window: mx.array, inputs: mx.array, num_committed: mx.array, starts: mx.array) -> mx.array:
-    """The K - 1 convolution inputs that stand before the next token: (B, K - 1, C). Of each row's window and the inputs after it, those
-    from number num_committed on.
+    """Return the K - 1 convolution inputs before the next token of each row, (B, K - 1, C): of the row's window and the inputs after it,
+    those from number num_committed on.
 
     window (B, K - 1, C); inputs (M, C) flat, of the last forward; num_committed (B,) int32; starts (B + 1,) int32.
     """
@@ -66,15 +67,15 @@ def conv_window(window: mx.array, inputs: mx.array, num_committed: mx.array, sta
 def _find(
     num_committed: mx.array, starts: mx.array, column: mx.array, owner: mx.array, behind: mx.array
 ) -> mx.array:
-    """Return (B, K - 1) int32: where what `conv_window` takes is in `_end_to_end`. column (K - 1,) and owner (B, 1) int32: their numbers.
-    behind (K - 1,) int32: where the inputs of a row that begins at 0 are, less its window."""
+    """Return (B, K - 1) int32: the indices in `_end_to_end` of the inputs that `conv_window` returns. column (K - 1,) and owner (B, 1)
+    int32: numbers of columns and rows. behind (K - 1,) int32: indices of the inputs of a row that begins at 0, less its window."""
     first = num_committed[:, None]
     return _number(column.shape[0], owner, first + column, starts[:-1, None] + first + behind)
 
 
 def joined_inputs(window: mx.array, inputs: mx.array, index: RaggedIndex | None) -> mx.array:
-    """Each row's window (B, K - 1, C) and behind it its inputs, of (N, C) flat: (B, K - 1 + W, C). Of ragged rows all windows and then all
-    inputs: (B (K - 1) + N, C)."""
+    """Concatenate each row's window (B, K - 1, C) and its inputs from the flat (N, C), and return (B, K - 1 + W, C). For ragged rows,
+    return all windows followed by all inputs: (B (K - 1) + N, C)."""
     if index is not None:
         return _end_to_end(window, inputs)
     return mx.concatenate([window, inputs.reshape(window.shape[0], -1, inputs.shape[1])], axis=1)
@@ -83,7 +84,7 @@ def joined_inputs(window: mx.array, inputs: mx.array, index: RaggedIndex | None)
 def window_after(
     joined: mx.array, shape: tuple[int, ...], starts: mx.array, index: RaggedIndex | None
 ) -> mx.array:
-    """The window, of `shape` (B, K - 1, C), when all inputs stand; joined as from `joined_inputs`, starts (B + 1,) int32."""
+    """Return the window, of `shape` (B, K - 1, C), once all inputs are committed. joined: from `joined_inputs`; starts (B + 1,) int32."""
     num_rows, count, _ = shape
     if index is not None:
         head = num_rows * count
@@ -100,9 +101,9 @@ def _end_to_end(window: mx.array, inputs: mx.array) -> mx.array:
 
 
 def _number(count: int, owner: mx.array, place: mx.array, behind: mx.array) -> mx.array:
-    """Return the index in `_end_to_end` of what is at `place` of row `owner`, where each row has a window of `count` before its inputs.
-    behind: the index, if it is an input. A number of rows in here would be part of the code that MLX compiles for a CPU, so each number
-    would wait for g++."""
+    """Return the index in `_end_to_end` of the entry at `place` of row `owner`, where each row has a window of `count` entries before
+    its inputs. behind: the index if the entry is an input. The number of rows is an argument and no constant: as a constant it would
+    be part of the code that MLX compiles for a CPU, and each number of rows would wait for g++."""
     return mx.where(place < count, owner * count + place, behind)
 
 
@@ -116,7 +117,8 @@ def conv_qkv_ops(
     shape: GdnShape,
     index: RaggedIndex | None,
 ) -> GdnInputs:
-    """joined as from `joined_inputs`; b and a (N, Hv); taps K of (1, C); neg_a = -exp(A_log), dt_bias (Hv,)."""
+    """Apply the causal convolution and the gates, and return the recurrence's inputs. joined: from `joined_inputs`; b and a (N, Hv);
+    taps: K arrays (1, C); neg_a = -exp(A_log) and dt_bias (Hv,)."""
     num_tokens, num_heads = a.shape[0], shape.num_k_heads
     seen = _seen(joined, len(taps)) if index is None else _seen_ragged(joined, len(taps), index)
     total = seen[0] * taps[0]
@@ -138,7 +140,7 @@ def conv_qkv_ops(
 
 
 def _seen(joined: mx.array, num_taps: int) -> list[mx.array]:
-    """joined (B, K - 1 + W, C) -> by tap what it is multiplied with, K of (B, W, C)"""
+    """Return the inputs that each tap is multiplied with, K arrays (B, W, C), from joined (B, K - 1 + W, C)."""
     width = joined.shape[1] - num_taps + 1
     if width == 1:
         return mx.split(joined, num_taps, axis=1)
@@ -146,7 +148,7 @@ def _seen(joined: mx.array, num_taps: int) -> list[mx.array]:
 
 
 def _seen_ragged(joined: mx.array, num_taps: int, index: RaggedIndex) -> list[mx.array]:
-    """joined (B (K - 1) + N, C) -> the same, K of (1, N, C)"""
+    """Return the inputs that each tap is multiplied with, K arrays (1, N, C), from the joined inputs (B (K - 1) + N, C) of ragged rows."""
     num_rows, num_tokens = index.tokens.shape[0], index.owners.shape[0]
     tap = np.arange(num_taps, dtype=np.int32)[:, None]
     behind = np.arange(num_tokens, dtype=np.int32) + tap + (num_rows - 1) * (num_taps - 1)

@@ -48,7 +48,8 @@ _SEGMENT = 16  # tokens a simdgroup takes; at most 32, a lane each for the gates
 
 @dataclass(frozen=True)
 class ConvWeights:
-    """weight (4, C); neg_a = -exp(A_log) and dt_bias (Hv,) float32; taps: the rows of weight, (1, C) each, cut at every call where None."""
+    """The weights of a Gated DeltaNet layer's convolution and gates: weight (4, C); neg_a = -exp(A_log) and dt_bias (Hv,) float32; taps:
+    the rows of weight, (1, C) each, cut at every call where None."""
 
     weight: mx.array
     neg_a: mx.array
@@ -57,8 +58,9 @@ class ConvWeights:
 
 
 class Convolved(NamedTuple):
-    """inputs: of the recurrence. window (B, 3, C): what stands before these tokens, or after them where they are certain. conv_inputs (M, C
-    or more columns, M >= N): what a later forward needs to go back to any of these tokens; None for certain tokens."""
+    """The result of `conv_qkv`. inputs: of the recurrence. window (B, 3, C): the convolution inputs before these tokens, or after them
+    where they are certain. conv_inputs (M, C or more columns, M >= N): what a later forward needs to roll back to any of these
+    tokens; None for certain tokens."""
 
     inputs: GdnInputs
     window: mx.array
@@ -67,7 +69,7 @@ class Convolved(NamedTuple):
 
 @dataclass(frozen=True)
 class LastInputs:
-    """The last forward's `Convolved.conv_inputs`, its rows, and how many of each row's tokens are committed, num_committed (B,) int32."""
+    """The last forward's `Convolved.conv_inputs`, its rows, and the number of committed tokens of each row, num_committed (B,) int32."""
 
     inputs: mx.array
     rows: RowLayout
@@ -75,7 +77,7 @@ class LastInputs:
 
 
 def on_kernel(dtype: mx.Dtype, shape: GdnShape, num_taps: int) -> bool:
-    """Whether `conv_qkv` launches the Metal kernel for these."""
+    """Return whether `conv_qkv` launches the Metal kernel for this dtype, shape and number of taps."""
     return num_taps == _NUM_TAPS and supports(dtype, shape.k_dim, shape.v_dim) and launch.in_use("conv_qkv")
 
 
@@ -90,10 +92,11 @@ def conv_qkv(
     certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
-    """projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) in one dtype; `last` None: the window stands right before these tokens.
+    """Convolve the projections and return the recurrence's inputs. projected (N, C + Hv Dv + 2 Hv) and window (B, 3, C) have one dtype.
+    last None: the window holds the inputs right before these tokens.
 
-    certain: all of these tokens are certain. room: for how many tokens, at least N, the kernel makes conv_inputs, k and log_g, with zeros
-    behind the last one: what a later forward is given then has one of few shapes. The twin makes them for N tokens.
+    certain: all of these tokens are certain to be committed. room: number of tokens, at least N, for which the kernel makes conv_inputs,
+    k and log_g, with zeros after the last token, so that later forwards meet few shapes. The twin makes them for N tokens.
     """
     run = conv_qkv_metal if on_kernel(projected.dtype, shape, window.shape[1] + 1) else conv_qkv_twin
     return run(projected, window, weights, shape, rows, last, certain=certain, room=room)
@@ -110,7 +113,7 @@ def conv_qkv_twin(
     certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
-    """Plain mx."""
+    """Compute what `conv_qkv` does in plain mx operations."""
     qkv, _, b, a = columns(projected, shape)
     if last is not None:
         window = conv_window(window, last.inputs[:, : shape.conv_size], last.num_committed, last.rows.starts)
@@ -123,7 +126,7 @@ def conv_qkv_twin(
 
 
 def columns(projected: mx.array, shape: GdnShape) -> list[mx.array]:
-    """(N, C + Hv Dv + 2 Hv or more) -> what the convolution takes (N, C), z (N, Hv Dv), b and a (N, Hv)."""
+    """Split projected (N, C + Hv Dv + 2 Hv or more) into the convolution's inputs (N, C), z (N, Hv Dv), b and a (N, Hv)."""
     size, heads = shape.conv_size, shape.num_v_heads
     ends = np.cumsum([size, heads * shape.v_dim, heads, heads]).tolist()
     return mx.split(projected, ends, axis=-1)[:4]
@@ -140,7 +143,7 @@ def conv_qkv_metal(
     certain: bool = False,
     room: int | None = None,
 ) -> Convolved:
-    """The kernel."""
+    """Compute what `conv_qkv` does with the Metal kernel."""
     num_tokens, stride = projected.shape
     num_rows, dtype = window.shape[0], projected.dtype
     units = 2 * shape.num_k_heads + shape.num_v_heads
@@ -190,7 +193,7 @@ def conv_qkv_metal(
 
 
 def num_segments(widest: int) -> int:
-    """Simdgroups that a head's tokens of one row are shared out to."""
+    """Return the number of simdgroups among which a head's tokens of one row are divided. widest: tokens of the longest row."""
     return -(-widest // _SEGMENT)
 
 

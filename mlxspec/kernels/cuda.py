@@ -27,8 +27,8 @@ ATTRIBUTES = """  const metal::uint3 thread_position_in_threadgroup{threadIdx.x,
 
 
 def for_cuda(text: str) -> str:
-    """Metal text with CUDA's words: address spaces, of which CUDA names that of a block's arrays; clang's way to ask for unrolled loops;
-    functions of a device; and the sum of two products of which clang fuses the first one and nvcc this or that one."""
+    """Return Metal text in CUDA's words. Changed are address spaces, of which CUDA names only that of a block's arrays; clang's pragma
+    for unrolled loops; qualifiers of device functions; and sums of two products, of which clang fuses the first one and nvcc either."""
     text = re.sub(r"//.*|#include <metal_.*", "", text).replace("clang loop unroll(full)", "unroll")
     text = re.sub(r"\b(\w+) \* (\w+) \+ (\w+\[\w+\] \* \w+)(?= :)", r"fma(\1, \2, \3)", text)
     text = re.sub(r"^threadgroup (?=\w+ \w+\[)", "__shared__ ", text, flags=re.MULTILINE)
@@ -37,7 +37,7 @@ def for_cuda(text: str) -> str:
 
 
 def _header(helpers: str) -> str:
-    """Text in front of a kernel: the shim, and the kernel's helper functions in MLX's namespace."""
+    """Return the text that precedes a kernel: the shim, and the kernel's helper functions in MLX's namespace."""
     shim = (metal_folder() / "metal_on_cuda.h").read_text(encoding="utf-8").replace("#pragma once", "")
     return f"{shim}\nnamespace mlx::core::cu {{\nMETAL_NAMES\n{for_cuda(helpers)}\n}}\n"
 
@@ -45,7 +45,7 @@ def _header(helpers: str) -> str:
 def metal_kernel(
     *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str = ""
 ) -> Any:
-    """The kernel of this Metal text as CUDA, with the arguments of `mx.fast.metal_kernel`."""
+    """Return the kernel of this Metal text as a CUDA kernel, with the arguments of `mx.fast.metal_kernel`."""
     kernel = mx.fast.cuda_kernel(
         name=name,
         input_names=list(input_names),
@@ -55,7 +55,8 @@ def metal_kernel(
     )
 
     def launch(*, grid: Sequence[int], threadgroup: Sequence[int], **given: Any) -> list[mx.array]:
-        """Metal trims a grid that does not divide; CUDA would run the threads beyond it."""
+        """Launch the kernel and return its outputs. The grid must be a multiple of the threadgroup: Metal trims one that is not, CUDA
+        would run the threads beyond it."""
         sizes = (
             max(n for n in range(1, t + 1) if g % n == 0) for g, t in zip(grid, threadgroup, strict=True)
         )

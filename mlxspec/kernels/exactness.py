@@ -9,6 +9,6 @@ is_demanded = False
 
 
 def demand() -> None:
-    """Let every operation from now on take the form with the bits of a single row."""
+    """Let every operation from now on compute with the bits that a single row would get."""
     global is_demanded
     is_demanded = True

@@ -17,15 +17,15 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
 
 
 class FlatRows:
-    """Widths of B rows on the flat axis. A row may have width 0: it sits this forward out.
+    """The widths of B rows whose tokens lie one after another on one flat axis. A row of width 0 takes no part in the forward.
 
-    Attributes: widths (B numbers), starts (B + 1 offsets), num_rows B, num_tokens N, max_width W. repeats: whether forwards of this shape
-    are likely to come again, so that compiling them pays.
+    Attributes: widths (B numbers), starts (B + 1 offsets), num_rows B, num_tokens N, max_width W. repeats: whether forwards of this
+    shape are likely to occur again, so that compiling them pays.
     """
 
     def __init__(self, widths: tuple[int, ...], *, is_prompt: bool = False) -> None:
-        """is_prompt: known tokens, whose number nobody chose: such a shape repeats where it is a width of the ladder or of a whole chunk,
-        which is a power of two."""
+        """Lay out rows of these widths. is_prompt: the tokens are a prompt's, so the caller did not choose their number; such a shape is
+        taken to repeat where it is in LADDER or a power of two, as whole chunks are."""
         if not widths or min(widths) < 0 or max(widths) < 1:
             raise ValueError(f"a forward needs at least one token, got widths {widths}")
         self.widths = tuple(widths)
@@ -37,36 +37,36 @@ class FlatRows:
 
     @property
     def is_uniform(self) -> bool:
-        """All rows equally wide: padding is a reshape."""
+        """Return whether all rows have one width, so that padding is a reshape."""
         return self.num_tokens == self.num_rows * self.max_width
 
     @cached_property
     def active(self) -> list[int]:
-        """Rows with at least one token."""
+        """Return the numbers of the rows with at least one token."""
         return [r for r, width in enumerate(self.widths) if width]
 
     @cached_property
     def last_indices(self) -> mx.array:
-        """(number of active rows,) int32: flat index of each active row's last token."""
+        """Return the flat index of each active row's last token, (number of active rows,) int32."""
         return mx.array(np.asarray([self.starts[r + 1] - 1 for r in self.active], np.int32))
 
     def last(self, x: mx.array) -> mx.array:
-        """x (N, ...) -> (number of active rows, ...): of each active row's last token."""
+        """Return the entries of x (N, ...) for each active row's last token, (number of active rows, ...)."""
         return x[self.last_indices] if self.num_tokens > len(self.active) else x
 
     @cached_property
     def starts_array(self) -> mx.array:
-        """(B + 1,) int32."""
+        """Return the starts as an array (B + 1,) int32."""
         return mx.array(np.asarray(self.starts, np.int32))
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
-        """Everything that the graph of a forward over these rows depends on, in the twins of kernels at any rate."""
+        """Return a key of everything that the graph of a forward over these rows depends on, at least in the plain twins of kernels."""
         return self.num_tokens, self.num_rows, self.max_width
 
     @cached_property
     def index(self) -> RaggedIndex | None:
-        """Arrays that pad rows to the widest one and put them back, or None where a reshape does."""
+        """Return the arrays that pad rows to the widest one and undo it, None where a reshape does that."""
         if self.is_uniform:
             return None
         starts, widths = np.asarray(self.starts, np.int64), np.asarray(self.widths, np.int64)
@@ -85,10 +85,10 @@ def _array(x: np.ndarray) -> mx.array:
 
 
 class RaggedIndex(NamedTuple):
-    """B rows of different widths, padded to W tokens each; arrays, so that a compiled function can take them.
+    """Indices of B rows of different widths, padded to W tokens each. They are arrays, so that a compiled function can take them.
 
-    tokens (B, W) int32: the flat token at each place, 0 where there is none; valid (B, W) bool: whether there is one; unpad (N,) int32:
-    each token's place in B W; owners and places (N,) int32: each token's row, and how many tokens of the row are before it.
+    tokens (B, W) int32: the flat token at each place, 0 for padding; valid (B, W) bool: False for padding; unpad (N,) int32: each
+    token's place in B W; owners and places (N,) int32: each token's row, and the number of the row's tokens before it.
     """
 
     tokens: mx.array

@@ -34,7 +34,7 @@ class Tape(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Result of `steps`: y (N, Hv, Dv) float32, the state after all tokens, and their tape."""
+    """The result of `steps`: y (N, Hv, Dv) float32, the state after all tokens, and their tape."""
 
     y: mx.array
     after: mx.array
@@ -42,9 +42,10 @@ class Steps(NamedTuple):
 
 
 def replay(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIndex | None) -> mx.array:
-    """State after the first `num_committed[b]` (B,) tape entries of each row; the same operations, in the same order, as `steps` did.
+    """Return the state after the first `num_committed[b]` (B,) tape entries of each row. The operations and their order are those of
+    `steps`.
 
-    index: of the tape's rows; None where they are of one width.
+    index: of the tape's rows; None where they have one width.
     """
     k, delta, log_g = tape
     if index is None:
@@ -55,7 +56,7 @@ def replay(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIn
 
 
 def replay_first(state: mx.array, tape: Tape, num: int) -> mx.array:
-    """`replay` of the first `num` entries of every row, where rows are of one width. Nothing has to be masked."""
+    """Return the state after the first `num` entries of every row, for rows of one width. Nothing has to be masked."""
     if num == 0:
         return state
     k, delta, log_g = (x.reshape(state.shape[0], -1, *x.shape[1:])[:, :num] for x in tape)
@@ -65,7 +66,8 @@ def replay_first(state: mx.array, tape: Tape, num: int) -> mx.array:
 def _replay(
     state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, num_committed: mx.array | None = None
 ) -> mx.array:
-    """The same on rows of equal width: log_g (B, W, Hv); k and delta (B W, ...) or with an axis each. num_committed None: all entries."""
+    """Return the state after tape entries of rows of one width. log_g (B, W, Hv); k and delta (B W, ...), or (B, W, ...). num_committed
+    (B,): number of entries of each row, None for all."""
     num_rows, num_heads, v_dim, k_dim = state.shape
     k = per_value_head(k.astype(mx.float32), num_heads)
     width = log_g.shape[1]
@@ -83,8 +85,8 @@ def _replay(
 
 
 class Padded(NamedTuple):
-    """B rows padded to W tokens: decay (B, W, Hv); q, k, v and beta flat (B W, ...) or (B, W, ...), float32. A padded place has a decay of
-    1 and a step size of 0, so it leaves the state alone."""
+    """The inputs of B rows padded to W tokens: decay (B, W, Hv); q, k, v and beta flat (B W, ...) or (B, W, ...), float32. A padded
+    place has a decay of 1 and a step size of 0, so it does not change the state."""
 
     q: mx.array
     k: mx.array
@@ -94,7 +96,7 @@ class Padded(NamedTuple):
 
 
 def padded(tokens: Sequence[mx.array], num_rows: int, index: RaggedIndex | None) -> Padded:
-    """tokens: q, k, v, log_g, beta of flat rows. index None: rows are of one width."""
+    """Pad q, k, v, log_g and beta of flat rows, given as `tokens` in this order, and return them. index None: rows have one width."""
     q, k, v, log_g, beta = tokens
     q, k, v = (x.astype(mx.float32) for x in (q, k, v))
     # decay lies behind a reshape, so that it is never fused and has one form
@@ -114,7 +116,7 @@ def steps(
     state: mx.array,
     index: RaggedIndex | None = None,
 ) -> Steps:
-    """Token by token."""
+    """Run the gated delta rule token by token from `state` (B, Hv, Dv, Dk), and return y, the state after all tokens, and the tape."""
     rows = padded((q, k, v, log_g, beta), state.shape[0], index)
     y, delta, after = _looped(_steps, rows.decay.shape[1])(*rows, state)
     if index is not None:
@@ -125,11 +127,11 @@ def steps(
 def _steps(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """y and delta (B W, Hv, Dv) and the state after all tokens, of padded rows.
+    """Return y and delta (B W, Hv, Dv) and the state after all tokens, for padded rows.
 
     Everything is laid out once as (B, W, Hv, rows, columns), or for one row without B, so that a step is two matmuls and two fused
-    elementwise operations. One row's steps are cut along the axis of its tokens, and one token a row needs no cutting: states have no axis
-    more then.
+    elementwise operations. One row's steps are cut along the axis of its tokens, and one token for each row needs no cutting: states
+    then have no further axis.
     """
     num_rows, num_heads, v_dim, k_dim = state.shape
     width = decay.shape[1]
@@ -160,7 +162,7 @@ _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
 
 
 def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
-    """A loop over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
+    """Return a function that loops `run` over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
     if width > COMPILE_AT_MOST:
         return run
     if run is _replay:
@@ -171,9 +173,9 @@ def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
 def chunks(
     q: mx.array, k: mx.array, v: mx.array, log_g: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Prefill of one row (B = 1), N tokens in chunks of CHUNK. Returns y (N, Hv, Dv) float32 and the state after all tokens.
+    """Read a prompt of one row (B = 1), N tokens in chunks of CHUNK, and return y (N, Hv, Dv) float32 and the state after all tokens.
 
-    Everything that does not depend on the state is done for all chunks at once; only three matmuls a chunk are sequential.
+    Everything that does not depend on the state is computed for all chunks at once; only three matmuls in each chunk are sequential.
     """
     num_tokens, num_heads = v.shape[0], v.shape[1]
     size = min(CHUNK, -(-num_tokens // _BLOCK) * _BLOCK)
@@ -208,13 +210,13 @@ def chunks(
 
 
 def per_value_head(x: mx.array, num_heads: int) -> mx.array:
-    """(..., Hk, Dk) to (..., Hv, Dk)."""
+    """Repeat x (..., Hk, Dk) so that each value head has its key head: (..., Hv, Dk). num_heads: Hv."""
     groups = num_heads // x.shape[-2]
     return x if groups == 1 else mx.repeat(x, groups, axis=-2)
 
 
 def _each_step(x: mx.array, width: int, axis: int) -> list[mx.array]:
-    """W arrays of width 1 on `axis`, where x has W."""
+    """Split x, of size W on `axis`, into W arrays of size 1 on it. width: W."""
     return [x] if width == 1 else mx.split(x, width, axis=axis)
 
 
@@ -223,7 +225,7 @@ def _join_steps(parts: list[mx.array], axis: int) -> mx.array:
 
 
 def _cut(x: mx.array, num_chunks: int, size: int) -> mx.array:
-    """(N, H, ...) to (H, n, C, ...), padded with zeros: a token with beta 0, k 0 and log_g 0 changes nothing."""
+    """Cut x (N, H, ...) into chunks (H, n, C, ...), padded with zeros: a token with beta 0, k 0 and log_g 0 changes nothing."""
     missing = num_chunks * size - x.shape[0]
     if missing:
         x = mx.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
@@ -237,9 +239,10 @@ def _group_heads(x: mx.array, num_heads: int) -> mx.array:
 
 
 def _unit_lower_inverse(a: mx.array) -> mx.array:
-    """(I + a)^-1 for strictly lower triangular a (..., C, C), C a multiple of 16.
+    """Return (I + a)^-1 for strictly lower triangular a (..., C, C), C a multiple of 16.
 
-    Substitution inside blocks of 16, then block by block. (Squaring, the other matmul form, loses float32 as keys correlate.)
+    The inverse is found by substitution in blocks of 16, then block by block. (Squaring, the other matmul form, loses float32 precision
+    when keys correlate.)
     """
     size = a.shape[-1]
     num_blocks = size // _BLOCK

@@ -32,8 +32,8 @@ _SIMDGROUPS = 4  # as in the kernel's threadgroup memory
 def gdn_prefill(
     inputs: GdnInputs, state: mx.array, rows: FlatRows, starts: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """y (N, Hv, Dv) float32 and the state (B, Hv, Dv, Dk) after all tokens. starts (B + 1,) int32: the rows' own, where they are an input
-    of a compiled function, which may not use what it is given by another name."""
+    """Run the gated delta rule over prompts, and return y (N, Hv, Dv) float32 and the state (B, Hv, Dv, Dk) after all tokens. starts (B
+    + 1,) int32: the rows' starts as an input of a compiled function, which may not use the array of `rows`."""
     key_dim, value_dim = inputs.q.shape[-1], inputs.v.shape[-1]
     is_ours = supports(inputs.q.dtype, key_dim, value_dim) and launch.in_use(_NAME)
     if is_ours and launch.wins(_NAME, _race_key(inputs)):
@@ -42,7 +42,7 @@ def gdn_prefill(
 
 
 def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
-    """Return whether the Metal kernel takes these."""
+    """Return whether the Metal kernel takes this dtype and these head sizes."""
     return steps_support(dtype, key_dim, value_dim) and key_dim <= _MOST_KEY_DIM
 
 
@@ -53,12 +53,13 @@ def _otherwise(inputs: GdnInputs) -> Callable[..., tuple[mx.array, mx.array]]:
 
 
 def gdn_prefill_ops(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
-    """Plain mx, row by row."""
+    """Compute what `gdn_prefill` does in plain mx operations, row by row."""
     return _by_row(chunks, inputs, state, rows)
 
 
 def gdn_prefill_mlx(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> tuple[mx.array, mx.array]:
-    """MLX's own operation, row by row. It gives y in q's dtype, which is rounded before it is float32 here."""
+    """Compute what `gdn_prefill` does with MLX's own operation, row by row. MLX returns y in q's dtype, so y is rounded to it before it
+    is widened to float32."""
     return _by_row(_mlx_update, inputs, state, rows)
 
 
@@ -86,8 +87,8 @@ def _mlx_update(
 
 @cache
 def mlx_agrees(shape: GdnShape, dtype: mx.Dtype) -> bool:
-    """Whether MLX has the operation and it gives here what the twin does, for a row that fills no whole number of chunks. The first
-    question costs a few launches."""
+    """Return whether MLX has the operation and its results on this device agree with the twin's, for a row that is no whole number of
+    chunks. The first call for each shape and dtype launches a few kernels."""
     try:
         inputs, state, rows = drawn(shape, dtype, (75,))
         got, wanted = gdn_prefill_mlx(inputs, state, rows), gdn_prefill_ops(inputs, state, rows)
@@ -104,7 +105,7 @@ def _form(inputs: GdnInputs) -> tuple[GdnShape, mx.Dtype]:
 def gdn_prefill_metal(
     inputs: GdnInputs, state: mx.array, rows: FlatRows, starts: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """The kernel."""
+    """Compute what `gdn_prefill` does with the Metal kernel."""
     (_, key_heads, key_dim), (_, value_heads, value_dim) = inputs.q.shape, inputs.v.shape
     y, state_out = _kernel(
         [*inputs, state, rows.starts_array if starts is None else starts],
@@ -124,15 +125,15 @@ def gdn_prefill_metal(
 
 
 def chunk_size(key_dim: int) -> int:
-    """Tokens a chunk: what fits 32 KB of threadgroup memory beside keys and queries."""
+    """Return the number of tokens in a chunk: what fits into 32 KB of threadgroup memory next to keys and queries."""
     return next(
         size for size in (16, 8) if 4 * (2 * size * key_dim + 2 * size * size + 66 * size) <= 32 * 1024
     )
 
 
 def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> dict[str, float]:
-    """Race the kernel on these arrays against what would do its work; returns the other's time over ours by what was raced, nothing where
-    the kernel is not in use."""
+    """Race the kernel on these arrays against the function that would replace it. Returns, by the race's name, the other's time divided
+    by the kernel's; empty where the kernel is not in use."""
     if not (supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use(_NAME)):
         return {}
     key = _race_key(inputs)
@@ -152,7 +153,8 @@ def _race_key(inputs: GdnInputs) -> str:
 
 @launch.self_check(_NAME, raced=True, unless_lost=True, of_models=True)
 def _self_check(shape: GdnShape = _EXAMPLE, dtype: mx.Dtype = mx.float32) -> launch.Check:
-    """Ragged rows against the twin on the CPU, whose float32 products are never rounded to TF32."""
+    """Compare the kernel with its plain twin on ragged rows, and return the check. The twin runs on the CPU, whose float32 products are
+    never rounded to TF32."""
     inputs, state, rows = drawn(shape, dtype, (19, 1, 40))
     got = gdn_prefill_metal(inputs, state, rows)
     with mx.stream(mx.cpu):

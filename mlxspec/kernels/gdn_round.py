@@ -57,8 +57,8 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Replay:
-    """The committed part of the last forward: its tape, its rows, and how many entries of each row, num_committed (B,) int32. same: as in
-    cache/rollback.py."""
+    """The committed part of the last forward: its tape, its rows, and the number of committed entries of each row, num_committed (B,)
+    int32. same: that number where all rows are known to have the same one, otherwise None."""
 
     tape: Tape
     rows: RowLayout
@@ -66,14 +66,15 @@ class Replay:
     same: int | None = None
 
     def onto(self, state: mx.array) -> mx.array:
-        """The state after these entries, in plain mx."""
+        """Return the state after the committed entries, computed in plain mx operations."""
         if self.same is not None:
             return replay_first(state, self.tape, self.same)
         return replay(state, self.tape, self.num_committed, self.rows.index)
 
 
 class GdnRoundResult(NamedTuple):
-    """y (N, Hv, Dv); state (B, Hv, Dv, Dk) with the committed tokens in it and the new ones not; the new ones' tape."""
+    """The result of `gdn_round`. y (N, Hv, Dv); state (B, Hv, Dv, Dk) after the tokens committed before this forward, without the new
+    ones; the new tokens' tape."""
 
     y: mx.array
     state: mx.array
@@ -81,12 +82,12 @@ class GdnRoundResult(NamedTuple):
 
 
 def supports(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
-    """Whether the Metal kernel takes these; otherwise the twin does."""
+    """Return whether the Metal kernel takes this dtype and these head sizes; otherwise the twin is used."""
     return dtype in launch.FLOATS and all(d % 32 == 0 and 32 <= d <= _MAX_HEAD for d in (key_dim, value_dim))
 
 
 def on_kernel(dtype: mx.Dtype, key_dim: int, value_dim: int) -> bool:
-    """Whether everything here launches the Metal kernel for these."""
+    """Return whether all functions of this module launch the Metal kernel for this dtype and these head sizes."""
     return supports(dtype, key_dim, value_dim) and launch.in_use("gdn_round")
 
 
@@ -97,7 +98,8 @@ def _use_metal(inputs: GdnInputs) -> bool:
 def gdn_round(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
-    """Tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run them, give their tape."""
+    """Run tokens that may be rejected: replay `last` (None: nothing is deferred) onto `state`, run the tokens, and return y, the state
+    before them, and their tape."""
     if _use_metal(inputs):
         return gdn_round_metal(inputs, state, rows, last)
     if last is not None:
@@ -110,14 +112,14 @@ def gdn_round(
 def gdn_advance(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Certain tokens: y and the state after them."""
+    """Run tokens that are certain to be committed, and return y and the state after them."""
     if _use_metal(inputs):
         return gdn_advance_metal(inputs, state, rows, last)
     return gdn_advance_ops(inputs, state if last is None else gdn_flush(state, last), rows)
 
 
 def gdn_flush(state: mx.array, last: Replay) -> mx.array:
-    """The state after the accepted tokens of the last forward."""
+    """Return the state after the accepted tokens of the last forward."""
     if on_kernel(last.tape.k.dtype, state.shape[-1], state.shape[-2]):
         return gdn_flush_metal(state, last)
     if gdn_at_once.takes(last.tape.k, state, last.rows.index):
@@ -131,7 +133,7 @@ def gdn_flush(state: mx.array, last: Replay) -> mx.array:
 def gdn_round_ops(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
-    """Plain mx."""
+    """Compute what `gdn_round` does in plain mx operations."""
     if last is not None:
         state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
@@ -141,7 +143,7 @@ def gdn_round_ops(
 def gdn_advance_ops(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Plain mx."""
+    """Compute what `gdn_advance` does in plain mx operations."""
     if last is not None:
         state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
@@ -149,7 +151,7 @@ def gdn_advance_ops(
 
 
 def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
-    """Plain mx."""
+    """Compute what `gdn_flush` does in plain mx operations."""
     return last.onto(state)
 
 
@@ -159,7 +161,7 @@ def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
 def gdn_round_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
-    """One launch, the state read and written once."""
+    """Compute what `gdn_round` does in one launch, which reads and writes the state once."""
     y, after, delta = _launch(inputs, state, rows, last, advances=False)
     return GdnRoundResult(y, after, Tape(inputs.k, delta, inputs.log_g))
 
@@ -167,13 +169,13 @@ def gdn_round_metal(
 def gdn_advance_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """One launch, the state read and written once, no tape."""
+    """Compute what `gdn_advance` does in one launch, which reads and writes the state once and makes no tape."""
     y, after, _ = _launch(inputs, state, rows, last, advances=True)
     return y, after
 
 
 def gdn_flush_metal(state: mx.array, last: Replay) -> mx.array:
-    """One launch."""
+    """Compute what `gdn_flush` does in one launch."""
     tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
     unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
     nothing = RowLayout(mx.array(none), None, 0)
@@ -224,10 +226,10 @@ def _launch(
 
 
 def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
-    """State rows a lane (at most 32 numbers in registers) and simdgroups a threadgroup.
+    """Return the number of state rows for each lane (at most 32 numbers in registers) and of simdgroups for each threadgroup.
 
-    Every threadgroup of a head reads that head's keys again, so wide rounds use large threadgroups; narrow ones small ones, which spread
-    better over the cores. Neither changes a bit of the result.
+    Every threadgroup of a head reads that head's keys again, so wide rounds use large threadgroups; narrow rounds use small ones, which
+    are spread better over the cores. Neither changes a bit of the result.
     """
     share = max(1, min(4, 256 // key_dim))
     while value_dim % (4 * share):
@@ -239,7 +241,8 @@ def tile(width: float, key_dim: int, value_dim: int) -> tuple[int, int]:
 
 @launch.self_check("gdn_round", of_models=True)
 def _self_check(shape: GdnShape | None = None, dtype: mx.Dtype | None = None) -> launch.Check:
-    """Two ragged rounds, the second with parts of the first kept, in every mode; and a wide one in the largest threadgroups there are."""
+    """Compare the kernel with its twin and return the check. Run are two ragged rounds in every mode, the second after parts of the
+    first are committed, and a wide round in the largest threadgroups."""
     small, wide = (GdnShape(2, 4, 128, 64), GdnShape(1, 1, 128, 128)) if shape is None else (shape, shape)
     dtypes = (mx.float32, mx.bfloat16) if dtype is None else (dtype,)
     found = [error for kind in dtypes for error in (_check_dtype(small, kind), _check_wide(wide, kind))]
@@ -247,7 +250,8 @@ def _self_check(shape: GdnShape | None = None, dtype: mx.Dtype | None = None) ->
 
 
 def _check_wide(shape: GdnShape, dtype: mx.Dtype) -> float:
-    """A device may have registers for small threadgroups of a kernel and none for large ones."""
+    """Return the error of a wide round in the largest threadgroups: a device may have registers for small threadgroups of a kernel and
+    not for large ones."""
     inputs, state, widths = drawn(shape, dtype, (18,))
     rows = RowLayout.of(widths)
     last = Replay(gdn_round_ops(inputs, state, rows).tape, rows, mx.array([17], mx.int32))
@@ -256,7 +260,8 @@ def _check_wide(shape: GdnShape, dtype: mx.Dtype) -> float:
 
 
 def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
-    """Both sides see the same inputs and compute in float32, so one limit serves every dtype."""
+    """Return the error of ragged rounds in one dtype. Kernel and twin see the same inputs and compute in float32, so one limit serves
+    every dtype."""
     (first, state, before), (second, _, after) = (drawn(shape, dtype, w) for w in ((3, 1, 5), (2, 4, 1)))
     rows = RowLayout.of(before), RowLayout.of(after)
     last = Replay(gdn_round_ops(first, state, rows[0]).tape, rows[0], mx.array([2, 0, 5], mx.int32))
@@ -271,7 +276,7 @@ def _check_dtype(shape: GdnShape, dtype: mx.Dtype) -> float:
 
 
 def drawn(shape: GdnShape, dtype: mx.Dtype, widths: Sequence[int]) -> tuple[GdnInputs, mx.array, FlatRows]:
-    """Random tokens and states of rows, the same for equal arguments: inputs for self-checks."""
+    """Return random tokens, states and rows for self-checks, the same for equal arguments."""
     rng, rows = np.random.default_rng(0), FlatRows(tuple(widths))
 
     def draw(*size: int) -> mx.array:

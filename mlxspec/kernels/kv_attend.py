@@ -42,7 +42,7 @@ _join = launch.MetalKernel("kv_join", inputs=["best", "total", "sums"], outputs=
 
 
 def is_ours(queries: mx.array, keys: QuantizedTokens) -> bool:
-    """Whether the kernel is to be launched for these."""
+    """Return whether the kernel attends for these queries and keys."""
     if not _supports(queries, keys):
         return False
     return launch.wins(NAME, _race_key(queries, keys)) and launch.in_use(NAME)
@@ -61,8 +61,8 @@ def kv_attend_ops(
     scale: float,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """Return attention in MLX's own operations, with the queries of all heads that share keys as rows of one product. queries (1, Hq, w,
-    D), keys and values of L tokens -> (1, Hq, w, D). mask (w, L) bool: what each query sees; None: its own token and all before it, the
+    """Return attention (1, Hq, w, D) in MLX's own operations, with the queries of all heads that share keys as rows of one product.
+    queries (1, Hq, w, D); keys and values of L tokens. mask (w, L) bool: the keys that each query sees; None: all up to its own, the
     queries being the last tokens."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1:3]
@@ -83,7 +83,8 @@ def kv_attend_metal(
     scale: float,
     ends: mx.array | None = None,
 ) -> mx.array:
-    """The kernel: two launches. ends (w,) int32, rising and at least 1: how many tokens each query sees; None: it and all before it."""
+    """Return attention as `kv_attend_ops` does, with the kernel in two launches. ends (w,) int32, ascending and at least 1: the number
+    of first tokens that each query sees; None: all up to its own."""
     _, num_heads, width, dim = queries.shape
     num_kv, length = keys.shape[1:3]
     num_rows = num_heads // num_kv * width
@@ -116,7 +117,7 @@ def kv_attend_metal(
 
 
 def num_parts(num_rows: int, num_kv: int, length: int, keys: QuantizedTokens) -> int:
-    """Return the number of parts that a row is cut into, for num_rows queries of each key head."""
+    """Return the number of parts into which a row's tokens are divided, for num_rows queries of each key head."""
     dim, dtype = keys.shape[3], keys.scales.dtype
     beside = num_rows * (dim * dtype.size + 2 * 4 * (dim + 2))
     of_token = 2 * token_bytes(dim, dtype, keys.bits)
@@ -128,8 +129,8 @@ def num_parts(num_rows: int, num_kv: int, length: int, keys: QuantizedTokens) ->
 
 
 def tune(num_heads: int, num_kv: int, dim: int, dtype: mx.Dtype, bits: int) -> dict[str, float]:
-    """Race the kernel against MLX's own operations for 1 to 17 queries behind 16,384 tokens; returns MLX's time over ours by what was
-    raced. Nothing where the kernel is not in use."""
+    """Race the kernel against MLX's own operations for 1 to 17 queries after 16,384 tokens. Returns, by the race's name, MLX's time
+    divided by the kernel's; empty where the kernel is not in use."""
     found: dict[str, float] = {}
     if dim not in DIMS or not launch.in_use(NAME):
         return found
@@ -160,8 +161,8 @@ def _race_key(queries: mx.array, keys: QuantizedTokens) -> str:
 
 @launch.self_check(NAME, raced=True)
 def _self_check() -> launch.Check:
-    """Return a check against numpy over the unpacked numbers: heads of each size, queries that see different numbers of tokens, several
-    parts, buffers with other tokens after the row's."""
+    """Compare the kernel with numpy over the unpacked numbers and return the check: heads of each size, queries that see different
+    numbers of tokens, several parts, and buffers with other tokens after the row's."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for dim, bits, width, length in ((64, 8, 3, 1300), (128, 4, 1, 700), (256, 8, 5, 90), (256, 4, 2, 600)):
@@ -179,12 +180,12 @@ def _self_check() -> launch.Check:
 
 
 def _wide(x: QuantizedTokens) -> QuantizedTokens:
-    """The same numbers, which are unpacked to float32."""
+    """Return the same quantized numbers with scales and biases in float32, to which they are then unpacked."""
     return QuantizedTokens(x.codes, x.scales.astype(mx.float32), x.biases.astype(mx.float32), x.length)
 
 
 def _exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention; the queries stand at the end."""
+    """Return causal attention in numpy; the queries are those of the last tokens."""
     k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     width, length = q.shape[2], k.shape[2]
     scores = np.where(np.tri(width, length, length - width, dtype=np.bool_), q @ k.swapaxes(-1, -2), -np.inf)

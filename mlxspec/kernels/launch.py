@@ -32,7 +32,7 @@ _substitute: Factory | None = None
 
 
 def factory() -> Factory:
-    """Return the function that builds kernels here, with the signature of `mx.fast.metal_kernel`."""
+    """Return the function that builds kernels on this device, with the signature of `mx.fast.metal_kernel`."""
     if _substitute is not None:
         return _substitute
     return cuda.metal_kernel if device.backend() == "cuda" else mx.fast.metal_kernel
@@ -40,7 +40,7 @@ def factory() -> Factory:
 
 @contextmanager
 def using(substitute: Factory) -> Iterator[None]:
-    """Build kernels by `substitute`, on any device."""
+    """Build kernels with `substitute` on any device, until the context ends."""
     global _substitute
     before, _substitute = _substitute, substitute
     try:
@@ -50,7 +50,7 @@ def using(substitute: Factory) -> Iterator[None]:
 
 
 class MetalKernel:
-    """One .metal file and how its kernel function is called; read and built at the first call."""
+    """A kernel function of one .metal file. The file is read and the kernel is built at the first call."""
 
     def __init__(self, name: str, *, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self.name, self._inputs, self._outputs = name, tuple(inputs), tuple(outputs)
@@ -72,7 +72,7 @@ class MetalKernel:
         grid: tuple[int, int, int],
         threadgroup: tuple[int, int, int],
     ) -> list[mx.array]:
-        """Launch; `outputs` are (shape, dtype) in the order of the output names, `grid` counts threads."""
+        """Launch the kernel and return its outputs. outputs: (shape, dtype) in the order of the output names; grid: in threads."""
         by = factory()
         if by not in self._built:
             self._built[by] = self._build()
@@ -92,8 +92,8 @@ class MetalKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Outcome of a self-check: the largest error found, how large it may be, and what else was learned. matches_mlx: whether a row's result
-    has the bits of MLX's own operation on that row alone; True for a kernel that replaces no operation of MLX's."""
+    """The outcome of a self-check: the largest error found, the largest error allowed, and other findings. matches_mlx: whether a row's
+    result has the bits of MLX's own operation on that row alone; True for a kernel that replaces no operation of MLX's."""
 
     error: float
     limit: float
@@ -103,10 +103,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelReport:
-    """A kernel's row in the statistics. `failed`: its self-check ran and switched it off. `speedups` has, by what was raced, MLX's own time
-    over ours. is_ours: False for one of MLX's that was found wrong here. matches_mlx: as in `Check`; a kernel in use that does not match is
-    launched only where it does all products of 1 to 8 rows, that is, with `exact`. `refusals` has, by what was raced, why this device could
-    not run it."""
+    """A kernel's row in the statistics. failed: its self-check ran and switched it off. speedups: by what was raced, MLX's own time
+    divided by the kernel's. is_ours: False for an operation of MLX's that was found wrong on this device. matches_mlx: as in `Check`;
+    a kernel in use that does not match is launched only where it computes all products of 1 to 8 rows, that is, with `exact`.
+    refusals: by what was raced, why this device could not run it."""
 
     name: str
     in_use: bool
@@ -120,7 +120,7 @@ class KernelReport:
 
     @property
     def notice(self) -> str | None:
-        """A sentence for the user where the kernel is not used although it could run here; None where there is nothing to say."""
+        """Return a sentence for the user where the kernel is not used although it could run here, otherwise None."""
         if self.failed:
             return f"The kernel {self.name} is switched off: it {self.reason}."
         if self.refusals:
@@ -157,10 +157,10 @@ def self_check(
     of_models: bool = False,
     text: str | None = None,
 ) -> Callable[[Callable[..., Check]], Callable[..., Check]]:
-    """Decorator: this function compares kernel `name` with its twin. `raced`: it is used only where it won a race, or with `unless_lost`
-    wherever it has not lost one. `of_models`: it takes what a model uses the kernel for, and has an example as default. `text`: the .metal
-    file that it is in, where that has another name: parts of one text can be checked and switched off separately. "": operations of MLX's
-    own, without a text."""
+    """Return a decorator for the function that compares kernel `name` with its twin. raced: the kernel is used only where it won a race,
+    or with `unless_lost` wherever it has not lost one. of_models: the function takes what a model uses the kernel for, and has an
+    example as default. text: name of the .metal file where it is another name: parts of one file can be checked and switched off
+    separately; "" for operations of MLX's own, which have no file."""
 
     def register(function: Callable[..., Check]) -> Callable[..., Check]:
         _checks[name] = function
@@ -177,15 +177,15 @@ def self_check(
 
 
 def in_use(name: str) -> bool:
-    """Whether kernel `name` is to be launched; the first call on a GPU runs its self-check."""
+    """Return whether kernel `name` is to be launched. The first call on a GPU runs its self-check."""
     if name not in _reports:
         _reports[name] = _decide(name)
     return _reports[name].in_use
 
 
 def check_for(*used_for: Any) -> None:
-    """Run the self-checks of the kernels that models need, with the shapes of one model: then nothing is compiled for an example. A kernel
-    that fails once is off."""
+    """Run the self-checks of the kernels that models need, with the shapes of one model, so that nothing is compiled for an example. A
+    kernel that fails once is switched off."""
     for name in sorted(_of_models):
         is_new = (name, *used_for) not in _checked
         if is_new and (name not in _reports or _reports[name].in_use):
@@ -194,21 +194,21 @@ def check_for(*used_for: Any) -> None:
 
 
 def may_mix(name: str) -> bool:
-    """Whether kernel `name` may do some widths of a model's rounds while MLX's own operation does others: it is in use, and its self-check
-    found the bits of MLX's own operation."""
+    """Return whether kernel `name` may compute some widths of a model's rounds while MLX's own operation computes others: it is in use,
+    and its self-check found the bits of MLX's own operation."""
     return in_use(name) and (name not in _reports or _reports[name].matches_mlx)
 
 
 def reports() -> tuple[KernelReport, ...]:
-    """One report a kernel, deciding those not asked for so far."""
+    """Return one report for each kernel. Kernels that have not been checked yet are checked."""
     for name in sorted(_checks):
         in_use(name)
     return _all_reports()
 
 
 def needed() -> tuple[KernelReport, ...]:
-    """Return `reports` of the kernels in use. Kernels that have won none of the races they would have to win are not used and so not
-    checked, and neither are those that no loaded model needs; this is what loading a model decides."""
+    """Return the reports of the kernels in use. Kernels that have won none of the races they have to win are not used and so not
+    checked; the same holds for those that no loaded model needs. Loading a model decides this."""
     for name in sorted(_checks):
         if not _may_run() or (
             wins_anything(name) if name in _raced - _unless_lost else name not in _of_models
@@ -238,7 +238,7 @@ def _waiting(name: str) -> str:
 
 
 def forget() -> None:
-    """Decide everything anew; races are forgotten too."""
+    """Discard all decisions and races, so that everything is decided anew."""
     _reports.clear()
     _checked.clear()
     _speedups.clear()
@@ -246,7 +246,7 @@ def forget() -> None:
 
 
 def _may_run() -> bool:
-    """Whether there is anything to check: a GPU, or a substitute for one, and nobody switched kernels off."""
+    """Return whether kernels can run here: there is a GPU or a substitute for one, and kernels are not switched off."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in ("auto", "off"):
         raise ConfigError(f"{VARIABLE} must be auto or off, not {wanted!r}.")
@@ -280,7 +280,8 @@ def _decide(name: str, *used_for: Any) -> KernelReport:
 
 
 def largest_error(got: Sequence[mx.array], wanted: Sequence[mx.array]) -> float:
-    """Largest difference over all pairs, each in units of the wanted array's largest value; not-a-number counts as infinite."""
+    """Return the largest difference over all pairs of arrays, each in units of the wanted array's largest value. Not-a-number counts as
+    infinite."""
     worst = 0.0
     for a, b in zip(got, wanted, strict=True):
         a, b = a.astype(mx.float32), b.astype(mx.float32)
@@ -299,14 +300,14 @@ LOST = 1e-3  # the ratio of a kernel whose result is not what is wanted
 
 
 def wins(name: str, width: str) -> bool:
-    """Whether kernel `name` was faster than MLX's own operation at `width`. Unmeasured means no, but yes for one that is used unless it
-    has lost."""
+    """Return whether kernel `name` was faster than MLX's own operation at `width`. Without a measurement: False, but True for a kernel
+    that is used unless it has lost."""
     unmeasured = RACE_MARGIN if name in _unless_lost else 0.0
     return _speedups.get(name, {}).get(width, unmeasured) >= RACE_MARGIN
 
 
 def speedup(name: str, width: str) -> float:
-    """MLX's time over kernel `name`'s at `width`; 0 where that was not raced."""
+    """Return MLX's time divided by that of kernel `name` at `width`; 0 where that was not raced."""
     return _speedups.get(name, {}).get(width, 0.0)
 
 
@@ -327,11 +328,11 @@ def race(
     *,
     num_bytes: int = 0,
 ) -> float:
-    """Time both on this device, alternating, and remember the ratio of medians (MLX's time over ours). A race is lost without one where
-    this device cannot run our kernel; where their results differ, our kernel is switched off as well.
+    """Time both functions on this device in turns, and store and return the ratio of medians (MLX's time divided by the kernel's). A
+    race is lost without timing where this device cannot run our kernel; where the results differ, our kernel is switched off as well.
 
-    Calls are evaluated together, so that the wait for the GPU does not hide what they take: fewer of them, and in fewer rounds, the more
-    bytes one call reads. num_bytes: of weights.
+    Calls are evaluated together, so that the wait for the GPU does not hide their time: the more bytes one call reads, the fewer calls
+    and rounds. num_bytes: of weights that a call reads.
     """
     ratio = attempt(name, width, lambda: _timed(name, width, ours, theirs, num_bytes))
     ratio = LOST if ratio is None else ratio
@@ -362,8 +363,8 @@ Result = TypeVar("Result")
 
 
 def attempt(name: str, width: str, run: Callable[[], Result]) -> Result | None:
-    """Run a variant of kernel `name` and return its result, which `run` must have evaluated. Return None where this device cannot run the
-    variant, now or earlier: what a GPU's compiler, its limits or MLX refuse costs that variant and nothing else."""
+    """Run a variant of kernel `name` and return its result, which `run` must have evaluated. Returns None where this device cannot run
+    the variant, now or earlier: a refusal by the GPU's compiler, its limits or MLX costs that variant and nothing else."""
     if width in _refusals.get(name, {}):
         return None
     if _before_race is not None:
@@ -376,18 +377,18 @@ def attempt(name: str, width: str, run: Callable[[], Result]) -> Result | None:
 
 
 def refuse(name: str, width: str, why: str) -> None:
-    """Remember that this device cannot run a variant of kernel `name`. It has lost its race and is not run again."""
+    """Store that this device cannot run a variant of kernel `name`. The variant has lost its race and is not run again."""
     _refusals.setdefault(name, {})[width] = why
     set_speedup(name, width, LOST)
 
 
 def refusals() -> dict[str, dict[str, str]]:
-    """Return, by kernel and what was raced, why this device could not run it."""
+    """Return, by kernel and by what was raced, why this device could not run it."""
     return {name: dict(by_width) for name, by_width in _refusals.items()}
 
 
 def call_before_races(function: Callable[[str, str], object] | None) -> None:
-    """Have `function` called with a kernel's name and what is raced, each time before that variant runs."""
+    """Call `function` with a kernel's name and what is raced, each time before that variant runs. None: no function."""
     global _before_race
     _before_race = function
 
@@ -397,27 +398,27 @@ def _first_line(error: Exception) -> str:
 
 
 def set_speedup(name: str, width: str, ratio: float) -> None:
-    """Remember a ratio measured earlier on the same device."""
+    """Store a ratio that was measured earlier on the same device."""
     _speedups.setdefault(name, {})[width] = ratio
 
 
 def adopt(ratios: Mapping[str, Mapping[str, float]]) -> None:
-    """Replace this process's ratios by another's, so that both choose the same kernels."""
+    """Replace this process's ratios by those of another process, so that both choose the same kernels."""
     _speedups.clear()
     for name, by_width in ratios.items():
         _speedups[name] = dict(by_width)
 
 
 def speedups() -> dict[str, dict[str, float]]:
-    """Return, by raced kernel and by what was raced, MLX's own time over ours: what this process measured or has adopted."""
+    """Return, by raced kernel and by what was raced, MLX's own time divided by the kernel's: what this process measured or has adopted."""
     return {name: dict(_speedups[name]) for name in sorted(_raced & set(_speedups))}
 
 
 def source_of(name: str) -> str:
-    """The Metal text of a checked kernel; a body without code where it is made of MLX's own operations."""
+    """Return the Metal text of a checked kernel; a text without code where the kernel is made of MLX's own operations."""
     return metal_source(_texts[name]) if _texts[name] else BODY
 
 
 def raced() -> tuple[str, ...]:
-    """Names of the kernels that have to win races."""
+    """Return the names of the kernels that have to win races."""
     return tuple(sorted(_raced))

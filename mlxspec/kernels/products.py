@@ -32,7 +32,8 @@ RACED_ROWS = (*range(1, 9), 12, 16, 24, 32)  # other numbers of rows go by the n
 
 
 def product(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.array:
-    """x (M, K) -> (M, N) in x's dtype. `exact`: every row bit for bit what it would be alone, wherever `qmv_rows` runs."""
+    """Multiply x (M, K) with the weight and return (M, N) in x's dtype. exact: every row has the bits of its product alone, wherever
+    `qmv_rows` runs."""
     if x.ndim == 2 and not exact and wide.is_chosen(x.shape[0], weight, x.dtype):
         return wide.wide_product(x, weight)
     kernel = chosen(x.shape[0], weight, x.dtype, exact=exact) if x.ndim == 2 else None
@@ -42,7 +43,7 @@ def product(x: mx.array, weight: QuantizedWeight, *, exact: bool = False) -> mx.
 def chosen(
     num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False
 ) -> ProductKernel | None:
-    """The kernel that multiplies so many rows of `dtype`; None where MLX's own operation does."""
+    """Return the kernel that multiplies `num_rows` rows of `dtype`, None where MLX's own operation does."""
     if exact:
         kernel = next(k for k in KERNELS if k.keeps_bits)
         is_fit = kernel.supports(num_rows, weight, dtype) and launch.in_use(kernel.name_of(weight))
@@ -61,7 +62,8 @@ def chosen(
 
 
 def keeps_bits(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact: bool = False) -> bool:
-    """Whether `product` gives each of so many rows the bits that it has alone: as kernels are made, and on random rows."""
+    """Return whether `product` gives each of `num_rows` rows the bits of its product alone, by the kernel's design and by a test on
+    random rows."""
     kernel = chosen(num_rows, weight, dtype, exact=exact)
     if kernel is not None and not kernel.keeps_bits:
         return False
@@ -73,8 +75,8 @@ def keeps_bits(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype, *, exact
 def tune(
     weight: QuantizedWeight, dtype: mx.Dtype | None = None, rows: Sequence[int] = RACED_ROWS
 ) -> dict[str, dict[str, float]]:
-    """All races of this weight for these numbers of rows: MLX's time over ours, by kernel and `race_key`. dtype: what rows are in, None as
-    `dtype_of_rows`."""
+    """Run all races of this weight for these numbers of rows, and return MLX's time divided by ours, by kernel and `race_key`. dtype: of
+    the rows, None for that of `dtype_of_rows`."""
     dtype = dtype_of_rows(weight, dtype)
     found: dict[str, dict[str, float]] = {}
     for num_rows in rows:
@@ -84,8 +86,9 @@ def tune(
 
 
 def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, float]:
-    """Race the kernels that run against MLX's own operation on this weight for so many rows of `dtype`. Returns MLX's time over theirs, by
-    their names. A race whose winner could not be used for its bits is lost at once, and so is one that this device cannot run."""
+    """Race the kernels that can run against MLX's own operation on this weight for `num_rows` rows of `dtype`. Returns MLX's time
+    divided by theirs, by their names. A race whose winner could not be used because of its bits is lost at once, and so is one that
+    this device cannot run."""
     if num_rows in wide.RACED_ROWS:
         return wide.race(num_rows, weight, dtype)
     found = {}
@@ -106,15 +109,15 @@ def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, f
 
 
 def _loses_by_bits(kernel: ProductKernel, x: mx.array, weight: QuantizedWeight) -> bool:
-    """Looks at the weight's own shape, which the self-check has not seen. A kernel that the self-check found to differ in its bits may race
-    all the same: that tells whether exact rounds are faster."""
+    """Return whether the kernel's bits rule it out for this weight, whose shape the self-check has not tested. A kernel that the
+    self-check found to differ in its bits may race all the same: the race shows whether exact rounds are faster."""
     if not kernel.keeps_bits:
         return has_bits_of_single_rows(product_ops(x, weight), x, weight)
     return kernel.may_run(weight) and not has_bits_of_single_rows(kernel.run(x, weight), x, weight)
 
 
 def unraced(weight: QuantizedWeight, dtype: mx.Dtype) -> list[int]:
-    """Numbers of rows of which a race is not on record whose result could be used."""
+    """Return the numbers of rows for which no race is on record although its result could be used."""
     known = launch.speedups()
 
     def is_open(kernel: ProductKernel, num_rows: int) -> bool:

@@ -15,7 +15,7 @@ _metal = launch.MetalKernel("qmm_few", inputs=["w", "scales", "biases", "x"], ou
 
 
 def qmm_few_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
-    """x (M, K) -> (M, N) in x's dtype: one launch."""
+    """Multiply x (M, K) with the weight in one launch, and return (M, N) in x's dtype."""
     num_rows, out_features = x.shape[0], weight.shape[0]
     tiles = -(-num_rows // 8)
     # so many that sums of a lane stay in registers, and those of a threadgroup within 16 KiB

@@ -16,7 +16,7 @@ _metal = launch.MetalKernel("qmv_rows", inputs=["w", "scales", "biases", "x"], o
 
 
 def qmv_rows_metal(x: mx.array, weight: QuantizedWeight) -> mx.array:
-    """x (M, K) -> (M, N) in x's dtype: one launch."""
+    """Multiply x (M, K) with the weight in one launch, and return (M, N) in x's dtype."""
     num_rows, out_features = x.shape[0], weight.shape[0]
     outputs = 4 if num_rows <= _ROWS_OF_4 else 3
     simdgroups = 2 if num_rows == 1 else 4

@@ -19,8 +19,9 @@ KV_BITS = (4, 8)
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTokens:
-    """Keys, or values, of the first `length` tokens of three buffers: codes (1, Hkv, capacity, D * bits / 32) uint32; scales and biases
-    (1, Hkv, capacity, D / 64) in the dtype that the numbers had. What the buffers hold behind these tokens is scratch."""
+    """The quantized keys, or values, of `length` tokens: the first entries of three buffers. codes (1, Hkv, capacity, D * bits / 32)
+    uint32; scales and biases (1, Hkv, capacity, D / 64) in the dtype of the unquantized numbers. Entries of the buffers after these
+    tokens are scratch."""
 
     codes: mx.array
     scales: mx.array
@@ -29,7 +30,7 @@ class QuantizedTokens:
 
     @classmethod
     def of(cls, x: mx.array, bits: int) -> QuantizedTokens:
-        """Quantize x (1, Hkv, n, D)."""
+        """Quantize x (1, Hkv, n, D) and return its tokens."""
         return cls(*quantize(x, bits), x.shape[2])
 
     @property
@@ -38,29 +39,29 @@ class QuantizedTokens:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(1, Hkv, length, D), as the numbers themselves would have."""
+        """Return the shape of the unpacked numbers, (1, Hkv, length, D)."""
         _, num_heads, _, num_groups = self.scales.shape
         return 1, num_heads, self.length, GROUP * num_groups
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these tokens."""
+        """Return the bytes of these tokens, without the rest of the buffers."""
         return sum(
             x.nbytes // max(1, x.shape[2]) * self.length for x in (self.codes, self.scales, self.biases)
         )
 
     def first(self, num: int) -> QuantizedTokens:
-        """The first `num` of these tokens."""
+        """Return the first `num` of these tokens."""
         return QuantizedTokens(self.codes, self.scales, self.biases, num)
 
     @property
     def parts(self) -> tuple[mx.array, mx.array, mx.array]:
-        """Codes, scales and biases of these tokens and no others."""
+        """Return the codes, scales and biases of these tokens, without the rest of the buffers."""
         codes, scales, biases = (x[:, :, : self.length] for x in (self.codes, self.scales, self.biases))
         return codes, scales, biases
 
     def unpacked(self) -> mx.array:
-        """(1, Hkv, length, D) in the dtype of the scales."""
+        """Return the unpacked numbers (1, Hkv, length, D) in the dtype of the scales."""
         return mx.dequantize(*self.parts, group_size=GROUP, bits=self.bits)
 
 
@@ -70,13 +71,14 @@ Stored: TypeAlias = mx.array | QuantizedTokens  # keys, or values, of a row's to
 
 
 def quantize(x: mx.array, bits: int) -> tuple[mx.array, mx.array, mx.array]:
-    """x (..., D) -> codes (..., D * bits / 32) uint32, scales and biases (..., D / 64). Each token and head by itself."""
+    """Quantize x (..., D), each token and head independently, and return codes (..., D * bits / 32) uint32, scales and biases (..., D /
+    64)."""
     codes, scales, biases = mx.quantize(x, group_size=GROUP, bits=bits)
     return codes, scales, biases
 
 
 def token_bytes(head_dim: int, dtype: mx.Dtype, bits: int) -> int:
-    """Bytes that one head's keys, or values, of one token take."""
+    """Return the bytes of one head's keys, or values, of one token."""
     if bits not in KV_BITS:
         return head_dim * dtype.size
     return head_dim * bits // 8 + 2 * (head_dim // GROUP) * dtype.size
@@ -88,17 +90,17 @@ def unpacking_bytes(size: int, dtype: mx.Dtype) -> int:
 
 
 def first(tokens: Stored, num: int) -> Stored:
-    """Return the first `num` tokens."""
+    """Return the first `num` of these tokens, quantized or not."""
     return tokens[:, :, :num] if isinstance(tokens, mx.array) else tokens.first(num)
 
 
 def unpacked(tokens: Stored) -> mx.array:
-    """(1, Hkv, n, D)"""
+    """Return the numbers (1, Hkv, n, D) of stored tokens, unpacked where they are quantized."""
     return tokens if isinstance(tokens, mx.array) else tokens.unpacked()
 
 
 def products(queries: mx.array, keys: Stored) -> mx.array:
-    """queries (1, Hkv, m, D), keys of n tokens -> their inner products (1, Hkv, m, n)."""
+    """Return the inner products (1, Hkv, m, n) of queries (1, Hkv, m, D) with the keys of n tokens."""
     if isinstance(keys, mx.array):
         return queries @ keys.swapaxes(-1, -2)
     if not has_products():
@@ -107,7 +109,7 @@ def products(queries: mx.array, keys: Stored) -> mx.array:
 
 
 def sums(weights: mx.array, values: Stored) -> mx.array:
-    """weights (1, Hkv, m, n), values of n tokens -> sums of values by weight (1, Hkv, m, D)."""
+    """Return the sums (1, Hkv, m, D) of the values of n tokens, weighted by weights (1, Hkv, m, n)."""
     if isinstance(values, mx.array):
         return weights @ values
     if not has_products():
@@ -116,6 +118,6 @@ def sums(weights: mx.array, values: Stored) -> mx.array:
 
 
 def has_products() -> bool:
-    """Whether MLX's products with quantized matrices are faster here than unpacking them: where there is no GPU they take up to ten times
-    as long in 16 bits."""
+    """Return whether MLX's products with quantized matrices are faster on this device than unpacking them: without a GPU they take up to
+    ten times as long in 16 bits."""
     return device.has_gpu()

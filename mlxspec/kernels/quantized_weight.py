@@ -20,7 +20,7 @@ _AFFINE_GROUPS = (32, 64, 128)
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight as `mx.quantize` packs it: codes (N, K * bits / 32) uint32, and one scale a group.
+    """A weight as `mx.quantize` packs it: codes (N, K * bits / 32) uint32, and one scale for each group.
 
     Affine formats: scales and biases (N, K / group_size) in the compute dtype. Microscaling formats: scales (N, K / group_size) uint8,
     which hold e8m0 (mxfp4, mxfp8) or e4m3 (nvfp4) numbers; biases None.
@@ -35,7 +35,7 @@ class QuantizedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(N, K): out_features, in_features."""
+        """Return the weight's shape (N, K): out_features, in_features."""
         return self.scales.shape[0], self.scales.shape[1] * self.group_size
 
     @property
@@ -44,7 +44,7 @@ class QuantizedWeight:
 
     @property
     def format(self) -> str:
-        """Such as "4 bit, group 64" or "mxfp4"."""
+        """Return the format as text, such as "4 bit, group 64" or "mxfp4"."""
         return f"{self.bits} bit, group {self.group_size}" if self.mode == AFFINE else self.mode
 
     @classmethod
@@ -54,7 +54,7 @@ class QuantizedWeight:
         return cls(codes, scales, biases[0] if biases else None, group_size, bits, mode)
 
     def values(self, dtype: mx.Dtype) -> mx.array:
-        """The weight (N, K), unpacked by MLX."""
+        """Return the weight (N, K) in `dtype`, unpacked by MLX."""
         return mx.dequantize(
             self.codes,
             self.scales,
@@ -66,7 +66,7 @@ class QuantizedWeight:
         )
 
     def is_known_to_kernels(self, dtype: mx.Dtype) -> bool:
-        """Whether our kernels read this format with rows of `dtype`."""
+        """Return whether our kernels read this format with rows of `dtype`."""
         if dtype not in launch.FLOATS:
             return False
         if self.mode != AFFINE:
@@ -76,21 +76,22 @@ class QuantizedWeight:
         return same and self.bits in AFFINE_BITS and self.group_size in _AFFINE_GROUPS
 
     def inputs(self, x: mx.array) -> list[mx.array]:
-        """A kernel's w, scales, biases and x. Where there are no biases, none is read, and the scales stand in their place."""
+        """Return a kernel's inputs w, scales, biases and x. Where the format has no biases, the scales take their place and are not
+        read."""
         return [self.codes, self.scales, self.scales if self.biases is None else self.biases, x]
 
     def template(self, dtype: mx.Dtype) -> dict[str, object]:
-        """A kernel's template arguments that tell the format."""
+        """Return a kernel's template arguments that describe the format."""
         return {"T": dtype, "GROUP": self.group_size, "BITS": self.bits, "AFFINE": int(self.mode == AFFINE)}
 
 
 def dtype_of_rows(weight: QuantizedWeight, dtype: mx.Dtype | None = None) -> mx.Dtype:
-    """The dtype of what is multiplied with a weight. dtype: of the model that it belongs to, where that has one."""
+    """Return the dtype of rows that are multiplied with a weight. dtype: of the weight's model, None where it has none."""
     return dtype or (weight.scales.dtype if weight.mode == AFFINE else mx.bfloat16)
 
 
 def product_ops(x: mx.array, weight: QuantizedWeight) -> mx.array:
-    """x (M, K) -> (M, N) by MLX's own operation."""
+    """Multiply x (M, K) with the weight by MLX's own operation, and return (M, N)."""
     w = weight
     return mx.quantized_matmul(
         x, w.codes, w.scales, w.biases, transpose=True, group_size=w.group_size, bits=w.bits, mode=w.mode
@@ -98,20 +99,20 @@ def product_ops(x: mx.array, weight: QuantizedWeight) -> mx.array:
 
 
 def random_rows(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> mx.array:
-    """Rows (num_rows, K) to race on."""
+    """Return random rows (num_rows, K) for a race."""
     rng = np.random.default_rng(num_rows)
     return mx.array(rng.standard_normal((num_rows, weight.shape[1]), np.float32)).astype(dtype)
 
 
 def race_key(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> str:
-    """The name under which a race is on record."""
+    """Return the name under which a race is on record."""
     out_features, in_features = weight.shape
     name = str(dtype).removeprefix("mlx.core.")
     return f"{in_features} to {out_features}, {name}, {weight.format}, {num_rows} rows"
 
 
 def has_bits_of_single_rows(got: mx.array, x: mx.array, weight: QuantizedWeight) -> bool:
-    """Whether each row of a product `got` has the bits of MLX's own operation on that row of x alone."""
+    """Return whether each row of the product `got` has the bits of MLX's own operation on that row of x alone."""
     alone = mx.concatenate([product_ops(x[i : i + 1], weight) for i in range(x.shape[0])])
     return bool(mx.array_equal(got, alone).item())
 
@@ -120,10 +121,10 @@ def has_bits_of_single_rows(got: mx.array, x: mx.array, weight: QuantizedWeight)
 class ProductKernel:
     """A Metal kernel that multiplies few rows with a quantized weight.
 
-    run: x (M, K) and a weight -> (M, N) in x's dtype. Affine and microscaling formats are checked and raced under two names: on a GPU that
-    decodes one kind wrongly, the other stays in use. rows: numbers of rows that it takes. most_float32: the largest of them in float32,
-    of which a thread holds fewer in its registers. aligned: K is a multiple of this number. keeps_bits: a row has the bits of MLX's own
-    operation on that row alone.
+    run: x (M, K) and a weight -> (M, N) in x's dtype. Affine and microscaling formats are checked and raced under two names: on a GPU
+    that decodes one kind wrongly, the other stays in use. rows: the numbers of rows that it takes. most_float32: the largest of them in
+    float32, of which a thread holds fewer in its registers. aligned: K is a multiple of this number. keeps_bits: a row has the bits of
+    MLX's own operation on that row alone.
     """
 
     name: str
@@ -135,7 +136,7 @@ class ProductKernel:
     keeps_bits: bool
 
     def name_of(self, weight: QuantizedWeight) -> str:
-        """The name under which `launch` checks and races the kernel for this format."""
+        """Return the name under which `launch` checks and races the kernel for this weight's format."""
         return self.name if weight.mode == AFFINE else self.fp_name
 
     def supports(self, num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
@@ -145,21 +146,22 @@ class ProductKernel:
         return fits and weight.is_known_to_kernels(dtype)
 
     def may_run(self, weight: QuantizedWeight) -> bool:
-        """Whether rounds may use it beside MLX's own operation: one that keeps bits only where the self-check has found that it does."""
+        """Return whether rounds may mix this kernel with MLX's own operation. A kernel that keeps bits may only where the self-check has
+        found that it does."""
         name = self.name_of(weight)
         return launch.may_mix(name) if self.keeps_bits else launch.in_use(name)
 
     def check_affine(self) -> launch.Check:
-        """Compare with numpy in affine formats."""
+        """Compare the kernel with numpy in affine formats and return the check."""
         return self._check((64, bits, AFFINE) for bits in AFFINE_BITS)
 
     def check_microscaling(self) -> launch.Check:
-        """Compare with numpy in microscaling formats."""
+        """Compare the kernel with numpy in microscaling formats and return the check."""
         return self._check((group, bits, mode) for mode, (group, bits) in MICROSCALING.items())
 
     def _check(self, formats: Iterable[tuple[int, int, str]]) -> launch.Check:
-        """Return a check against numpy's product with the unpacked weight, in float32 and bfloat16; and whether rows have the bits of
-        single ones."""
+        """Compare the kernel with numpy's product with the unpacked weight, in float32 and bfloat16 for these formats, and return the
+        check. It includes whether rows have the bits of single rows."""
         rng = np.random.default_rng(0)
         worst, same = 0.0, True
         # Exact rounds launch every number of rows without a race, which would look at it; others launch what has won one.

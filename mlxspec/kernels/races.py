@@ -23,8 +23,8 @@ from mlxspec.platform import device, kept_json
 
 
 def prepare() -> tuple[launch.KernelReport, ...]:
-    """Take the ratios on record, then decide every kernel that may run; returns their reports. Called when a model is loaded. Without a GPU
-    there are none."""
+    """Load the ratios on record, then decide for every kernel whether it runs; return the reports. Called when a model is loaded.
+    Without a GPU there are none."""
     if device.backend() != "cpu":
         restore()
         launch.call_before_races(mark)
@@ -45,7 +45,7 @@ def path() -> Path:
 
 
 def restore() -> None:
-    """Give the ratios on record to `launch`. Those of a kernel that has changed are left out."""
+    """Load the ratios on record into `launch`. Those of a kernel whose text has changed are left out."""
     for name, kernel in _known().items():
         for width, ratio in _ratios_of(kernel).items():
             launch.set_speedup(name, width, ratio)
@@ -54,12 +54,12 @@ def restore() -> None:
 
 
 def save() -> Path:
-    """Write the ratios that `launch` knows, beside those on record that it does not; returns the file."""
+    """Write the ratios that `launch` holds, together with those on record that it does not hold, and return the file's path."""
     return _write(None)
 
 
 def mark(name: str, width: str) -> None:
-    """Write, beside the ratios, that a variant of kernel `name` is about to run. The next `mark` or `save` takes the mark away."""
+    """Record in the file that a variant of kernel `name` is about to run. The next `mark` or `save` removes the mark."""
     _write((name, width))
 
 
@@ -95,7 +95,7 @@ def _known() -> dict[str, Mapping[str, Any]]:
 
 
 def _ratios_of(kernel: Mapping[str, Any]) -> dict[str, float]:
-    """Return an entry's ratios; none of an entry that is damaged."""
+    """Return the ratios of an entry on record, empty where it is damaged."""
     by_width = kernel.get("speedups")
     if not isinstance(by_width, Mapping) or not all(map(_is_ratio, by_width.values())):
         return {}

@@ -24,7 +24,7 @@ SCRATCH = 3  # unpacked weights: one multiplied with, one being unpacked, one wh
 
 
 class _Handed(threading.local):
-    """ends: the last number of the product that was handed over last; the thread's own."""
+    """The state of one thread. ends: the last element of the product that was handed to the device last."""
 
     ends: mx.array | None = None
 
@@ -33,7 +33,8 @@ _handed = _Handed()
 
 
 def wide_product(x: mx.array, weight: QuantizedWeight) -> mx.array:
-    """x (M, K) -> (M, N) in x's dtype. Hands the product over, and waits for the product before it that is still on its way."""
+    """Multiply x (M, K) with the weight, unpacked once, and return (M, N) in x's dtype. Hands the product to the device, and first waits
+    for the previous one if it is still running."""
     y = x @ weight.values(x.dtype).T
     ends = y[-1, -1] + 0  # a number of its own, which does not keep y
     mx.async_eval(y, ends)
@@ -44,13 +45,13 @@ def wide_product(x: mx.array, weight: QuantizedWeight) -> mx.array:
 
 
 def is_chosen(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> bool:
-    """Return whether the weight is unpacked once for so many rows of `dtype`: whether that has won its race here."""
+    """Return whether the weight is unpacked once for `num_rows` rows of `dtype`: whether that has won its race on this device."""
     raced = next((num for num in reversed(RACED_ROWS) if num <= num_rows), None)
     return raced is not None and launch.wins(NAME, race_key(raced, weight, dtype)) and launch.in_use(NAME)
 
 
 def scratch_bytes(weight: QuantizedWeight, dtype: mx.Dtype) -> int:
-    """Return the bytes of unpacked weights that are alive at once where products with this weight unpack it; 0 where none does."""
+    """Return the bytes of unpacked weights that exist at once where products with this weight unpack it; 0 where none does."""
     if not launch.wins_anything(NAME) or not any(is_chosen(num, weight, dtype) for num in RACED_ROWS):
         return 0
     out_features, in_features = weight.shape
@@ -58,7 +59,8 @@ def scratch_bytes(weight: QuantizedWeight, dtype: mx.Dtype) -> int:
 
 
 def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, float]:
-    """Race unpacking once against MLX's own operation. Returns MLX's time over ours by name; nothing where this is not in use."""
+    """Race unpacking once against MLX's own operation. Returns MLX's time divided by ours, by name; empty where the product is not in
+    use."""
     if not launch.in_use(NAME):
         return {}
     x = random_rows(num_rows, weight, dtype)
@@ -68,14 +70,14 @@ def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, f
 
 
 def unraced(weight: QuantizedWeight, dtype: mx.Dtype) -> list[int]:
-    """Return the numbers of rows of which no race is on record."""
+    """Return the numbers of rows for which no race is on record."""
     known = launch.speedups().get(NAME, {}) if launch.in_use(NAME) else None
     return [] if known is None else [num for num in RACED_ROWS if race_key(num, weight, dtype) not in known]
 
 
 @launch.self_check(NAME, raced=True, text="")
 def _self_check() -> launch.Check:
-    """Compare with MLX's own operation."""
+    """Compare the product of an unpacked weight with MLX's own operation and return the check."""
     weight = QuantizedWeight.of(mx.random.normal((72, 512), key=mx.random.key(0)))
     x = random_rows(RACED_ROWS[0], weight, mx.float32)
     error = launch.largest_error([wide_product(x, weight)], [product_ops(x, weight)])

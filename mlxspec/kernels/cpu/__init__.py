@@ -8,5 +8,6 @@ from mlxspec.platform import device
 
 
 def takes(dtype: mx.Dtype) -> bool:
-    """Whether the forms of this folder run in place of MLX's own: for float32 on a CPU, where fused operations are compiled."""
+    """Return whether the functions of this package replace MLX's own for this dtype: for float32 on a CPU, where fused operations are
+    compiled."""
     return dtype == mx.float32 and device.backend() == "cpu" and device.compile_enabled()

@@ -21,13 +21,13 @@ BY_STEPS = 4  # tokens a row: up to so many, steps are as fast and have the bits
 
 
 def takes(keys: mx.array, state: mx.array, index: RaggedIndex | None) -> bool:
-    """Whether rows of a forward with these keys (N, Hk, Dk) run at once here, and are replayed at once."""
+    """Return whether the rows of a forward with these keys (N, Hk, Dk) are verified and replayed by this module."""
     width = keys.shape[0] // state.shape[0] if index is None else index.tokens.shape[1]
     return width > BY_STEPS and cpu.takes(keys.dtype) and not exactness.is_demanded
 
 
 def verify(inputs: GdnInputs, state: mx.array, index: RaggedIndex | None) -> tuple[mx.array, mx.array, Tape]:
-    """Tokens that may be rejected: y (N, Hv, Dv) float32, the state as it was, and the tape."""
+    """Run tokens that may be rejected, and return y (N, Hv, Dv) float32, the unchanged state, and the tape."""
     y, delta = _solved(*padded(inputs, state.shape[0], index), state)
     if index is not None:
         y, delta = y[index.unpad], delta[index.unpad]
@@ -35,7 +35,7 @@ def verify(inputs: GdnInputs, state: mx.array, index: RaggedIndex | None) -> tup
 
 
 def replayed(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIndex | None) -> mx.array:
-    """The state (B, Hv, Dv, Dk) after the first num_committed (B,) int32 entries of each row of a tape."""
+    """Return the state (B, Hv, Dv, Dk) after the first num_committed (B,) int32 entries of each row of a tape."""
     k, delta, log_g = tape
     if index is None:
         log_g = log_g.reshape(state.shape[0], -1, log_g.shape[1])
@@ -48,7 +48,7 @@ def replayed(state: mx.array, tape: Tape, num_committed: mx.array, index: Ragged
 def _solved(
     q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """y and delta (B W, Hv, Dv) of padded rows. Decays are products in the order of the steps."""
+    """Return y and delta (B W, Hv, Dv) of padded rows. Decays are products in the order of the steps."""
     num_rows, num_heads = state.shape[:2]
     width = decay.shape[1]
 
@@ -81,7 +81,7 @@ def _solved(
 def _written(
     state: mx.array, k: mx.array, delta: mx.array, log_g: mx.array, num_committed: mx.array
 ) -> mx.array:
-    """`replayed` of padded rows; log_g (B, W, Hv). Entries of rejected tokens may hold anything."""
+    """Compute `replayed` for padded rows; log_g (B, W, Hv). Entries of rejected tokens may have any value."""
     num_rows, num_heads, value_dim, key_dim = state.shape
     width = log_g.shape[1]
     stands = mx.array(np.arange(width, dtype=np.int32)[:, None]) < num_committed[:, None, None]

@@ -26,7 +26,8 @@ _Q = (0.00489352518554385, 0.002268434632439 / 4, 0.000118534705686654 / 4**2, 1
 
 
 def _product(y: mx.array, x: mx.array) -> mx.array:
-    """Written so that no operation stands more than eleven deep: what is deeper MLX cuts into several kernels."""
+    """Return y * sigmoid(x), written so that no operation is nested more than eleven deep: MLX cuts deeper expressions into several
+    kernels."""
     t = mx.clip(x, -_LIMIT, _LIMIT)
     u = t * t
     u2 = u * u
@@ -37,17 +38,17 @@ def _product(y: mx.array, x: mx.array) -> mx.array:
 
 @partial(mx.compile, shapeless=True)
 def times_sigmoid(y: mx.array, x: mx.array) -> mx.array:
-    """y / (1 + exp(-x)) within 2e-7 |y|, float32."""
+    """Return y / (1 + exp(-x)) within 2e-7 |y|, for float32."""
     return _product(y, x)
 
 
 @partial(mx.compile, shapeless=True)
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) up"""
+    """Return silu(gate) * up."""
     return _product(gate * up, gate)
 
 
 @partial(mx.compile, shapeless=True)
 def gate(normed: mx.array, z: mx.array, weight: mx.array) -> mx.array:
-    """silu(z) normed weight"""
+    """Return silu(z) * normed * weight."""
     return _product(z * (normed * weight), z)

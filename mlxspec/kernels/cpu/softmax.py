@@ -28,7 +28,7 @@ _MANTISSA_BITS, _BIAS = 23, 127
 
 
 def weigh(scores: mx.array, values: mx.array) -> mx.array:
-    """softmax(scores) @ values: scores (..., w, L), what is not seen at the dtype's least; values (..., L, D); returns (..., w, D)."""
+    """Return softmax(scores) @ values, (..., w, D). scores (..., w, L): masked places have the dtype's least value; values (..., L, D)."""
     if not _is_spelled(scores):
         return mx.softmax(scores, axis=-1, precise=True) @ values
     power, whole = _powers(scores, mx.max(scores, axis=-1, keepdims=True))
@@ -45,7 +45,7 @@ def _is_spelled(scores: mx.array) -> bool:
 
 @partial(mx.compile, shapeless=True)
 def _powers(scores: mx.array, most: mx.array) -> tuple[mx.array, mx.array]:
-    """log2 of each weight, and the bits of two to the whole part of it."""
+    """Return log2 of each softmax weight, and the bits of two to the integer part of it."""
     power = mx.maximum((scores - most) * log2(e), _LEAST)
     return power, mx.left_shift(power.astype(mx.int32) + _BIAS, _MANTISSA_BITS)
 
