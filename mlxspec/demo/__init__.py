@@ -22,7 +22,7 @@ WORKLOADS = ("edit", "explain", "continue", "ask", "sampled")
 
 
 def workload(name: str) -> Path:
-    """Path of a recorded workload, one of WORKLOADS; `ConfigError` for another name."""
+    """Return the path of a recorded workload, one of WORKLOADS. Raises ConfigError for another name."""
     if name not in WORKLOADS:
         raise ConfigError(f"There is no workload {name!r}; there are {', '.join(WORKLOADS)}.")
     return ROOT / "workloads" / f"{name}.json"

@@ -27,14 +27,14 @@ _OPENMP_NOTICE = "This OpenBLAS is built on OpenMP: its number of threads is set
 
 
 class UnfitError(OSError):
-    """A library that loads but is not a BLAS we can use."""
+    """An error: a library can be loaded but is no BLAS that mlxspec can use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blas:
-    """The BLAS in use. `path` is None where it is MLX's own; `notices` are sentences for a person.
+    """The BLAS in use. path: None where it is MLX's own; notices: sentences for the user.
 
-    `max_threads` is how many threads the library may use here, 1 where it cannot be asked.
+    max_threads: the number of threads that the library may use here, 1 where it has no function that returns it.
     """
 
     kind: Kind
@@ -137,7 +137,7 @@ def _load_bundled() -> Blas:
 
 
 def _open(file: str, kind: Kind) -> Blas:
-    """Load `file` for ourselves, try it, then make its names global. Raises OSError, UnfitError if the trial fails."""
+    """Load `file` privately, test it, then make its symbols global. Raises OSError, and UnfitError if the test fails."""
     problem = _trial(ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL))
     if problem:
         raise UnfitError(f"{file} {problem}")

@@ -38,7 +38,7 @@ class KernelFolder:
         self._asked = False
 
     def ask(self) -> None:
-        """Let this process compile all that it needs. If it ends without a fault, later processes find the kernels."""
+        """Let this process compile all kernels that it needs. If it ends without a fault, later processes find them."""
         self._asked = True
 
     def is_stocked(self, version: str) -> bool:
@@ -89,7 +89,8 @@ class KernelFolder:
         return sum(os.stat(folder).st_mtime_ns for folder in self._filled)
 
     def _hand_on(self) -> None:
-        """Keep for later runs what was compiled since the last time and is mapped by this process, so is known to be whole."""
+        """Keep for later processes the libraries that were compiled since the last call and are mapped by this process, so are known to
+        be whole."""
         with contextlib.suppress(OSError):
             if self.path is not None and self._pid == os.getpid() and self._changes() != self._seen:
                 maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
@@ -133,7 +134,7 @@ def _find_store() -> tuple[Path, str | None]:
 
 
 def _sweep(store: Path) -> None:
-    """Remove the folders of processes that were killed: those that nobody has entered for long."""
+    """Remove the folders of killed processes: those that no process has entered for a long time."""
     import shutil
 
     for run in store.glob("run-*"):

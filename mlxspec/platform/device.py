@@ -80,14 +80,14 @@ atexit.register(clear_streams)
 
 
 def tf32() -> bool | None:
-    """Return whether float32 products use TF32, see `DeviceReport.tf32`."""
+    """Return whether float32 products may use TF32, as `DeviceReport.tf32` describes it."""
     if os.environ.get(_TF32, "1") != "0":
         return True
     return None if _mlx_came_first else False
 
 
 def report() -> DeviceReport:
-    """Return what this process computes with now. Imports MLX."""
+    """Return what this process computes with at the moment. Imports MLX."""
     enabled, reason = _compile_state()
     folder = _kernels.path
     return DeviceReport(
@@ -137,7 +137,7 @@ def prefill_threads() -> None:
 
 
 class _Failed:
-    """num: evaluations that have failed in this process."""
+    """The count of failed evaluations. num: evaluations that have failed in this process."""
 
     num = 0
 
@@ -154,7 +154,7 @@ def note_failure(error: BaseException | None) -> None:
 
 
 def worn_out() -> str | None:
-    """Return, as a sentence, that so many evaluations have failed that the next ones might never end; None before that."""
+    """Return a sentence where so many evaluations have failed that the next ones might never end, otherwise None."""
     if _Failed.num < FAILED_AT_MOST:
         return None
     return (
@@ -176,8 +176,9 @@ class HandOverWatch(Protocol):
 
 
 class _Ahead:
-    """is_idle: whether a GPU has nothing to do but what the host is building; holds: whether nothing is to be handed over. num_launches:
-    kernels built since the last were handed over. watch: decides when more is handed over; None: only the number of launches does."""
+    """The state of handing forwards over to the device in parts. is_idle: a GPU has nothing to do but what the host is building; holds:
+    nothing is handed over for now. num_launches: kernels built since the last hand-over. watch: decides when more is handed over;
+    None: only the number of launches does."""
 
     is_idle = False
     holds = False
@@ -213,7 +214,7 @@ def start(*arrays: mx.array, num_launches: int = 0) -> None:
 
 
 def launch(*arrays: mx.array) -> None:
-    """Let the device begin on these, which nothing more is to be built of. No-op within `hold`."""
+    """Hand these arrays over to the device, because nothing more is built of them. No-op within `hold`."""
     if not _Ahead.holds:
         import mlx.core as mx
 
@@ -221,7 +222,7 @@ def launch(*arrays: mx.array) -> None:
 
 
 def finish(*arrays: mx.array) -> None:
-    """Wait for these, so that what they were made of is gone. No-op within `hold`."""
+    """Wait until these arrays are computed, so that the memory of their inputs is free. No-op within `hold`."""
     if not _Ahead.holds and arrays:
         import mlx.core as mx
 
@@ -356,7 +357,8 @@ def _set_threads(num_threads: int) -> None:
 
 
 def private_kernels() -> AbstractContextManager[None]:
-    """Evaluate inside this, and kernels that MLX compiles for the CPU go to a private folder; a no-op on GPUs, whose kernels MLX keeps.
+    """Return a context in which kernels that MLX compiles for the CPU go to a private folder; a no-op on GPUs, whose kernels MLX keeps
+    in memory.
 
     Reentrant and cheap enough for every step. The first use also finds out whether compiling works at all.
     """

@@ -35,9 +35,9 @@ def wanted_cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` with mode 0700, parents included. Raises OSError where it is not ours or not a folder.
+    """Create `folder` with mode 0700, parents included. Raises OSError where it is no folder or belongs to another user.
 
-    Libraries are loaded from these folders, so whoever can write to one can run code as us.
+    Libraries are loaded from these folders, so any user who can write to one can run code as this user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = folder.stat()

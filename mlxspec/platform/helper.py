@@ -70,7 +70,7 @@ def run(program: Program, ask: Mapping[str, Any], body: bytes) -> tuple[dict[str
 
 
 def prepare(program: Program) -> None:
-    """Start a helper for it where none waits, without waiting for that."""
+    """Start a helper process for the program if none is waiting, and return at once."""
     if _idle or len(_workers) >= MOST_PROCESSES:
         return
     with suppress(MemoryBudgetError):
@@ -92,7 +92,7 @@ def _taken() -> _Worker:
 
 
 class _Worker:
-    """A helper process and the line to it. One thread at a time uses it."""
+    """A helper process and the socket to it. One thread at a time uses it."""
 
     def __init__(self) -> None:
         """Start the process. Raises MemoryBudgetError."""
@@ -125,13 +125,13 @@ class _Worker:
         return self._process.poll() is None
 
     def begin(self, program: Program) -> None:
-        """Have it import a program. Does not wait."""
+        """Let the helper process import a program. Returns at once."""
         self._loading = program.file
         with suppress(OSError):  # whoever waits for it finds out
             send(self.line, {"load": str(program.file)}, b"")
 
     def load(self, program: Program) -> None:
-        """Wait until it has imported a program. Raises HelperError."""
+        """Wait until the helper process has imported a program. Raises HelperError."""
         while program.file not in self._programs:
             if self._loading is None:
                 self.begin(program)
@@ -217,7 +217,7 @@ class _Worker:
 
 
 def _footprint(pid: int) -> int:
-    """Return the bytes that a process takes; 0 where the system enforces its limit."""
+    """Return the bytes of memory that a process takes; 0 where the system itself enforces its limit."""
     if _HOLDS_LIMITS:
         return 0
     found = (ctypes.c_uint64 * 12)()  # struct rusage_info_v0: ri_phys_footprint is the tenth
@@ -231,7 +231,7 @@ _places: threading.Semaphore
 
 
 def _begin() -> None:
-    """Start with no helper process."""
+    """Reset the list of helper processes to empty."""
     global _idle, _workers, _places
     _idle, _workers, _places = [], WeakSet(), threading.Semaphore(MOST_PROCESSES)
 

@@ -17,7 +17,7 @@ _FRAMEWORKS = "/System/Library/Frameworks/{0}.framework/{0}"
 
 
 def memory_pressure() -> Pressure:
-    """Return how short of memory the system says it is. It takes a microsecond; outside macOS it is always "normal"."""
+    """Return how short of memory the system reports to be. Takes a microsecond; outside macOS the result is always "normal"."""
     return _LEVELS.get(_number("kern.memorystatus_vm_pressure_level"), "normal")
 
 
@@ -44,7 +44,7 @@ class Awake:
         self._assertion: int | None = None
 
     def hold(self, wanted: bool) -> None:
-        """Take the assertion against sleep, or give it back; no-op where that is so already, and outside macOS."""
+        """Take the assertion against sleep if `wanted`, otherwise release it; a no-op where that is already so, and outside macOS."""
         if wanted and self._assertion is None:
             self._assertion = _prevent_sleep()
         elif not wanted and self._assertion is not None:
@@ -74,7 +74,7 @@ def _allow_sleep(assertion: int) -> None:
 
 
 def told(*command: str) -> str:
-    """Return what a program of the system writes, "" where it cannot be run."""
+    """Return the output of a program of the system, "" where it cannot be run."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):

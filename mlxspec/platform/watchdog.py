@@ -29,12 +29,13 @@ _QUICK_PIECES = 3  # after so many in sequence pieces become longer again
 
 
 def explained(said: str) -> str:
-    """Return an error's sentence, with what to do where the GPU's watchdog caused it."""
+    """Return an error's message, with advice added where the GPU's watchdog caused the error."""
     return f"{said} {ADVICE}" if NAME in said else said
 
 
 def evaluate_in_parts(arrays: Iterable[mx.array]) -> None:
-    """Evaluate arrays a quarter of a gigabyte at a time on a Mac's GPU; elsewhere nothing: they are evaluated when they are needed."""
+    """Evaluate arrays a quarter of a gigabyte at a time on a Mac's GPU; do nothing elsewhere, where they are evaluated when they are
+    needed."""
     if device.backend() != "metal":
         return
     part: list[mx.array] = []
@@ -71,7 +72,7 @@ class PromptWatch:
 
     @contextmanager
     def reading(self, num_tokens: int) -> Iterator[None]:
-        """Watch a piece of a prompt, which is built and handed over inside: the device has nothing else to do."""
+        """Watch one piece of a prompt, which is built and handed over inside this context. The device has nothing else to do."""
         if device.backend() != "metal":
             with device.idle():
                 yield
@@ -88,7 +89,7 @@ class PromptWatch:
         self._judge()
 
     def is_due(self) -> bool:
-        """Return whether what has been built is handed over now. Called once for each part."""
+        """Return whether what has been built so far is handed over now. Called once for each part."""
         self._num_parts += 1
         known = [rate for rate in (self._before, self._slowest) if rate is not None]
         return not known or (self._num_parts + 1) * max(known) * self._num_tokens > _HANDED_SECONDS

@@ -34,8 +34,9 @@ _CELLS = [bisect_right(STREAKS, i) for i in range(STREAKS[-1])]  # by streak
 
 
 class Offer(NamedTuple):
-    """A draft: how many tokens, and how sure of each its drafter is, if it knows. backing: of a lookup, how many tokens before the draft
-    the same place would have predicted right, if it knows."""
+    """A draft as the policy sees it: its drafter's name, its number of tokens, and the confidence of each token, None where the drafter
+    has none. backing: of an n-gram draft, the number of tokens before the matched ones that the same place would also have predicted
+    right, None where that is not known."""
 
     drafter: str
     length: int
@@ -44,7 +45,7 @@ class Offer(NamedTuple):
 
 
 class Cells:
-    """Acceptance rates by cell, each a mean of at most _MEMORY tokens."""
+    """A table of acceptance rates. Each cell is a mean over at most _MEMORY tokens."""
 
     __slots__ = ("counts", "rates")
 
@@ -52,7 +53,7 @@ class Cells:
         self.rates, self.counts = list(first), [TRUST] * len(first)
 
     def count(self, cell: int, is_right: bool) -> None:
-        """Count a token of this cell that was compared with the text."""
+        """Add to this cell a token that was compared with the text."""
         num = self.counts[cell] = min(self.counts[cell] + 1.0, _MEMORY)
         self.rates[cell] += (is_right - self.rates[cell]) / num
 
@@ -61,7 +62,7 @@ class Cells:
         return [self.rates, self.counts]
 
     def read(self, data: Any) -> None:
-        """Take the cells from what `as_data` returned. Raises ConfigError, TypeError or ValueError for anything else."""
+        """Replace the cells by what `as_data` returned. Raises ConfigError, TypeError or ValueError for anything else."""
         for own, given, least, most in zip(
             (self.rates, self.counts), data, (0.0, TRUST), (1.0, _MEMORY), strict=True
         ):
@@ -69,10 +70,10 @@ class Cells:
 
 
 class Acceptance:
-    """Acceptance of one drafter for one kind of request.
+    """The acceptance rates of one drafter for one kind of request.
 
-    sure, streaks, depths: rates by cell of confidence, by cell of streak and by place in the draft, each of tokens behind right ones. gap:
-    tokens between two probes; asked_at: tokens of this kind that had come when the drafter was last asked.
+    sure, streaks, depths: rates by confidence, by streak and by place in the draft, each of tokens whose preceding drafted tokens were
+    right. gap: tokens between two probes; asked_at: number of tokens of this kind that had been decoded when the drafter was last asked.
     """
 
     __slots__ = ("asked_at", "depths", "gap", "streaks", "sure")
@@ -83,7 +84,7 @@ class Acceptance:
         self.gap, self.asked_at = PROBED, -PROBED
 
     def cells(self, offer: Offer, streak: int, most: int) -> tuple[Cells, list[int]]:
-        """The table that a draft is read by, and the cells of its first `most` tokens."""
+        """Return the table that applies to a draft, and the cells of its first `most` tokens. streak: the drafter's current streak."""
         if offer.confidences is not None:
             return self.sure, [bisect_right(CONFIDENCES, c) for c in offer.confidences[:most]]
         before, num = streak if offer.backing is None else offer.backing, min(offer.length, most)
@@ -101,7 +102,7 @@ class Acceptance:
 
     @classmethod
     def from_data(cls, data: Any) -> Acceptance:
-        """Raises ConfigError, KeyError, TypeError or ValueError for what `as_data` does not return."""
+        """Return the tables that `as_data` returned as JSON. Raises ConfigError, KeyError, TypeError or ValueError for anything else."""
         found = cls()
         for name in _TABLES:
             getattr(found, name).read(data[name])
@@ -110,7 +111,7 @@ class Acceptance:
 
 
 def checked(value: Any, least: float, most: float = _LARGEST) -> float:
-    """A number of a file. Raises ConfigError where it is out of range."""
+    """Return a number that was read from a file. Raises ConfigError where it is out of range."""
     number = float(value)
     if not least <= number <= most:
         raise ConfigError("A number in what was learned is too small or too large.")

@@ -51,7 +51,7 @@ class Bank:
 
     @property
     def start(self) -> float:
-        """The plain rounds that an answer begins with."""
+        """Return the plain rounds that the account of a new answer begins with."""
         return min(MOST, max(LEAST, self.balance))
 
     def settle(self, rounds: float, gained: float) -> None:
@@ -60,7 +60,8 @@ class Bank:
 
 
 class Account:
-    """The account of one row. balance, reserved: plain rounds."""
+    """The account of one row. balance: plain rounds that the row may still lose; reserved: the part of them that rounds on their way may
+    lose."""
 
     __slots__ = ("balance", "reserved")
 
@@ -68,7 +69,7 @@ class Account:
         self.balance, self.reserved = start, 0.0
 
     def available(self, *, is_alone: bool) -> float:
-        """The plain rounds that a round which is decided now may lose at worst. is_alone: no other rows decode with this one."""
+        """Return the plain rounds that a round which is decided now may lose at worst. is_alone: no other rows decode with this one."""
         return self.balance - self.reserved - (0.0 if is_alone else MOST - LEAST)
 
     def reserve(self, worst: float) -> None:

@@ -29,15 +29,16 @@ REST = 8  # rounds at rest until models are weighed anew
 
 @dataclass(frozen=True, kw_only=True)
 class Decided(RowChoice):
-    """A choice with the controller's part of it: what it chose for the row, and the decision on the round."""
+    """A policy's choice for a row together with the controller's choice for the row and its decision on the round."""
 
     chosen: controller.Choice
     decision: Decision
 
 
 class Auto(Policy):
-    """Drafts as a controller chooses. log: gets a line a row and round, if set. runs_ahead: drafted rounds are launched before the one in
-    front of them is read. Only on a GPU: without one, host and model share the cores, so that hides nothing."""
+    """The policy that drafts as a controller chooses. log: a function that receives one line for each row and round, if set. runs_ahead:
+    drafted rounds are launched before the previous round is read. Only on a GPU: without one, host and model share the cores, so that
+    would hide nothing."""
 
     looks_up = True
 
@@ -66,7 +67,7 @@ class Auto(Policy):
             self.control.ended(own, row.decoded)
 
     def wake(self) -> None:
-        """Find out anew whether rows rest: rows have changed, of this policy or another, or somebody may draft."""
+        """Decide anew whether rows rest, because rows or drafters have changed."""
         self._still = 0
 
     @property
@@ -114,7 +115,8 @@ class Auto(Policy):
         own: Sequence[PolicyRow],
         offers: Sequence[Mapping[str, Draft]],
     ) -> Sequence[controller.Choice]:
-        """Choose between what lookups offer and what models are expected to gain."""
+        """Return the controller's choice for each row between the n-gram drafts in `offers` and the drafts that models are expected to
+        make."""
         models: list[dict[str, tuple[int, int]]] = []
         for row, each in zip(rows, own, strict=True):
             each.bucket, each.room, asked = bucket(len(row.history)), row.room, {}
@@ -136,8 +138,8 @@ class Auto(Policy):
         *,
         is_alone: bool,
     ) -> RowChoice:
-        """Return the draft that a row requests, before it is cut. A model that drafts token by token for one row that reads its drafts
-        stops where the next token is not expected to pay."""
+        """Return the choice of a row whose draft does not exist yet, or is not cut yet. A model that drafts token by token for a single
+        row, whose drafts are read, stops where the next token is not expected to pay."""
         if chosen.offer is not None:
             return RowChoice(drafter=[*given][chosen.offer], length=chosen.depth)
         name = chosen.model
@@ -150,8 +152,8 @@ class Auto(Policy):
         return RowChoice(drafter=name, length=chosen.depth, stops=stops)
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
-        """Return whether the next round is plain. While rows rest, models are not weighed, and lookups are requested for one row a round,
-        in turns: a text that begins to repeat itself does so for longer than a turn."""
+        """Return whether the next round is plain. While rows rest, models are not weighed, and n-gram drafts are requested for one row
+        in each round, in turns: a text that begins to repeat itself does so for longer than a turn."""
         own = [self._rows[row.number] for row in rows]
         if any(each.is_drafting for each in own):
             return False
@@ -171,8 +173,8 @@ class Auto(Policy):
         return rests
 
     def _rest_or_wake(self, rows: Sequence[PolicyRow], chosen: Sequence[controller.Choice]) -> bool:
-        """Return whether nobody drafts, so that rows rest: for so many rounds models are not weighed anew, whose gain changes slowly.
-        Behind the first plain round, which tells what the others take, rows choose again; in doubt plain rounds run ahead, as others do."""
+        """Return whether no drafter drafts, so that the next round is plain. Rows then rest: for REST rounds models, whose gain changes
+        slowly, are not weighed again. After the first plain round, which measures what plain decoding takes, rows choose again."""
         rests = all(c is PLAIN for c in chosen)
         curve = self.control.curve(rows)
         self._still = REST - 1 if rests and self.control.is_sure(curve) else 0
@@ -181,7 +183,7 @@ class Auto(Policy):
     # --- what rounds took
 
     def learn(self, done: LearnedRound) -> None:
-        """Learn what a round took. Plain rounds of rows that rest are learned several at once, which costs the host less."""
+        """Learn what a round took. Plain rounds of resting rows are learned several at a time, which costs the host less."""
         decided = [c if isinstance(c, Decided) else None for c in done.choices]
         decision = next((c.decision for c in decided if c is not None), PLAIN_ROUND)
         for row, c in zip(done.rows, decided, strict=True):
@@ -214,7 +216,7 @@ class Auto(Policy):
         return DraftCall(call.name, kind, call.depth, call.queued, len(call.rows))
 
     def _learn_rested(self) -> None:
-        """Learn what the plain rounds at rest took."""
+        """Learn what the plain rounds of resting rows took since the last call."""
         num, seconds, width = self._rested, self._rested_seconds, len(self._resting)
         self._rested, self._rested_seconds = 0, 0.0
         if num and (parts := self._emitted(self._resting, num)):
@@ -233,7 +235,7 @@ class Auto(Policy):
 
 
 def _taken(chosen: controller.Choice, given: Mapping[str, Draft]) -> Draft | None:
-    """The draft that is at hand of what was chosen; None where there is none."""
+    """Return the existing draft that was chosen, None where there is none."""
     if chosen.offer is not None:
         return [*given.values()][chosen.offer]
     draft = None if chosen.model is None else given[chosen.model]
@@ -250,7 +252,7 @@ def _offer(draft: Draft) -> Offer:
 
 
 def _line(row: DraftRow, chosen: controller.Choice, draft: Draft | None, width: int) -> str:
-    """`row 0 at 153: mtp drafts 3, verifies 2 (worth 0.41 tokens)`"""
+    """Return the log line of a row's choice: `row 0 at 153: mtp drafts 3, verifies 2 (worth 0.41 tokens)`."""
     start = f"row {row.number} at {len(row.history)}"
     if draft is None:
         return f"{start}: plain"

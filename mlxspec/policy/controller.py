@@ -41,10 +41,10 @@ _KEPT = 0.97  # of a row's own rate of acceptance, that each further token leave
 
 
 class Choice(NamedTuple):
-    """A row's choice: its drafter and the length of its draft. offer: index of the lookup's offer taken; model: the model drafter
-    requested. depth: tokens of the draft that are verified, or that are requested. probe: the draft is made to see whether it would pay,
-    not because it is expected to. gain: tokens that are expected beyond plain decoding in the time of a plain round. price: seconds of
-    drafting at most."""
+    """A choice for one row: its drafter and the length of its draft. offer: index of the chosen n-gram draft; model: name of the chosen
+    model drafter. depth: number of tokens to verify, or to draft. probe: the draft is made to measure the drafter, not because it is
+    expected to pay. gain: expected tokens beyond plain decoding, in the time of a plain round. price: the most seconds that drafting
+    takes."""
 
     offer: int | None = None
     model: str | None = None
@@ -58,8 +58,8 @@ PLAIN = Choice()
 
 
 class Decision(NamedTuple):
-    """A decided round. widths: by row, how many drafted tokens are verified. worst: plain rounds by which it may be late, None if it is
-    plain. calls: of models that drafted for it."""
+    """The decision on a round. widths: by row, the number of drafted tokens that are verified. worst: the plain rounds by which the
+    round may at worst be late, None if it is plain. calls: of the models that drafted for it."""
 
     widths: Sequence[int] = ()
     worst: float | None = None
@@ -70,10 +70,10 @@ PLAIN_ROUND = Decision()
 
 
 class PolicyRow:
-    """The controller's state of one row. kind: name for rows whose drafts fare alike, such as greedy ones. bucket: of its context. room:
-    tokens that its answer may still have. streak: by lookup, tokens predicted right up to the end of the text. own: by drafter, how many of
-    its tokens were accepted and how many were compared with the text, both fading. is_drafting: its last decided round was not plain;
-    is_behind_drafts: the last one that was read was not."""
+    """The controller's state of one row. kind: name of a group of rows whose drafts have one acceptance rate, such as greedy rows.
+    bucket: context bucket. room: the most tokens that its answer may still have. streak: by n-gram drafter, the number of last tokens
+    that it predicted right. own: by drafter, how many of its tokens were accepted and how many were compared with the text, both
+    decaying. is_drafting: the last round decided for the row has drafts; is_behind_drafts: the last round read had."""
 
     __slots__ = ("account", "bucket", "is_behind_drafts", "is_drafting", "kind", "own", "room", "streak")
 
@@ -86,7 +86,7 @@ class PolicyRow:
 
 
 class Controller:
-    """One for an engine. What it learns is in `costs` and outlives rows."""
+    """The rule that decides who drafts and how much is verified, for one engine. What it learns is in `costs` and outlives rows."""
 
     def __init__(self, costs: CostModel) -> None:
         self.costs = costs
@@ -94,15 +94,16 @@ class Controller:
         self._num_tokens: dict[str, int] = {}  # by kind, that have come
 
     def row(self, kind: str) -> PolicyRow:
-        """A row whose answer begins."""
+        """Return the state of a row whose answer begins."""
         return PolicyRow(kind, 0, self.bank.start)
 
     def curve(self, rows: Sequence[PolicyRow], num_rows: int | None = None) -> Curve:
-        """The curve of rounds of so many rows, these alone if not said otherwise. The longest of these decides what attention costs."""
+        """Return the cost curve of rounds of `num_rows` rows, by default of these rows alone. The longest context among them decides the
+        cost of attention."""
         return self.costs.curve(max(r.bucket for r in rows), num_rows or len(rows), dearest(rows))
 
     def is_sure(self, curve: Curve) -> bool:
-        """Whether costs are known so well that drafts can be weighed; else the next round is plain, and timed."""
+        """Return whether the costs are known well enough to weigh drafts. If not, the next round is plain and timed."""
         return curve.is_timed and not curve.is_stale and not self.costs.is_in_doubt
 
     # --- chances
@@ -114,14 +115,15 @@ class Controller:
         return list(accumulate((cells.rates[place] for place in places), mul))
 
     def _usual(self, row: PolicyRow, name: str, limit: int) -> list[float]:
-        """The same of a model's next draft, which is not known yet: by depth for all rows of the kind, beside what this row accepted."""
+        """Return, for each token of a model's draft that does not exist yet, the probability that it and all before it are accepted:
+        from the rates by depth of all rows of the kind, and this row's own rate."""
         right, num = row.own.get(name, (0.0, 0.0))
         usual = self.costs.accepted(row.kind, name).depths.rates[:limit]
         return list(accumulate(((TRUST * rate + right) / (TRUST + num) for rate in usual), mul))
 
     def learn(self, row: PolicyRow, offer: Offer, matched: int, known: int) -> None:
-        """Learn how a draft fared, verified or not: `known` tokens have come, and its first `matched` tokens are among them. The tokens
-        after its first wrong one teach nothing."""
+        """Learn how a draft compares with the text, verified or not: `known` tokens of the text exist, and the draft's first `matched`
+        tokens equal them. The tokens after its first wrong one teach nothing."""
         name, known = offer.drafter, min(offer.length, known)
         table, streak = self.costs.accepted(row.kind, name), row.streak.get(name, 0)
         num = min(known, matched + 1)
@@ -139,8 +141,8 @@ class Controller:
         offers: Sequence[Sequence[Offer]],
         models: Sequence[Mapping[str, tuple[int, int]]],
     ) -> list[Choice]:
-        """One choice a row. offers: what lookups offer; they cost next to nothing. models: by drafter, how many tokens it may draft and
-        how many known ones it has to catch up on, at most."""
+        """Return one choice for each row. offers: by row, the n-gram drafts, which cost next to nothing. models: by row and model
+        drafter, the most tokens that it may draft and the number of known tokens that it has to run first."""
         curve, num_rows = self.curve(rows), len(rows)
         if not self.is_sure(curve):
             return [PLAIN] * num_rows
@@ -214,7 +216,8 @@ class Controller:
         num_rows: int,
         left: float,
     ) -> Choice:
-        """The best draft of a model drafter, as far as the accounts can pay, if as many rows draft alike; PLAIN if there is none."""
+        """Return the choice of the model drafter's best draft that the accounts can pay for, if all rows draft alike; PLAIN if there is
+        none."""
         cost = self.costs.draft(name, row.kind, curve.plain)
         missed = num_rows * cost.queued * max(0, queued - 2) / _SHARED
         call = cost.seconds(0, min(queued, 2) * num_rows, num_rows) + missed
@@ -238,7 +241,8 @@ class Controller:
     def _probe(
         self, row: PolicyRow, models: Mapping[str, tuple[int, int]], curve: Curve, left: float
     ) -> Choice:
-        """The drafter that was asked least lately, if a probe of it is due and can be paid for; else PLAIN."""
+        """Return the choice of a probe of the drafter that was asked longest ago, if a probe of it is due and can be paid for; otherwise
+        PLAIN."""
         most = min(PROBE_COST * curve.plain, PROBE_SHARE * left)
         for name in sorted(models, key=lambda n: self.costs.accepted(row.kind, n).asked_at):
             limit, queued = models[name]
@@ -249,19 +253,19 @@ class Controller:
         return PLAIN
 
     def _is_due(self, row: PolicyRow, name: str) -> bool:
-        """Whether a drafter has not been asked for so long that a probe is due."""
+        """Return whether a drafter was last asked so many tokens ago that a probe of it is due."""
         table = self.costs.accepted(row.kind, name)
         return self._num_tokens.get(row.kind, 0) - table.asked_at >= table.gap
 
     def _compiling(self, row: PolicyRow, num_rows: int, width: int, gained: float) -> float:
-        """Seconds that a round of a width which has never run takes longer, shared by the rounds that will have that width if each gives
-        `gained` tokens more than a plain one."""
+        """Return the extra seconds of a round whose width has never run, divided by the number of rounds expected to have that width if
+        each gives `gained` tokens more than a plain one."""
         if not self.costs.cold or (num_rows, width) in self.costs.ran:
             return 0.0
         return self.costs.cold / max(1.0, min(row.room, self._length(row)) / (1.0 + gained))
 
     def _length(self, row: PolicyRow) -> float:
-        """Tokens of the usual answer."""
+        """Return the usual number of tokens of an answer of the row's kind."""
         return self.costs.lengths.get(row.kind, LENGTH)
 
     def _together(
@@ -273,8 +277,8 @@ class Controller:
         curve: Curve,
         left: float,
     ) -> list[Choice]:
-        """Cut what each of several rows would choose if all drafted alike to its share of a round that pays as a whole, and return the
-        choices."""
+        """Return the choices of several rows, cut from what each would choose if all drafted alike to its share of a round that pays as
+        a whole."""
         priced = self._priced(rows, choices, models, curve)
         drafting = sum(c.price for c in priced)
         shares = self._share(rows, reaches, curve, left - drafting, drafting)
@@ -291,7 +295,7 @@ class Controller:
         models: Sequence[Mapping[str, tuple[int, int]]],
         curve: Curve,
     ) -> list[Choice]:
-        """Return the choices with the price of each: rows that ask one model share its call."""
+        """Return the choices with their prices: rows that choose one model share the price of its call."""
         prices: dict[str | None, float] = {None: 0.0}
         for name in {c.model for c in choices if c.model is not None}:
             places = [i for i, c in enumerate(choices) if c.model == name]
@@ -308,9 +312,9 @@ class Controller:
         left: float,
         drafting: float = 0.0,
     ) -> list[int]:
-        """Return how many tokens of each row's draft a round verifies: the likeliest of all, whichever row they are of, because all rows
-        wait for a round. The first tokens of a wide round can be dear and the next ones nearly free, so no row pays for a step of the curve
-        alone. left: seconds that verifying may take longer."""
+        """Return how many tokens of each row's draft a round verifies: the likeliest tokens of all rows, because all rows wait for the
+        round. The first tokens of a wide round can be costly and the next ones nearly free, so no row pays for a step of the curve by
+        itself. left: seconds by which verifying may take longer than a plain round."""
         order = sorted((-chance, row) for row, reach in enumerate(reaches) for chance in reach)
         chances = [-chance for chance, _ in order]
         num = self._best(rows[0], chances, curve, len(rows), left, call=drafting)[1]
@@ -320,8 +324,8 @@ class Controller:
         return shares
 
     def stops(self, row: PolicyRow, name: str, confidences: Sequence[float]) -> bool:
-        """Whether a model's draft, of which these tokens have been made, is better verified as it is than continued: the next token, taken
-        to be as likely as those on average, lowers the tokens a second of the round."""
+        """Return whether a model's draft with tokens of these confidences should end here: the next token, assumed as likely as the mean
+        of those before it, would lower the round's tokens a second."""
         num, curve = len(confidences), self.curve([row])
         reach, cost = (
             self.reaches(row, Offer(name, num, confidences)),
@@ -342,13 +346,14 @@ class Controller:
 
     @staticmethod
     def _pause(rows: Sequence[PolicyRow], curve: Curve) -> float:
-        """Seconds by which the plain round behind is longer if these rows leave plain decoding now; nothing if they have left it."""
+        """Return the seconds by which the next plain round takes longer if these rows leave plain decoding now; 0 if they have left it
+        already."""
         return 0.0 if rows[0].is_drafting else curve.pause
 
     # --- with drafts at hand
 
     def asked(self, row: PolicyRow, choice: Choice) -> None:
-        """Note that the chosen model drafts for a row."""
+        """Note that the chosen model is asked for a draft of this row."""
         table = self.costs.accepted(row.kind, choice.model or "")
         table.asked_at = self._num_tokens.get(row.kind, 0)
         table.gap = min(2.0 * table.gap, PROBE_GAP) if choice.probe else PROBED
@@ -356,8 +361,8 @@ class Controller:
     def trim(
         self, rows: Sequence[PolicyRow], drafts: Sequence[Offer | None], choices: Sequence[Choice]
     ) -> Decision:
-        """Decide how many tokens of each row's draft to verify, and reserve the round's worst case. A model's draft without confidences has
-        not been read: all of it is verified, and nothing of a probe."""
+        """Decide how many tokens of each row's draft are verified, reserve the round's worst case in the accounts, and return the
+        decision. A model's draft without confidences has not been read: all of it is verified, and nothing of a probe."""
         if all(c is PLAIN for c in choices):
             for row in rows:
                 row.is_drafting = False
@@ -402,8 +407,8 @@ class Controller:
         is_warm: bool = True,
         num_rounds: int = 1,
     ) -> None:
-        """Learn from a round of `num_rows` rows and `width` tokens, and charge it to accounts. parts: rows of this controller, and how many
-        tokens each got. The others: as `CostModel.learn` has them."""
+        """Learn from a round of `num_rows` rows and `width` tokens, and charge it to the accounts. parts: the rows of this controller,
+        each with the number of tokens it got. The other parameters are those of `CostModel.learn`."""
         rows = [row for row, _ in parts]
         curve, worst, gained = self.curve(rows, num_rows), decision.worst, 0.0
         is_behind = worst is None and rows[0].is_behind_drafts and not is_ahead and is_warm
@@ -437,10 +442,10 @@ class Controller:
 
 
 def dearest(rows: Sequence[PolicyRow]) -> str:
-    """The kind whose sampling costs a round of these rows most."""
+    """Return the kind of sampling among these rows that makes a round slowest."""
     return max((r.kind for r in rows), key=lambda kind: 1 + DEARER.index(kind) if kind in DEARER else 0)
 
 
 def _pays_back(tokens: float, length: int) -> int:
-    """The accepted tokens that pay for a draft of this length, if so many do: the whole draft at most."""
+    """Return how many tokens of a draft of this length must be accepted to pay for `tokens` tokens: at least 1, at most the whole draft."""
     return max(1, min(ceil(tokens), length))

@@ -28,7 +28,7 @@ _followed: dict[Path, tuple[int, CostFile, CostModel]] = {}  # by file: the proc
 
 
 class CostFile:
-    """One file. model: the name of the model as it was loaded."""
+    """The file that keeps one model's costs on this machine. model: the name of the model as it was loaded."""
 
     def __init__(self, path: Path, model: str) -> None:
         self.path, self.model = path, model
@@ -42,27 +42,28 @@ class CostFile:
         name: str,
         num_ranks: int = 1,
     ) -> CostFile:
-        """num_ranks: among which the model is divided. What rounds take holds what their sums over ranks take."""
+        """Return the file for this model, these drafters and this configuration. num_ranks: the number of ranks that divide the model,
+        whose sums are part of what rounds take."""
         own = [(d, drafters[d].weight_bytes, getattr(drafters[d], "kv_bits", 0)) for d in models_of(drafters)]
         return cls(kept_json.kept_file("costs", [*described(model, config, name), num_ranks, own]), name)
 
     def data(self) -> Any:
-        """Return the file's content, see `kept_json.read`."""
+        """Return the file's content as JSON, None where it cannot be read (`kept_json.read`)."""
         return kept_json.read(self.path)
 
     def write(self, costs: CostModel) -> None:
-        """Keep what is known now."""
+        """Write what `costs` has learned to the file."""
         kept_json.write(self.path, {"model": self.model} | costs.as_data())
 
     def follow(self, costs: CostModel) -> None:
-        """Keep what `costs` has become by the end of the process."""
+        """Write what `costs` has learned when the process ends."""
         if not _followed:
             atexit.register(write_followed)
         _followed[self.path] = os.getpid(), self, costs
 
 
 def described(model: Model, config: EngineConfig, name: str) -> list[Any]:
-    """A model on this machine, as plain JSON. name: of the model as it was loaded."""
+    """Return a description of a model on this machine as plain JSON, by which its file is found. name: of the model as it was loaded."""
     report = device.report()
     parameters: object = getattr(model, "parameters", dict)()
     return [
@@ -79,7 +80,7 @@ def described(model: Model, config: EngineConfig, name: str) -> list[Any]:
 
 
 def write_followed() -> None:
-    """Write what rounds have taught this process."""
+    """Write the files of all costs given to `CostFile.follow`."""
     for pid, file, costs in _followed.values():
         if pid == os.getpid() and costs.num_learned >= TRUST:
             file.write(costs)
@@ -113,5 +114,5 @@ def models_used() -> list[str]:
 
 
 def models_of(drafters: Mapping[str, Drafter]) -> list[str]:
-    """Drafters that run a model, which costs something."""
+    """Return the names of the drafters that run a model."""
     return [name for name, drafter in drafters.items() if isinstance(drafter, ModelDrafter)]

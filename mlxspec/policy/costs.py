@@ -42,12 +42,12 @@ def bucket(context: int) -> int:
 
 
 class Curve:
-    """Seconds of one round by width: a plain round's seconds, and for each width a ratio to that, learned or guessed.
+    """The seconds of one round by width: a plain round's seconds, and for each width a ratio to them, learned or guessed.
 
-    A width that no round has had, or none for FORGET rounds with drafts, takes the guess's place, drawn towards what the nearest known
-    widths turned out to be. Rounds of other widths do not move the plain round's seconds, which are the unit in which accounts count.
-    pause: seconds that a plain round takes longer where it could not run ahead of the host, as after a round with drafts. is_timed: whether
-    a plain round has taught how long it is; until then the seconds have no scale. age: rounds with drafts since a plain one was timed.
+    A width that no round has had, or none for FORGET rounds with drafts, has a guessed ratio, corrected by what the nearest known widths
+    turned out to be. Rounds of other widths do not change the plain round's seconds, which are the unit of accounts. pause: extra
+    seconds of a plain round that could not run ahead of the host, as after a round with drafts. is_timed: a plain round has been timed;
+    until then the seconds have no scale. age: rounds with drafts since a plain round was timed.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Curve:
         num_rows: int = 1,
         counts: Mapping[int, float] | None = None,
     ) -> None:
-        """guess: width -> seconds; between given widths it is linear, and beyond the last the slope goes on. num_rows: the width of a plain
-        round. counts: how many rounds the guess of a width counts for, 0 where it is not given; None: TRUST for each width of `guess`.
-        Raises ConfigError for seconds that are not positive."""
+        """Start from a guess. guess: width -> seconds; linear between given widths, and beyond the last with its slope. num_rows: the
+        width of a plain round. counts: the number of rounds that the guess of a width counts for, 0 for widths not given; None: TRUST
+        for each width of `guess`. Raises ConfigError for seconds that are not positive."""
         self.num_rows, self.pause, self.age, self._is_kept = num_rows, 0.0, 0, False
         if not callable(guess):
             counts = dict.fromkeys(guess, TRUST) if counts is None else counts
@@ -74,16 +74,16 @@ class Curve:
         self._draw()
 
     def keep(self) -> None:
-        """Mark the curve as another process's knowledge: the first plain round replaces its seconds, and is requested soon."""
+        """Mark the curve as learned by another process: the first plain round replaces its seconds, and is run soon."""
         self._is_kept, self.age = True, STALE - SOON
 
     @property
     def is_stale(self) -> bool:
-        """Whether a plain round should tell anew how long it takes."""
+        """Return whether a plain round should be run to time it again."""
         return self.age >= STALE
 
     def seconds(self, num_tokens: int) -> float:
-        """The seconds of one round over so many tokens."""
+        """Return the seconds of one round of `num_tokens` tokens."""
         if num_tokens <= MAX_TOKENS:
             return self.plain * self._ratio(num_tokens)
         before, last = self._ratio(MAX_TOKENS - 1), self._ratio(MAX_TOKENS)
@@ -101,9 +101,10 @@ class Curve:
         )
 
     def refine(self, num_tokens: int, seconds: float, *, is_sure: bool = False) -> None:
-        """Learn that one round took `seconds`. A single round moves what is known by CLIP at most, however late it was, unless `is_sure`.
-        The first rounds of a guessed width replace the guess, and the first plain round of a process what another one knew. A plain round
-        counts the more, the longer none was timed. A machine that has become slower is so for all widths."""
+        """Learn that one round of `num_tokens` tokens took `seconds`. A single round changes a known ratio by CLIP at most, however late
+        it was, unless `is_sure`. The first rounds of a guessed width replace the guess, and the first plain round of a process
+        replaces another process's. A plain round has the more weight, the longer ago the last one was timed. A slower machine is
+        slower at all widths."""
         if not self.num_rows <= num_tokens <= MAX_TOKENS or not 0 < seconds < inf:
             return
         off = log(seconds / self.seconds(num_tokens))
@@ -126,8 +127,8 @@ class Curve:
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the curve anew: through the plain round and the known widths. A wider round never costs less: where it seems so, something
-        else was slow."""
+        """Recompute the curve through the plain round and the known widths. A wider round never costs less: where it seems so, something
+        else made the narrower one slow."""
         least, known = inf, dict[int, float]()
         for width in sorted(self._known, reverse=True):
             least = known[width] = max(1.0, min(least, self._known[width][0]))
@@ -137,8 +138,8 @@ class Curve:
                 self._steep = min(_STEEP, max(1.0 / _STEEP, (ratio - 1.0) / (self._guess[width] - 1.0)))
 
     def _ratio(self, width: int) -> float:
-        """Plain rounds that one of this width takes: on a line of the guess's shape between two known ones, and beyond the last one by the
-        guess's rise, as many times as steep as it turned out to be before."""
+        """Return the plain rounds that a round of this width takes: between two known widths by the guess's shape, and beyond the last
+        known width by the guess's slope, scaled by how steep the curve turned out to be before."""
         if width <= self.num_rows:
             return 1.0
         points, guess = self._points, self._guess
@@ -153,12 +154,12 @@ class Curve:
 
     @property
     def num_rounds(self) -> float:
-        """The rounds that have taught it."""
+        """Return the number of rounds that the curve has learned from."""
         return self._plain_count + sum(count for _, count, _ in self._known.values())
 
     @property
     def known(self) -> dict[int, float]:
-        """Width -> seconds, of a plain round and of the widths that rounds have had."""
+        """Return width -> seconds for a plain round and the widths that rounds have had."""
         return {w: self.seconds(w) for w in (self.num_rows, *sorted(self._known))}
 
     def known_until(self, widest: int) -> dict[int, float]:
@@ -167,8 +168,8 @@ class Curve:
 
 
 def learned(off: float, count: float, *, is_sure: bool) -> float:
-    """Return how far a round or a draft moves a cost that `count` of them have taught, where it was off by `off`; all as logarithms. Among
-    the first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
+    """Return by how much a cost changes that has learned from `count` rounds or drafts, where the new one was off by `off`; all are
+    logarithms. Among the first ones a faster one counts more: whatever else a machine does makes single rounds slower, never faster."""
     if is_sure:
         return off
     if count >= TRUST:
@@ -177,8 +178,8 @@ def learned(off: float, count: float, *, is_sure: bool) -> float:
 
 
 def _lines(points: Mapping[int, float]) -> Guess:
-    """Seconds by width on the lines through `points`; before the first one all widths cost as much, behind the last one the slope goes
-    on and never falls; with one point alone each token costs as much. Raises ConfigError."""
+    """Return seconds by width on the lines through `points`. Before the first point all widths cost the same; beyond the last the slope
+    continues and never falls; with a single point each token costs the same. Raises ConfigError where `points` are no costs."""
     if not points or not all(
         isinstance(w, int) and w >= 1 and isfinite(s) and s > 0 for w, s in points.items()
     ):
@@ -200,7 +201,7 @@ def _lines(points: Mapping[int, float]) -> Guess:
 
 
 def likely(width: int) -> float:
-    """A guess of what a round of this width takes, in plain rounds."""
+    """Return a guess of what a round of this width takes, in plain rounds."""
     return _LIKELY(width)
 
 
@@ -209,8 +210,9 @@ _LIKELY = _lines(LIKELY)
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCost:
-    """Seconds of one draft. call: however long it is; step: each drafted token; queued: each known token the drafter has to catch up on
-    beyond the first, which the first step runs anyway; row: each further row that drafts along, as a share of at most 1."""
+    """The seconds of one draft. call: for any draft; step: for each drafted token; queued: for each known token that the drafter has to
+    run before, except the first, which the first step runs anyway; row: for each further row of the same call, as a share of at most
+    1."""
 
     call: float = 0.0
     step: float = 0.0
@@ -228,7 +230,8 @@ class DraftCost:
         return replace(self, call=factor * self.call, step=factor * self.step, queued=factor * self.queued)
 
     def seconds(self, depth: int, queued: int, num_rows: int = 1) -> float:
-        """queued: known tokens the drafter has not run, all rows together."""
+        """Return the seconds of drafts of `depth` tokens for `num_rows` rows in one call. queued: known tokens that the drafter has not
+        run, all rows together."""
         waiting = self.queued * max(0, queued - num_rows)
         return (self.call + self.step * depth) * (1.0 + self.row * (num_rows - 1)) + waiting
 
@@ -237,7 +240,7 @@ _FREE = DraftCost()
 
 
 class DraftCall(NamedTuple):
-    """One call of a model drafter for several rows of a round. queued: as `DraftCost.seconds` has it; kind: of their sampling."""
+    """One call of a model drafter for several rows of a round. queued: as in `DraftCost.seconds`; kind: of the rows' sampling."""
 
     name: str
     kind: str
@@ -247,14 +250,14 @@ class DraftCall(NamedTuple):
 
 
 class CostModel:
-    """All that is known of costs, by context bucket, number of rows and kind of sampling. What no round has taught is guessed from the
-    nearest curve that rounds have taught. And how drafts at these costs fared, which is kept with them.
+    """All known costs, by context bucket, number of rows and kind of sampling, and the acceptance rates that are kept with them. A curve
+    that no round has taught is guessed from the nearest curve that rounds have taught.
 
-    drafts: seconds, by drafter and kind of sampling. guesses: plain rounds, by drafter, until it has drafted. acceptance: by kind of
-    request and drafter. lengths: by kind, tokens of an answer. bank: plain rounds that answers have gained. judged: by drafter, how many
-    drafts were compared with the text and how many began right. pause: share of a plain round of several rows that any drafts are taken to
-    cost beyond their tokens until rounds have told. ran: rows and widths of rounds that this process has run; cold: seconds that the first
-    round of a shape is taken to take more. doubt: which rounds count.
+    drafts: seconds, by drafter and kind of sampling. guesses: plain rounds, by drafter, used until it has drafted. acceptance: by kind
+    of request and drafter. lengths: by kind, tokens of an answer. bank: plain rounds that answers have gained. judged: by drafter, how
+    many drafts were compared with the text and how many of them began right. pause: until rounds have been timed, the share of a plain
+    round of several rows that drafts are assumed to cost in addition to their tokens. ran: rows and widths of rounds that this process
+    has run; cold: assumed extra seconds of the first round of a shape. doubt: decides which rounds count.
     """
 
     def __init__(
@@ -264,7 +267,7 @@ class CostModel:
         *,
         pause: float = 0.0,
     ) -> None:
-        """likely: width -> plain rounds, of one row. Raises ConfigError where `likely` holds no costs."""
+        """Start without any timed round. likely: width -> plain rounds, of one row. Raises ConfigError where `likely` holds no costs."""
         self._curves = {(0, 1, GREEDY): Curve(LIKELY if likely is None else likely, counts={})}
         self.drafts: dict[tuple[str, str], DraftCost] = {}
         self._num_drafts: dict[tuple[str, str], float] = {}
@@ -278,15 +281,16 @@ class CostModel:
         self._compiling = [0.0, 0.0, 0.0]  # of the last shapes
 
     def compiled(self, num_rows: int, width: int, seconds: float | None) -> None:
-        """Note that a round of this shape has run. seconds: how much longer than usual it took where it compiled, None where nothing
-        did."""
+        """Note that a round of this shape has run. seconds: by how much longer than usual it took where it compiled, None where nothing
+        compiled."""
         self.ran.add((num_rows, width))
         if seconds is not None:
             self._compiling[:] = [*self._compiling[1:], max(0.0, seconds)]
 
     @property
     def cold(self) -> float:
-        """Seconds that the first round of a shape is taken to take more: the median of three, because one may have been held up."""
+        """Return the assumed extra seconds of the first round of a shape: the median of the last three, because one of them may have
+        been held up."""
         return sorted(self._compiling)[1]
 
     def know(self, curve: Mapping[int, float], drafts: Mapping[str, DraftCost], *, num_rows: int = 1) -> None:
@@ -296,7 +300,7 @@ class CostModel:
             self.drafts[name, GREEDY], self._num_drafts[name, GREEDY] = cost, TRUST
 
     def curve(self, context_bucket: int, num_rows: int = 1, kind: str = GREEDY) -> Curve:
-        """The curve of rounds of so many rows; asked for the first time it is guessed."""
+        """Return the curve of rounds of `num_rows` rows. It is guessed at the first request."""
         key = (context_bucket, num_rows, kind if kind in DEARER else GREEDY)
         found = self._curves.get(key)
         if found is None:
@@ -304,9 +308,10 @@ class CostModel:
         return found
 
     def _guess(self, context_bucket: int, num_rows: int, kind: str) -> Curve:
-        """The curve of as many rows that is nearest, if rounds have taught one. Otherwise several rows' round costs what it costs one row
-        to run as many tokens. With a pause, a plain round of them costs one row's and as much for each further row as a further token costs
-        a wide round; drafted tokens add what they add to one row's round, and the pause."""
+        """Return a guessed curve: the nearest curve for this number of rows that rounds have taught, if there is one. Otherwise a round
+        of several rows costs what a round of one row with as many tokens costs. With a pause, a plain round of several rows costs one
+        row's round and, for each further row, what a further token adds to a wide round; drafted tokens add what they add to one
+        row's round, and the pause."""
         taught = [key for key, c in self._curves.items() if key[1] == num_rows and c.num_rounds]
         if not taught and num_rows > 1:
             one = self.curve(context_bucket, 1, kind)
@@ -334,8 +339,8 @@ class CostModel:
         return found
 
     def draft(self, name: str, kind: str, plain: float) -> DraftCost:
-        """Return a drafter's cost in seconds for rows of this kind: as learned from them or from greedy ones, else the guess for plain
-        rounds of `plain` seconds, else nothing."""
+        """Return a drafter's cost in seconds for rows of this kind: as learned from them or from greedy rows, otherwise the guess for
+        plain rounds of `plain` seconds, otherwise zero."""
         found = self.drafts.get((name, kind)) or self.drafts.get((name, GREEDY))
         if found is not None:
             return found
@@ -343,7 +348,7 @@ class CostModel:
         return _FREE if guess is None else guess.times(plain)
 
     def is_guess(self, name: str, kind: str) -> bool:
-        """Whether a drafter's cost for rows of this kind rests on no drafts."""
+        """Return whether a drafter's cost for rows of this kind is a guess, because it has not drafted yet."""
         return name in self.guesses and (name, kind) not in self.drafts and (name, GREEDY) not in self.drafts
 
     def seconds(self, curve: Curve, width: int, calls: Sequence[DraftCall]) -> float:
@@ -363,12 +368,13 @@ class CostModel:
         is_warm: bool,
         num_rounds: int = 1,
     ) -> float:
-        """Learn from a round of `width` tokens that took `seconds`, from drafting to reading it. Returns the seconds that count.
+        """Learn from a round of `width` tokens that took `seconds`, from drafting to reading it, and return the seconds that count.
 
-        is_plain: no drafter was asked for it; follows_drafts: one was for the round before. is_ahead: it was launched before the one in
-        front was read; is_warm: nothing was compiled in it. num_rounds: a number of plain rounds, together. A plain round that follows
-        drafts cannot run ahead: what it takes longer is a cost of those drafts. A round that something else held up counts as expected
-        (`took`)."""
+        is_plain: no drafter was asked for it; follows_drafts: one was asked for the round before. is_ahead: it was launched before the
+        previous round was read; is_warm: nothing was compiled in it. num_rounds: the number of plain rounds that `seconds` cover. A
+        plain round that follows drafts cannot run ahead: its extra time is a cost of those drafts. A round that something else held up
+        counts as expected (`took`).
+        """
         usual = 0.0 if is_warm else self.seconds(curve, width, calls)
         self.compiled(curve.num_rows, width, None if is_warm else seconds - usual)
         if not is_warm:
@@ -382,7 +388,7 @@ class CostModel:
         return seconds
 
     def took(self, curve: Curve, width: int, calls: Sequence[DraftCall], seconds: float) -> float:
-        """A round took `seconds`, drafting and every wait included. Learns from it, and returns the seconds that count: what was expected,
+        """Learn that a round took `seconds`, drafting and every wait included, and return the seconds that count: the expected ones
         where something else may have held it up (doubt.py)."""
         if not curve.is_timed:
             curve.refine(width, seconds)
@@ -409,8 +415,8 @@ class CostModel:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether the next rounds should be plain. Recent rounds took times far from those expected, so the machine's speed may have
-        changed."""
+        """Return whether the next rounds should be plain: recent rounds took times far from those expected, so the machine's speed may
+        have changed."""
         return self.doubt.is_open
 
     def _scale(self, factor: float) -> None:
@@ -439,7 +445,7 @@ class CostModel:
         return self.draft(call.name, call.kind, plain).seconds(call.depth, call.queued, call.num_rows)
 
     def _refine(self, call: DraftCall, ratio: float, plain: float, *, is_sure: bool) -> None:
-        """Move all costs of this drafter, for rows of this kind, towards `ratio` times what was expected of one draft."""
+        """Move all costs of a drafter, for rows of this kind, towards `ratio` times the expected cost of one draft."""
         key = call.name, call.kind if call.kind in DEARER else GREEDY
         count = self._num_drafts.get(key, 0.0)
         self._num_drafts[key] = count + 1.0
@@ -448,7 +454,7 @@ class CostModel:
 
     @property
     def num_learned(self) -> float:
-        """Rounds and drafts that have taught it."""
+        """Return the number of rounds and drafts that the cost model has learned from."""
         return sum(self._num_drafts.values()) + sum(curve.num_rounds for curve in self._curves.values())
 
     def as_data(self) -> dict[str, Any]:
@@ -469,7 +475,8 @@ class CostModel:
         }
 
     def learn_from(self, data: Any) -> None:
-        """Know what another process learned. Raises ConfigError for anything that `as_data` does not return; nothing has changed then."""
+        """Take over what another process learned. Raises ConfigError for anything that `as_data` does not return; nothing has changed
+        then."""
         try:
             if data["format"] != _FORMAT or len(data["curves"]) > _MOST_CURVES:
                 raise ConfigError("These costs are of another version.")

@@ -16,7 +16,8 @@ _FADE = 0.05  # share of the mean that one round replaces
 
 
 class Verdict(NamedTuple):
-    """off: by how much a round was off, as far as it counts. teaches: whether costs learn from it. is_sure: as much as it was off."""
+    """A judgement of one round's time. off: the part of its deviation that counts (a logarithm). teaches: whether costs learn from the
+    round. is_sure: whether they take over the whole deviation."""
 
     off: float
     teaches: bool = True
@@ -24,8 +25,9 @@ class Verdict(NamedTuple):
 
 
 class Doubt:
-    """Its state: what rounds are off by in the mean; the last round, where it was far off; each kind's last round that was, and how many
-    usual rounds had come before that. is_open: whether the next rounds should be plain, because the machine may have another speed."""
+    """The judge of rounds whose time is far from the expected one. It keeps the mean deviation of rounds, the last round if it was far
+    off, and for each kind of round the last one that was far off, with the number of usual rounds before it. is_open: the next rounds
+    should be plain, because the machine may have another speed."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -36,8 +38,8 @@ class Doubt:
     def judge(
         self, kind: tuple[object, ...], off: float, beyond: float, *, is_plain: bool, is_new: bool
     ) -> Verdict:
-        """A round of this kind was off by so much. beyond: the same against the most that it was believed to take. is_new: few rounds have
-        taught its costs."""
+        """Return the judgement of a round of this kind whose time deviates by `off` (a logarithm). beyond: the deviation from the most
+        that the round was believed to take. is_new: few rounds have taught its costs."""
         far = max(CLIP, _FAR * self._usual)
         self._usual += _FADE * (min(abs(off), far) - self._usual)
         last, when = self._far.pop(kind, (0.0, 0))
@@ -60,5 +62,5 @@ class Doubt:
         return found
 
     def settle(self) -> None:
-        """Forget rounds that were far off: all costs have followed the machine's speed."""
+        """Forget rounds that were far off, because all costs have followed the machine's speed."""
         self._far, self._last = {}, 0.0

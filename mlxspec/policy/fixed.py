@@ -11,7 +11,7 @@ from mlxspec.drafters.row import DraftRow
 
 
 class Fixed(Policy):
-    """See above."""
+    """The policy `fixed`: in each round the first drafter of a row's list that has a draft, as long as the row's limits allow."""
 
     def choose(self, rows: Sequence[DraftRow], offers: Sequence[Mapping[str, Draft]]) -> list[RowChoice]:
         return [_choice(row, given) for row, given in zip(rows, offers, strict=True)]

@@ -11,7 +11,8 @@ from mlxspec.policy.fixed import Fixed
 
 
 class Policies:
-    """One engine's. auto: the policy of that name, None until `follow` gives it a controller. Until then fixed stands for it."""
+    """The policies of one engine. auto: the policy of that name, None until `follow` gives it a controller; until then rows of policy
+    auto follow policy fixed."""
 
     def __init__(self) -> None:
         self.auto: Auto | None = None
@@ -19,19 +20,19 @@ class Policies:
         self._led: dict[int, Policy] = {}
 
     def follow(self, control: Controller) -> None:
-        """Let rows that begin from now on and whose policy is auto draft as the controller chooses."""
+        """Let rows that begin from now on with policy auto draft as this controller chooses."""
         self.auto = Auto(control)
 
     @property
     def costs(self) -> CostModel:
-        """The costs that policy auto knows; empty where no row may follow it."""
+        """Return the costs of policy auto; empty costs where no row may follow it."""
         return CostModel() if self.auto is None else self.auto.control.costs
 
     def lead(self, number: int, policy: Policy) -> None:
-        """Let the row of this number, which has not begun, follow a policy of its own."""
+        """Let the row of this number, which has not begun, follow the given policy."""
         self._led[number] = policy
 
     def of(self, number: int, spec: SpecConfig) -> Policy:
-        """The policy of a row that begins."""
+        """Return the policy of a row that begins with these options."""
         chosen = self.auto if self.auto is not None and spec.policy == "auto" else self._fixed
         return self._led.pop(number, chosen)
