@@ -11,7 +11,7 @@ from mlxspec.engine.engine import Engine
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRound:
-    """One round of an answer: verified draft tokens, those that were accepted, and how long it took."""
+    """One round of an answer: the number of verified draft tokens, the number accepted, and the round's seconds."""
 
     num_drafted: int
     num_accepted: int
@@ -21,7 +21,7 @@ class AnswerRound:
 def time_rounds(
     engine: Engine, prompt: Sequence[int], spec: SpecConfig, max_tokens: int
 ) -> list[AnswerRound]:
-    """Time the rounds of one greedy answer."""
+    """Generate one greedy answer and return its rounds with their times."""
     request = engine.submit(prompt, SamplingParams(max_tokens=max_tokens), spec=spec)
     found, stats = list[AnswerRound](), request.stats
     rounds, drafted, accepted, seconds = 0, 0, 0, 0.0

@@ -14,8 +14,9 @@ from mlxspec import demo
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPrompt:
-    """One prompt. `is_chat`: asked in the model's chat format where it has one; otherwise the text is continued as it stands. image: a file
-    that the text asks about; says: what stands in it. wanted: the right answer, where there is one; the built-in model gives it."""
+    """One prompt. is_chat: rendered in the model's chat format where it has one; otherwise the text is continued unchanged. image: a
+    file that the text asks about; says: what the image shows. wanted: the right answer, where there is one; the built-in model gives
+    it."""
 
     name: str
     what: str

@@ -22,7 +22,8 @@ _MOST_TURNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOutcome:
-    """All about one prompt. scores: one for each choice of drafters. differences: of those whose text is not the plain one, by place."""
+    """The measurements of one prompt. scores: one for each choice of drafters. differences: by index, those of choices whose text is not
+    the plain one."""
 
     prompt: DemoPrompt
     result: Result  # of plain decoding
@@ -33,8 +34,8 @@ class DemoOutcome:
 def run_prompt(
     engine: Engine, prompt: DemoPrompt, choices: Sequence[tuple[str, ...]], *, max_tokens: int, repeat: int
 ) -> DemoOutcome:
-    """Compare plain decoding with each choice of drafters, `repeat` times, or more where the answer is so short that its speed would be
-    chance."""
+    """Compare plain decoding with each choice of drafters, `repeat` times, or more often where the answer is so short that its speed
+    would be chance; return the outcome."""
     tokens = asked(engine, prompt)
     contestants = [Contestant(name=" + ".join(c), spec=replace(engine.spec, drafters=c)) for c in choices]
     plain, scores = compare(

@@ -28,7 +28,7 @@ _CHAT = "What should I see in Lisbon in two days? Answer in a few sentences."
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One kind of text. texts: prompts of one turn. params: how they are answered."""
+    """One kind of text. texts: the prompts of one turn. params: the sampling of their answers."""
 
     name: str
     texts: Sequence[str]
@@ -53,8 +53,8 @@ def measure(
     told: Callable[[str], None] = lambda what: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Score]:
-    """Return the score of the default for each kind. A first turn of each, in which shapes compile, is not measured; it says how long the
-    answers may be. Raises ConfigError.
+    """Return the score of the default drafting for each kind. A first turn of each, in which shapes compile, is not measured; it decides
+    how long the answers may be. Raises ConfigError.
 
     told: called with what is about to be measured.
     """
@@ -82,12 +82,12 @@ def measure(
 
 
 def _is_open(score: Score) -> bool:
-    """Whether more turns could settle it."""
+    """Return whether more turns could settle the score."""
     return not score.ratio.refusal and not score.ratio.is_settled
 
 
 def as_data(engine: Engine, machine: str, wanted: Sequence[Kind], scores: Sequence[Score]) -> dict[str, Any]:
-    """Return what was measured as plain JSON that can be given away: no texts, and of a folder its name alone."""
+    """Return the scores as plain JSON that can be given away: without texts, and for a model's folder its name alone."""
     import mlx.core as mx
 
     return {

@@ -93,7 +93,7 @@ def _draw_kinds(axes: Any, scores: Sequence[Score]) -> None:
 
 
 def _draw_rounds(axes: Any, rounds: Sequence[AnswerRound]) -> None:
-    """Draw one bar a round: the verified draft tokens, and of these the accepted ones; its time as a line."""
+    """Draw one bar for each round, with its verified draft tokens and the accepted ones of these, and the rounds' times as a line."""
     places = range(1, len(rounds) + 1)
     axes.bar(places, [r.num_drafted for r in rounds], color="0.85", label="drafted")
     axes.bar(places, [r.num_accepted for r in rounds], color="#2f5d8a", label="accepted")
@@ -112,7 +112,8 @@ def _draw_costs(axes: Any, curve: Mapping[int, float]) -> None:
 
 
 def _draw_depths(axes: Any, scores: Sequence[Score]) -> None:
-    """Draw models along their depths, then one place for each drafter without depths; whiskers from the slowest pair to the fastest."""
+    """Draw model drafters along their depths, then each drafter without depths at a place of its own, with whiskers from the slowest
+    pair to the fastest."""
     shown = [s for s in scores if not s.ratio.refusal and not s.whole]
     depths = sorted({s.depth for s in shown if s.depth is not None})
     others = [s for s in shown if s.depth is None]

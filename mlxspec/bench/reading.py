@@ -19,7 +19,7 @@ from mlxspec.platform import device
 
 
 class Reading(NamedTuple):
-    """How a prompt was read. seconds: the median of its turns. peak_bytes: of MLX's memory, with the weights."""
+    """The measurement of a prompt that was read. seconds: the median of its turns. peak_bytes: of MLX's memory, weights included."""
 
     num_tokens: int
     seconds: float
@@ -29,8 +29,9 @@ class Reading(NamedTuple):
 def read(
     engine: Engine, lengths: Sequence[int], repeat: int, beside: Path | None = None
 ) -> dict[str, list[Reading]]:
-    """Read prompts of these numbers of tokens as though they were new, with the drafters of the engine's requests. The engine is closed
-    behind that. beside: a folder whose model plain mlx-lm then reads them with. Returns readings by who read."""
+    """Read prompts of these numbers of tokens without the prefix cache, with the drafters of the engine's requests, and close the
+    engine. beside: a folder whose model plain mlx-lm then reads them with, None for no comparison. Returns the readings of each
+    program."""
     ids = encode(engine, "\n".join(task.prompt for task in TASKS))
     prompts = [(ids * (num // len(ids) + 1))[:num] for num in lengths]
     params, engine.prefix.is_on = SamplingParams(max_tokens=1, ignore_eos=True), False
@@ -51,7 +52,7 @@ def read(
 
 
 def _timed(prompt: Sequence[int], repeat: int, work: Callable[[], object]) -> Reading:
-    """Return what `work` takes, after one time in which shapes compile."""
+    """Time `work` in `repeat` turns after a first one in which shapes compile, and return the reading."""
     seconds = list[float]()
     for _ in range(repeat + 1):
         mx.clear_cache()

@@ -34,8 +34,8 @@ class TimedPiece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedAnswer:
-    """An answer and when its pieces came, thinking included. num_said: tokens by its own count, None where it gives none. is_whole: it
-    ended by itself or at the limit, and was not broken off."""
+    """An answer with the times at which its pieces arrived, thinking included. num_said: its number of tokens as the server reports it,
+    None where it reports none. is_whole: the answer ended by itself or at the limit, and was not broken off."""
 
     pieces: tuple[TimedPiece, ...]
     num_said: int | None = None
@@ -47,19 +47,19 @@ class TimedAnswer:
 
     @property
     def first_seconds(self) -> float:
-        """Seconds from the request to the first piece."""
+        """Return the seconds from the request to the first piece."""
         return self.pieces[0].seconds if self.pieces else 0.0
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds from the first piece to the last."""
+        """Return the seconds from the first piece to the last."""
         return self.pieces[-1].seconds - self.pieces[0].seconds if self.pieces else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A server that speaks OpenAI's API. url: its address, with or without /v1. model: by its own name. key: sent as a bearer token.
-    silence: seconds for which it may send nothing. any_host: it may be on another machine, which then sees the prompts."""
+    """A server with OpenAI's API. url: its address, with or without /v1. model: the server's name of the model. key: sent as a bearer
+    token. silence: the most seconds without any data. any_host: whether it may run on another machine, which then sees the prompts."""
 
     url: str
     model: str = ""
@@ -87,17 +87,17 @@ class Rival:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Return the port that the server listens on."""
         parts = self._parts
         return parts.port or (443 if parts.scheme == "https" else 80)
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine."""
+        """Return whether the server runs on this machine."""
         return _is_here(self._parts.hostname or "")
 
     def models(self) -> list[str]:
-        """Return the models that it lists. Raises RivalError."""
+        """Return the names of the models that the server lists. Raises RivalError."""
         with self._sent("GET", "/models") as response:
             raw = self._guarded(lambda: response.read(_MOST_BYTES))
         try:
@@ -108,7 +108,8 @@ class Rival:
     def answer(
         self, messages: list[dict[str, str]], max_tokens: int, *, told: Callable[[str], None] = lambda _: None
     ) -> TimedAnswer:
-        """Return its greedy answer to a conversation, as a stream. told: called with each piece of text. Raises RivalError."""
+        """Return the server's greedy answer to a conversation, read as a stream. told: called with each piece of text. Raises
+        RivalError."""
         body = {
             "model": self.model,
             "messages": messages,

@@ -96,7 +96,8 @@ def is_clear(faster: Score, slower: Score) -> bool:
 
 
 def with_lookups(engine: Engine, wanted: bool) -> Engine:
-    """Return the engine with every n-gram drafter in addition to its own, where `wanted`. Its default stays."""
+    """Return the engine, where `wanted` with every n-gram drafter in addition to its own. The default drafters of its requests do not
+    change."""
     if not wanted:
         return engine
     has = engine.drafts.drafters

@@ -27,8 +27,8 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, kw_only=True)
 class Contestant:
-    """One way to draft. depth: tokens a model drafts at once; None where that is not what it is about. whole: models propose over the whole
-    vocabulary, whatever they were loaded for."""
+    """One way to draft. depth: tokens of a model's draft, None where the contestant does not set it. whole: models choose drafts from
+    the whole vocabulary, whatever they were loaded for."""
 
     name: str
     spec: SpecConfig
@@ -38,7 +38,7 @@ class Contestant:
 
 @dataclass(kw_only=True)
 class TimedTurn:
-    """One turn over all groups: tokens that rounds gave, and the seconds they took, of a contestant and of plain decoding."""
+    """One turn over all groups: the tokens decoded and the seconds of their rounds, of a contestant and of plain decoding."""
 
     num_decoded: int = 0
     seconds: float = 0.0
@@ -48,9 +48,9 @@ class TimedTurn:
 
 @dataclass(kw_only=True)
 class Score:
-    """The measured answers of one contestant. turns: what each took. works: what each drafter did. newest: answers of the last turn.
-    different: the first answer that was not plain decoding's, and plain decoding's; num_different counts them in turns that are not
-    measured, too."""
+    """The measured answers of one contestant. turns: tokens and seconds of each turn. works: the work of each drafter. newest: answers
+    of the last turn. different: the first answer that differs from plain decoding's, with plain decoding's; num_different: the number
+    of such answers, including unmeasured turns."""
 
     name: str
     drafters: tuple[str, ...]
@@ -68,25 +68,25 @@ class Score:
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
-        """Tokens a second with drafting and without, one pair a turn."""
+        """Return the tokens a second with drafting and without, one pair for each turn."""
         timed = [t for t in self.turns if t.seconds > 0 and t.plain_seconds > 0]
         return [(t.num_decoded / t.seconds, t.num_plain / t.plain_seconds) for t in timed]
 
     @property
     def ratio(self) -> Ratio:
-        """The speed as a multiple of plain decoding's."""
+        """Return the contestant's speed as a multiple of plain decoding's."""
         if self.num_different:
             return Ratio(refusal="the texts differ")
         return ratio(self.pairs, num_rounds=self.num_rounds, num_drafted_rounds=self.num_drafted_rounds)
 
     @property
     def decode_speed(self) -> float:
-        """Tokens a second, the median of the turns."""
+        """Return the contestant's tokens a second, the median of the turns."""
         return median([speed for speed, _ in self.pairs] or [0.0])
 
     @property
     def plain_speed(self) -> float:
-        """Tokens a second of plain decoding in the same turns, the median."""
+        """Return the tokens a second of plain decoding in the same turns, the median."""
         return median([speed for _, speed in self.pairs] or [0.0])
 
     @property
@@ -127,7 +127,7 @@ class Score:
         }
 
     def compare(self, answers: Sequence[Result], plain: Sequence[Result]) -> None:
-        """Note answers that differ from those of plain decoding."""
+        """Store the answers that differ from those of plain decoding."""
         differing = [(a, b) for a, b in zip(answers, plain, strict=True) if a.tokens != b.tokens]
         self.num_different += len(differing)
         self.different = self.different or next(iter(differing), None)
@@ -218,9 +218,11 @@ def take_turn(
     first: int | None = None,
     told: Callable[[int], None] = lambda num: None,
 ) -> dict[int, Taken]:
-    """Let every contestant answer a group, plain decoding being the first of them, and add it to the scores. Returns what each gave.
+    """Let every contestant answer a group, add the answers to the scores, and return them by contestant. Plain decoding is the first
+    contestant.
 
-    turn: 0 is not measured. first: who begins; the next turn's number where it is not given. told: called with the number of answers.
+    turn: 0 is not measured. first: the contestant that begins, by default chosen by the turn's number. told: called with the number of
+    answers.
     """
     seeds = [replace(params, seed=(params.seed or 0) + i) for i in range(len(group))]
     found: dict[int, Taken] = {}
@@ -240,7 +242,7 @@ def take_turn(
 
 @contextmanager
 def proposing(engine: Engine, whole: bool) -> Iterator[None]:
-    """Let models propose over the whole vocabulary in the `with` block, or over the part that they were loaded for."""
+    """Let models choose drafts from the whole vocabulary inside this context, or from the part that they were loaded for."""
     models = [d for d in engine.drafts.drafters.values() if isinstance(d, ModelDrafter)]
     before = [d.uses_whole_head for d in models]
     for drafter in models:

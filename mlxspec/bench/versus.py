@@ -25,19 +25,19 @@ _FEW = 8  # tokens that special tokens and cut words may make
 
 
 class BothAnswers(NamedTuple):
-    """The answers to one question."""
+    """The answers of both servers to one prompt."""
 
     rival: TimedAnswer
     own: TimedAnswer
 
     @property
     def is_same(self) -> bool:
-        """Whether both gave the same text."""
+        """Return whether both answers have the same text."""
         return self.rival.text == self.own.text
 
     @property
     def num_common(self) -> int:
-        """Characters with which both texts begin."""
+        """Return the number of leading characters that both texts share."""
         pairs = zip(self.rival.text, self.own.text, strict=False)
         shorter = min(len(self.rival.text), len(self.own.text))
         return next((i for i, (one, other) in enumerate(pairs) if one != other), shorter)
@@ -45,8 +45,8 @@ class BothAnswers(NamedTuple):
 
 @dataclass(kw_only=True)
 class Contest:
-    """One prompt's turns. count: tokens of a text. turns: the measured ones; num_different: of all turns, those whose texts differ; common:
-    characters that the first two different texts share."""
+    """The turns of one prompt. count: counts the tokens of a text. turns: the measured ones; num_different: the number of all turns
+    whose texts differ; common: number of leading characters that the first two different texts share."""
 
     name: str
     count: Callable[[str], int]
@@ -69,12 +69,12 @@ class Contest:
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
-        """Tokens a second of ours and of the rival, one pair a turn."""
+        """Return our tokens a second and the rival's, one pair for each turn."""
         return [(self.speed(turn.own), self.speed(turn.rival)) for turn in self.turns]
 
     @property
     def ratio(self) -> Ratio:
-        """Our speed as a multiple of the rival's."""
+        """Return our speed as a multiple of the rival's."""
         return Ratio(refusal="the texts differ") if self.num_different else of_pairs(self.pairs)
 
     def middle(self, answers: Sequence[TimedAnswer]) -> tuple[float, float]:
@@ -84,7 +84,8 @@ class Contest:
 
     @property
     def miscounted(self) -> tuple[int, int] | None:
-        """Tokens by the rival's count and by ours of the first answer of which these are far apart; None where there is none."""
+        """Return the numbers of tokens by the rival's count and by ours, for the first answer whose counts are far apart; None where
+        there is none."""
         for turn in self.turns:
             said, counted = turn.rival.num_said, self.count(turn.rival.text)
             if said is None or abs(said - counted) <= _FEW:
@@ -114,7 +115,7 @@ class Contest:
 
 
 def prompts() -> list[tuple[str, str]]:
-    """Return names and texts of the prompts that are asked where none are given: chat, code, and an edit of code."""
+    """Return names and texts of the default prompts: chat, code, and an edit of code."""
     code = next(task.prompt for task in TASKS if task.name == "code_python")
     return [("chat", _CHAT), ("code", code), ("edit", edit("rename result to output", UNIQUE))]
 
@@ -129,7 +130,8 @@ def contest(
     repeat: int,
     told: Callable[[str, int, BothAnswers], None] = lambda name, turn, answers: None,
 ) -> list[Contest]:
-    """Return what both answered to each prompt in `repeat` turns after one that is not measured. Who begins alternates.
+    """Return the contests of all prompts: the answers of both servers in `repeat` turns, after one that is not measured. The server that
+    begins alternates.
 
     told: called with a prompt's name, the number of the turn and its answers. Raises RivalError.
     """
@@ -150,8 +152,8 @@ def contest(
 def as_data(
     rival: Rival, own: Rival, contests: Sequence[Contest], memory: Sequence[int | None], machine: str
 ) -> dict[str, Any]:
-    """Return what was measured as plain JSON that can be given away: no texts, and of a folder its name alone. memory: resident bytes of
-    the rival's process and of ours."""
+    """Return the contests as plain JSON that can be given away: without texts, and for a model's folder its name alone. memory: resident
+    bytes of the rival's process and of ours."""
     import mlx.core as mx
 
     return {

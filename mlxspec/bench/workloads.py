@@ -21,7 +21,7 @@ MTP = "mtp"  # the name that stands for the ten tasks
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """prompts: token ids. temperature: what its answers are sampled at, 0 for greedy."""
+    """Recorded prompts of one kind. prompts: token ids. temperature: of the answers, 0 for greedy."""
 
     name: str
     what: str

@@ -127,7 +127,7 @@ class Curve:
         self._draw()
 
     def _draw(self) -> None:
-        """Recompute the curve through the plain round and the known widths. A wider round never costs less: where it seems so, something
+        """Draw the curve anew through the plain round and the known widths. A wider round never costs less: where it seems so, something
         else made the narrower one slow."""
         least, known = inf, dict[int, float]()
         for width in sorted(self._known, reverse=True):
