@@ -24,9 +24,9 @@ _RANGE_BYTES = 200
 
 
 class BadWords:
-    """The automaton of some words. Immutable but for a bounded memory of masks; rows of one request share it.
+    """The automaton that forbids some words. Immutable except for a bounded cache of masks; rows of one request share it.
 
-    nbytes: estimate of what it takes, masks included.
+    nbytes: estimate of the bytes that it takes, masks included.
     """
 
     def __init__(self, words: Sequence[str], vocabulary: TokenBytes) -> None:

@@ -53,7 +53,7 @@ class _State(NamedTuple):
 
 
 class Constraints:
-    """One request's. `push` is told of every token of the answer but the end token."""
+    """The constraints of one request's answer. `push` is called with every token of the answer except the end token."""
 
     def __init__(
         self,
@@ -324,8 +324,8 @@ class Compiled:
 
 
 class ConstraintMaker:
-    """Makes them for one model; what depends on the vocabulary alone is made once, when first needed. clock: what grammars' time in the
-    engine's thread is charged to."""
+    """A maker of constraints for one model. What depends on the vocabulary alone is made once, when it is first needed. clock: counts
+    the time that grammars take in the engine's thread."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         self._tokenizer, self._size = tokenizer, vocab_size
@@ -394,8 +394,8 @@ class ConstraintMaker:
         )
 
     def loops_for(self, params: SamplingParams, prompt: Sequence[int]) -> Loops | None:
-        """Return what finds loops in one answer; None where the loop breaker is off, or where only thinking is examined and there will
-        be none."""
+        """Return the search for loops in one answer; None where the loop breaker is off, or where only thinking is examined and there
+        will be none."""
         if params.loop_breaker == "off" or self._tokenizer is None:
             return None
         opens = self._thinking_tags == params.thinking_tags

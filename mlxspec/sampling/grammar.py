@@ -45,8 +45,8 @@ def grammar_bytes(params: SamplingParams) -> int:
 
 
 class GrammarCompiler:
-    """Makes matchers for one vocabulary. The last few are kept: clients send the same tools and schemas with every request. They are kept
-    by owner, as the time to compile one would tell whether another owner has sent it."""
+    """A maker of grammar matchers for one vocabulary. The last few are kept, because clients send the same tools and schemas with every
+    request. They are kept by owner: otherwise the time to compile one would reveal whether another owner has sent it."""
 
     def __init__(self, vocabulary: TokenBytes) -> None:
         self._vocabulary = vocabulary
@@ -54,8 +54,8 @@ class GrammarCompiler:
         self._kept: OrderedDict[tuple[str, str, str], Grammar] = OrderedDict()
 
     def compile(self, params: SamplingParams, owner: str = "") -> Grammar:
-        """Return a matcher that waits for its first token; `copy` it for each row. Raises GrammarError with the compiler's own words, also
-        where the language has no text.
+        """Return a matcher in its first state; `copy` it for each row. Raises GrammarError with the compiler's own message, also where
+        the language has no text.
 
         May take seconds for a grammar of tens of kilobytes, most of them without Python's lock. May be called in any thread.
         """
@@ -99,7 +99,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance wants to see it."""
+    """A vocabulary with the interface that llguidance requires."""
 
     bos_token_id = None
 
@@ -116,9 +116,9 @@ class _Vocabulary:
 
 
 class RoundClock:
-    """Processor time that the grammars of all rows take of the engine's thread in one round.
+    """The processor time that the grammars of all rows take of the engine's thread in one round.
 
-    A grammar's cost a token can grow with its text, and llguidance bounds steps but no time. When a round's grammars have used
+    A grammar's cost for each token can grow with its text, and llguidance bounds steps but no time. When a round's grammars have used
     ROUND_SECONDS, the grammar that has used more than its share of them ends, and its row with it; the other rows go on.
     """
 
@@ -167,7 +167,7 @@ class LateClock(RoundClock):
 
 
 class Grammar:
-    """One request's matcher. Every method but the properties raises GrammarError where the matcher gives up."""
+    """The grammar matcher of one request. Every method except the properties raises GrammarError where the matcher gives up."""
 
     def __init__(self, matcher: Any, vocabulary: TokenBytes, clock: RoundClock | None = None) -> None:
         """Wrap llguidance's matcher. clock: measures the grammar's time in a round; None: its time is not limited."""
@@ -182,12 +182,12 @@ class Grammar:
 
     @property
     def is_finished(self) -> bool:
-        """Whether only the end of the answer may follow."""
+        """Return whether only the end of the answer may follow."""
         return bool(self._matcher.is_stopped())
 
     @property
     def is_costly(self) -> bool:
-        """Whether it has used a good part of its time in this round, so that a draft should be cut here. Plain decoding goes on."""
+        """Return whether the grammar has used so much of its time in this round that a draft should be cut here. Plain decoding goes on."""
         return self._clock is not None and self._clock.is_costly(self)
 
     def mask(self) -> Bits:
@@ -204,13 +204,13 @@ class Grammar:
         return list(self._timed(self._matcher.compute_ff_tokens))
 
     def consume(self, token: int) -> bool:
-        """Go on by one token; False, and nothing happened, if it may not come."""
+        """Advance by one token and return True; return False, unchanged, if the token is not allowed."""
         is_taken = self.validate([token]) == 1 and bool(self._timed(self._matcher.consume_token, token))
         self.num_tokens += is_taken
         return is_taken
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens."""
+        """Undo the last `num_tokens` tokens."""
         if num_tokens and not self._matcher.rollback(num_tokens):
             raise GrammarError(
                 f"The grammar's matcher could not go back: {_first_line(self._matcher.get_error())}."

@@ -38,7 +38,8 @@ def processors_of(
 def dry_penalties(
     text: NDArray[np.int32], params: SamplingParams, breaks: NDArray[np.bool_] | None
 ) -> Mapping[int, float]:
-    """Return DRY's penalties by token after `text` (n,). Takes about n operations for each token of the longest match."""
+    """Return DRY's penalty for each token that may follow `text` (n,), by token id. Takes about n operations for each token of the
+    longest match."""
     window = params.dry_penalty_last_n
     text = text[max(0, len(text) - window) :] if window >= 0 else text
     if len(text) < 2 or (breaks is not None and breaks[text[-1]]):

@@ -16,7 +16,7 @@ from mlxspec.sampling.truncate import largest
 
 
 class Logprobs(NamedTuple):
-    """Lazy, for N positions: chosen (N,) float32; top_tokens and top_values (N, n), likeliest first, None for n = 0."""
+    """Lazy log-probabilities of N positions: chosen (N,) float32; top_tokens and top_values (N, n), likeliest first, None for n = 0."""
 
     chosen: mx.array
     top_tokens: mx.array | None

@@ -41,17 +41,17 @@ def period_of(tokens: Sequence[int]) -> int | None:
 
 
 class Loop(NamedTuple):
-    """Whether it is thinking that loops, and with which period."""
+    """A loop at the end of a text. is_thinking: whether it is in thinking; period: tokens that repeat."""
 
     is_thought: bool
     period: int
 
 
 class Loops:
-    """Looks for loops in one answer, and follows its thinking only where it repeats itself.
+    """The search for loops in one answer. Thinking is followed only where the text repeats itself.
 
-    thinking: its rules, without a budget; None where the model cannot think. state: of it, as far as followed. is_on: whether there is
-    anything left to look for.
+    thinking: the rules of thinking without a budget; None where the model cannot think. state: the state of thinking as far as it was
+    followed. is_on: whether anything is left to search.
     """
 
     def __init__(self, thinking: Thinking | None, prompt: Sequence[int], *, opens: bool, ends: bool) -> None:

@@ -15,7 +15,8 @@ from mlxspec.parsers.place import Place
 
 
 class BeforeCall(NamedTuple):
-    """place: the end of the text before tail. tail: an end that begins the tag. is_open: the tag is complete, and the grammar holds."""
+    """The state of a text before a call. place: the end of the text before `tail`. tail: the end of the text that may begin the tag.
+    is_open: the tag is complete, and the grammar holds."""
 
     place: Place
     tail: str = ""
@@ -28,7 +29,8 @@ class BeforeCall(NamedTuple):
 
 
 class Opening:
-    """The rule of one request. tag: the text that opens a call. once: the answer ends behind the first call."""
+    """The rule by which a tag in the text starts a grammar, for one request. tag: the text that opens a call. once: the answer ends
+    after the first call."""
 
     def __init__(self, tag: str, vocabulary: TokenBytes, *, once: bool) -> None:
         self._tag, self._tokens, self.once = tag.encode().decode("latin-1"), vocabulary.tokens, once

@@ -24,7 +24,8 @@ Sampler = Callable[[mx.array], mx.array]
 
 
 class Failure(NamedTuple):
-    """A failure of something of a row's own, at one of its positions (0 is the first). why: the exception, whose text is a sentence."""
+    """A failure of a caller's own function for a row, at one of the row's positions (0 is the first). why: the exception, whose text is
+    a sentence."""
 
     place: int
     why: BaseException

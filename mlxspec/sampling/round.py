@@ -39,8 +39,8 @@ _CAUSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow:
-    """One row of a round. sampler: its parameters and constraints. length: its known tokens; the first choice stands behind them. history:
-    gives those tokens, under the vocabulary's ids, to logits processors.
+    """One row of a round. sampler: its parameters and constraints. length: number of its known tokens, which the first choice follows.
+    history: returns those tokens, under the vocabulary's ids, for logits processors.
 
     draft: the drafted tokens that are verified, on the host or, integer (n,), on the device.
     """
@@ -57,7 +57,7 @@ class RoundRow:
 
 
 class Ahead(NamedTuple):
-    """Tokens that rows have got but the host has not read: num_committed (B,) int32, of each row, and the most there may be."""
+    """Tokens that rows have committed and the host has not read: num_committed (B,) int32, of each row, and the largest possible number."""
 
     num_committed: mx.array
     most: int
@@ -65,10 +65,11 @@ class Ahead(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """tokens (N,) int32: equal to the draft behind it where that is accepted, NO_NUMBER where the logits are not numbers,
-    NO_TOKEN where no token is possible. logprobs: of those tokens, where a row asks for them. dtype: of the logits.
+    """The tokens that a round chose. tokens (N,) int32: equal to the next drafted token where that is accepted, NO_NUMBER where the
+    logits are not numbers, NO_TOKEN where no token is possible. logprobs: of those tokens, where a row requests them. dtype: of the
+    logits.
 
-    failed: index of a row -> at which of its positions something of its own failed; tokens from there on mean nothing.
+    failed: by row index, the position at which a caller's own function failed; the row's tokens from there on are invalid.
     """
 
     tokens: mx.array
@@ -78,7 +79,7 @@ class Sampled:
     failed: Mapping[int, Failure] = field(default_factory=dict)
 
     def take(self, row: int, tokens: list[int]) -> tuple[list[int], BaseException | None]:
-        """Return the tokens of a round that a row takes, and why it takes no more, where something of its own failed."""
+        """Return the valid tokens of a row, and the exception that ended them where a caller's own function failed, otherwise None."""
         failed = self.failed.get(row)
         if failed is not None and failed.place < len(tokens):
             return tokens[: failed.place], failed.why
@@ -102,9 +103,9 @@ def sample(
 ) -> Sampled:
     """Choose a token for each of logits (N, V) after tokens (N,): each row's last token and its draft.
 
-    ahead: how many tokens of each row are being computed and not known yet. A draft on the device is waited for where a constraint must
-    know it. What fails for one row is in `Sampled.failed`. Raises ValueError where a constraint or a callable must know tokens that are not
-    known yet.
+    ahead: number of each row's tokens that are being computed and not known yet. A draft on the device is waited for where a constraint
+    must read it. A failure in one row is in `Sampled.failed`. Raises ValueError where a constraint or a caller's function must read
+    tokens that are not known yet.
     """
     layout, vocab = _layout(rows), logits.shape[1]
     sampler = BatchSampler([r.sampler for r in rows], vocab)

@@ -17,10 +17,10 @@ from mlxspec.sampling.history import processors_of
 
 
 class RowSampler:
-    """One request's parameters, seed, token counts and constraints.
+    """The sampling state of one request: parameters, seed, token counts and constraints.
 
-    `observe` is told of every token of the answer, in order; the prompt is given at the start. is_greedy: the target and drafters
-    choose the likeliest token, without noise. constraints: told of tokens by whoever owns them.
+    `observe` is called with every token of the answer, in order; the prompt is given at the start. is_greedy: the target and drafters
+    choose the likeliest token, without noise. constraints: their owner gives them the answer's tokens.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class RowSampler:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no token is forbidden until a tag starts a grammar."""
+        """Return whether no token is forbidden until a tag starts a grammar."""
         return self.constraints is not None and self.constraints.is_waiting
 
     @property
     def is_bound(self) -> bool:
-        """Whether the allowed tokens must be found at every position."""
+        """Return whether the allowed tokens must be computed at every position."""
         return self.constraints is not None and not self.constraints.is_waiting
 
     def observe(self, tokens: Sequence[int]) -> None:

@@ -26,14 +26,14 @@ OF_A_DRAW = 25  # kernels that Metal launches for one drafted token and its conf
 
 
 class Drawn(NamedTuple):
-    """A drafter's tokens (N,) and the confidence (N,) of its logits behind penalties and bias."""
+    """Tokens (N,) that a drafter drew, and their confidences (N,) under its logits after penalties and bias."""
 
     tokens: mx.array
     confidence: mx.array
 
 
 class BatchSampler:
-    """Samples for positions of several rows in one go."""
+    """The samplers of several rows, used for all their positions at once."""
 
     def __init__(self, rows: Sequence[RowSampler], vocab_size: int) -> None:
         self.rows = list(rows)
@@ -163,7 +163,7 @@ class BatchSampler:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether `sample` needs the drafted tokens before a position."""
+        """Return whether `sample` needs the drafted tokens before a position."""
         return any(r.counts is not None for r in self.rows)
 
 

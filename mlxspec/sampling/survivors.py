@@ -21,16 +21,18 @@ COLDEST = 1e-6  # a temperature as good as greedy; float32 logits over much less
 
 
 class Survivors(NamedTuple):
-    """ids (N, W) int32 by falling score, of equal ones the lower id first; scores (N, W) float32, -inf where a token does not stay."""
+    """The tokens that stay at N positions after top-k. ids (N, W) int32 by descending score, among equal ones the lower id first; scores
+    (N, W) float32, -inf where a token does not stay."""
 
     ids: mx.array
     scores: mx.array
 
 
 class Cuts(NamedTuple):
-    """Parameters of N positions. Arrays (N, 1): k int32, temperature float32, share of top-p int64, least float32 (the logarithm of min-p).
+    """The truncation parameters of N positions. Arrays (N, 1): k int32, temperature float32, share of top-p int64, least float32 (the
+    logarithm of min-p).
 
-    width: tokens that may stay at a position. shares, leasts: whether any position asks for top-p, for min-p.
+    width: the most tokens that stay at a position. shares, leasts: whether any position has top-p, or min-p.
     """
 
     k: mx.array

@@ -17,7 +17,8 @@ from mlxspec.sampling.grammar import Grammar
 
 
 class ThinkingState(NamedTuple):
-    """phase; tokens thought; the bytes that may begin a tag; how much of the closing tag has been forced."""
+    """The state of thinking in an answer: the phase, the number of thinking tokens, the last bytes that may begin a tag, and how much of
+    the closing tag has been forced."""
 
     phase: Literal["waiting", "open", "closing", "done"]
     num_tokens: int = 0
@@ -26,7 +27,7 @@ class ThinkingState(NamedTuple):
 
 
 class Thinking:
-    """The rules of one request. budget: None only watches."""
+    """The rules of thinking for one request. budget: the most tokens of thinking; None only follows the tags."""
 
     def __init__(self, tags: tuple[str, str], budget: int | None, vocabulary: TokenBytes) -> None:
         """Encode the tags. Raises ConfigError where the closing tag cannot be written with this vocabulary."""

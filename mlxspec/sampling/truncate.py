@@ -72,10 +72,10 @@ def highest(x: mx.array, num: int) -> tuple[mx.array, mx.array]:
 
 
 class _Sorted:
-    """The `num` first of `ids` (N, M) or (M,) int32 and of their scores x (N, M), by falling score and rising id.
+    """The `num` first of `ids` (N, M) or (M,) int32 and of their scores x (N, M), by descending score and ascending id.
 
-    Sorts whole numbers that hold score and id, none twice, so that it is all one whether the device's sort keeps the order of ties. Both
-    are read from the sorted numbers. Where both fit into 32 bits, half as many bytes are sorted.
+    Integers that hold score and id are sorted. No two are equal, so the result does not depend on how the device's sort orders ties.
+    Both are read from the sorted integers. Where both fit into 32 bits, half as many bytes are sorted.
     """
 
     def __init__(self, x: mx.array, ids: mx.array, num: int) -> None:
