@@ -19,7 +19,7 @@ VERBS = frozenset(
     evaluate fetch fill find follow forget free give go hand have hold import index initialize join judge keep know launch learn
     leave lend let limit load lock log look make mark move multiply note open order pause plan prepare print process put quantize
     queue raise read receive record refuse release remember remove replace reserve reset restore return run sample save scale
-    schedule search select send set show skip sort split stage start stop store swap take teach tell trim turn unload update use
+    schedule search select send set show skip sort split stage start stop store swap take teach tell trim turn undo unload update use
     verify wait wake write yield
     """.split()
 )
