@@ -25,8 +25,8 @@ _WORTH_A_TAIL = 1 << 20
 
 
 class Tailed(NamedTuple):
-    """A row's keys and values in two parts: a beginning that is only read, and a tail. (1, Hkv, L, D) and (1, Hkv, n, D); the queries stand
-    at the end of the tail. mask (w, L + n) bool: what each of w queries sees; None: everything."""
+    """The keys and values of one row in two parts: a beginning (1, Hkv, L, D) that is only read, and a tail (1, Hkv, n, D). The queries are
+    the last tokens of the tail. mask (w, L + n) bool: which keys each of the w queries sees; None: every query sees all keys."""
 
     keys: Stored
     values: Stored
@@ -39,10 +39,11 @@ View: TypeAlias = tuple[Stored, Stored] | Tailed
 
 
 class AttentionLayerCache:
-    """Buffers of shape (1, Hkv, capacity, ·), by part and row. The parts are keys and values; a subclass may have others.
+    """The keys and values of one attention layer, in a buffer (1, Hkv, capacity, ·) for each row and each part. The parts are keys and
+    values; a subclass may have others.
 
-    `parts` are lists shared with forks on purpose: an update in place needs the one and only reference to an array
-    (an old one held "just in case" turns a write of 4 tokens into a copy of the whole buffer).
+    The lists in `parts` are shared with forks on purpose. MLX updates an array in place only where nothing else refers to the array: a
+    second reference would turn a write of 4 tokens into a copy of the whole buffer.
     """
 
     is_recurrent = False
@@ -56,7 +57,8 @@ class AttentionLayerCache:
         num_rows: int = 0,
         value_dim: int | None = None,
     ) -> None:
-        """value_dim: of values, where it is another than that of keys."""
+        """Make empty buffers for `num_rows` rows. head_dim: size of a key of one head; value_dim: size of a value of one head, None where
+        it equals head_dim."""
         self.shape = (num_kv_heads, head_dim)
         self.value_dim = head_dim if value_dim is None else value_dim
         self.dtype = dtype
@@ -67,23 +69,26 @@ class AttentionLayerCache:
 
     @property
     def keys(self) -> list[mx.array]:
-        """The key buffers (1, Hkv, capacity, ·), by row. Of a quantized cache they are the packed codes, without scales and biases."""
+        """Return the key buffers (1, Hkv, capacity, ·), one for each row. A quantized cache returns the packed codes without scales and
+        biases."""
         return self.parts[0]
 
     @property
     def values(self) -> list[mx.array]:
-        """The value buffers (1, Hkv, capacity, ·), by row. Of a quantized cache they are the packed codes, without scales and biases."""
+        """Return the value buffers (1, Hkv, capacity, ·), one for each row. A quantized cache returns the packed codes without scales and
+        biases."""
         return self.parts[1]
 
     # --- what a subclass may store otherwise
 
     @property
     def _forms(self) -> tuple[Form, ...]:
-        """Size and dtype of each part, in the order of `parts`, in which keys and values alternate."""
+        """Return the form (size and dtype) of each part, in the order of `parts`, in which keys and values alternate."""
         return Form(self.shape[1], self.dtype), Form(self.value_dim, self.dtype)
 
     def _stored(self, keys: mx.array, values: mx.array) -> KV:
-        """Keys and values (1, N, Hkv, D) as the parts have them, (1, N, Hkv, ·) each."""
+        """Convert keys and values (1, N, Hkv, D) to the arrays that the parts store, (1, N, Hkv, ·) each, in the order of `parts`. Here
+        they are stored unchanged."""
         return keys, values
 
     def _view(self, arrays: Sequence[mx.array], length: int) -> tuple[Stored, Stored]:
@@ -95,9 +100,9 @@ class AttentionLayerCache:
     # --- rows
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
-        """Write keys, values (1, N, Hkv, D) or (N, Hkv, D) at `places`. Return for each row views (1, Hkv, length + width, D), without
-        meaning for a row of width 0. Where lengths are only bounds, `places.masks` says which tokens of a view a query sees, unless the
-        view is Tailed."""
+        """Write keys and values, (1, N, Hkv, D) or (N, Hkv, D), at `places`. Return for each row a view of its keys and values (1, Hkv,
+        length + width, D); the view of a row of width 0 has no meaning. Where the lengths in `places` are only upper bounds, `places.masks`
+        gives the tokens of a view that a query sees; a Tailed view has its own mask."""
         keys, values = (x if x.ndim == 4 else x[None] for x in (keys, values))
         stored = self._stored(keys, values)
         if self._tails is not None:
@@ -122,8 +127,9 @@ class AttentionLayerCache:
         return views
 
     def view(self, row: int, length: int, least: int | None = None) -> tuple[Stored, Stored]:
-        """Keys and values of the first `length` tokens that tokens from number `least` on see, here (1, Hkv, length, D) each. Drop them
-        before the next append."""
+        """Return keys and values of the first `length` tokens of a row, (1, Hkv, length, D) each. A sliding-window cache leaves out those
+        that no token from number `least` on sees. The caller must drop the views before the next append, which would otherwise copy the
+        buffers."""
         return self._view([buffers[row] for buffers in self.parts], length)
 
     def _append_to_tails(self, tails: dict[int, _Tail], stored: KV, places: Places) -> list[View]:
@@ -149,10 +155,12 @@ class AttentionLayerCache:
         return views
 
     def fork(self, *, tails: bool = False) -> AttentionLayerCache:
-        """The same buffers under another owner. The last writer owns what lies beyond the committed length.
+        """Return a cache that shares this cache's buffers. Where both write after the committed length, the last writer's tokens are the
+        valid ones.
 
-        tails: the fork reads the buffers and writes what is appended elsewhere. A GPU updates a buffer in place only when everything that
-        read it has run; forwards on a fork follow each other too fast for that, so each would copy the whole buffer.
+        tails: where the keys of a row have 1 MiB or more, the fork only reads the buffers and keeps appended tokens in separate arrays. A
+        GPU updates a buffer in place only when every operation that read it has finished. The forwards of a fork follow each other too fast
+        for an update in place, so each of them would copy the whole buffer. Raises CacheError on a fork that has such separate arrays.
         """
         if self._tails is not None:
             raise CacheError("A fork that writes no buffers cannot be forked.")
@@ -163,21 +171,22 @@ class AttentionLayerCache:
         return twin
 
     def join(self, other: AttentionLayerCache) -> None:
-        """Take over the rows of `other`, behind our own. No copying."""
+        """Append the rows of `other` after the rows of this cache. No array is copied."""
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine += theirs
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
+        """Keep the rows with these indices, in this order, and drop the others."""
         for buffers in self.parts:
             buffers[:] = [buffers[r] for r in rows]
 
     def snapshot(self, row: int, length: int, start: int = 0) -> KV:
-        """Copies of the committed tokens from `start` on, (1, Hkv, length - start, ·) of each part."""
+        """Return copies of a row's tokens from number `start` up to `length`: for each part an array (1, Hkv, length - start, ·)."""
         return tuple(copied(buffers[row][:, :, start:length]) for buffers in self.parts)
 
     def restore(self, *pieces: KV) -> None:
-        """Become one row that holds these pieces in order. Their arrays stay usable for others."""
+        """Replace all rows by one row that holds the tokens of these snapshots in order. The snapshots' arrays are copied, so other caches
+        may use them too."""
         rooms = [self._buffer(form, _STEP) for form in self._forms]
         joined = zip(*pieces, rooms, strict=True)
         self.parts = tuple([mx.concatenate(arrays, axis=2)] for arrays in joined)
@@ -187,25 +196,26 @@ class AttentionLayerCache:
         return [x for buffers in self.parts for x in buffers]
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Upper bound of the bytes of a row of `length` tokens, however it grew. widest: tokens of the widest forward."""
+        """Return an upper bound of the bytes of a row of `length` tokens, for any sequence of appends that led to this length. widest:
+        tokens of the widest forward, which has no effect here."""
         return self._bytes_of(length + max(_STEP, length // 8))
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of a snapshot for each token."""
+        """Return the bytes that a snapshot takes for each token."""
         return self.shape[0] * sum(form.size * form.dtype.size for form in self._forms)
 
     def _bytes_of(self, capacity: int) -> int:
-        """Bytes of one row's buffers, in whole steps."""
+        """Return the bytes of one row's buffers for `capacity` tokens, rounded up to whole growth steps of 256 tokens."""
         per_token = self.shape[0] * sum(form.size * form.dtype.size for form in self._forms)
         return -(-capacity // _STEP) * _STEP * per_token
 
     def _place(self, row: int, length: int) -> int:
-        """Return the place in a row's buffers of token number `length`."""
+        """Return the index in a row's buffers at which token number `length` of the row is stored."""
         return length
 
     def _reserve(self, row: int, length: int, end: int) -> None:
-        """Make room for the tokens from number `length` to `end`."""
+        """Make the buffers of a row large enough to write the tokens from number `length` up to `end`. The first `length` tokens stay."""
         capacity = self.keys[row].shape[2]
         if end <= capacity:
             return
@@ -219,15 +229,15 @@ class AttentionLayerCache:
 
 
 class Form(NamedTuple):
-    """The form in which a part stores a head of one token: the number of values and their dtype."""
+    """The form in which a part stores one head of one token: the number of stored values and their dtype."""
 
     size: int
     dtype: mx.Dtype
 
 
 class _Tail(NamedTuple):
-    """The tokens of a row after its first `begin` tokens. Only the first start (1,) int32 of those count where that number is known to the
-    device only. parts: each (1, Hkv, n, ·)."""
+    """The tokens that a fork has appended to a row whose buffers hold up to `begin` tokens. start (1,) int32: how many of those `begin`
+    tokens are valid, where only the device knows that number; None where all are. parts: the appended arrays, each (1, Hkv, n, ·)."""
 
     begin: int
     start: mx.array | None
@@ -235,6 +245,6 @@ class _Tail(NamedTuple):
 
 
 def copied(x: mx.array) -> mx.array:
-    """A copy in memory of its own. `mx.contiguous` returns an array that is contiguous already, and a reference to a live buffer would turn
-    the next write into a copy of the whole buffer."""
+    """Return a copy of `x` in memory of its own. `mx.contiguous` would return a contiguous `x` itself, and a second reference to a live
+    buffer turns the next write into a copy of the whole buffer."""
     return mx.concatenate([x, x[:0]])

@@ -27,19 +27,18 @@ LayerCache = AttentionLayerCache | RecurrentLayerCache
 
 
 class ModelCache:
-    """B rows of a model's caches.
+    """The caches of all layers for B rows, with one transaction over them: begin a forward, append to the layers, then commit or abort.
 
-    lengths: committed tokens a row. shifts: by row, the difference between the rotary position of the next token, if that is text, and
-    its index: not 0 only after images, and set by whoever knows of those (`shift`). scales: by row, how much each of the model's adapters
-    counts, none where none does; set by whoever made the row. A forward is either of certain tokens (prefill) or
-    of drafts (any prefix of each row may be accepted). `num_committed` counts tokens of the forward: a row's last known token, which
-    every verify runs, and its accepted drafts.
-    exact: (B,) int32, the lengths where only the device knows them; `lengths` are upper bounds then, and `least`, where it is
-    given, lower ones. None where `lengths` are exact.
-    deferred: the committed part of the last forward that recurrent layers have not applied yet; None when there is none.
+    A forward has either certain tokens (prefill) or drafts, of which any prefix of each row may be accepted. `num_committed` counts, for
+    each row, the tokens of a forward that are kept: the row's last known token, which every verify runs, and its accepted drafts.
 
-    defers: whether a forward applies the committed tokens of the one before it in passing, at no cost; else `flush` after each commit, so
-    that a forward's shape is its own and not that of a pair of forwards.
+    lengths: committed tokens of each row. exact: (B,) int32, the lengths where only the device knows them; None where `lengths` are exact.
+    Where `exact` is given, `lengths` are upper bounds, and `least` has lower bounds or is None. shifts: for each row the rotary position of
+    its next text token minus the index of that token: not 0 only after images, and set by `shift`. scales: for each row the factors of the
+    model's adapters, () where none is used; the creator of the row sets them. deferred: the committed part of the last forward that
+    recurrent layers have not applied yet; None where there is none. defers: whether a forward applies the committed tokens of the one
+    before it at no extra cost. Where it does not, `flush` is called after each commit, so that the shape of a forward does not depend on
+    the forward before it.
     """
 
     def __init__(self, layers: Sequence[LayerCache], num_rows: int, *, defers: bool = False) -> None:
@@ -57,14 +56,14 @@ class ModelCache:
         self._is_fork = False
 
     def attention(self, layer: int) -> AttentionLayerCache:
-        """Raises CacheError where the layer is recurrent."""
+        """Return the cache of layer number `layer`. Raises CacheError where the layer is recurrent."""
         found = self.layers[layer]
         if not isinstance(found, AttentionLayerCache):
             raise CacheError(f"Layer {layer} has no keys and values: it is recurrent.")
         return found
 
     def recurrent(self, layer: int) -> RecurrentLayerCache:
-        """Raises CacheError where the layer is attention."""
+        """Return the cache of layer number `layer`. Raises CacheError where the layer is an attention layer."""
         found = self.layers[layer]
         if not isinstance(found, RecurrentLayerCache):
             raise CacheError(f"Layer {layer} has no recurrent state: it is attention.")
@@ -76,7 +75,7 @@ class ModelCache:
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether a layer must know on the host where its rows end."""
+        """Return whether a layer needs the exact lengths of its rows on the host: a sliding-window layer does."""
         return any(isinstance(layer, WindowedLayerCache) for layer in self.layers)
 
     @property
@@ -84,7 +83,9 @@ class ModelCache:
         return any(layer.is_recurrent for layer in self.layers)
 
     def begin(self, rows: FlatRows, *, certain: bool = False) -> Places:
-        """Open a transaction in which each row gets `rows.widths` tokens, and return their positions. Raises CacheError if one is open."""
+        """Open a transaction in which row r gets `rows.widths[r]` tokens, and return the places of these tokens. certain: the tokens are
+        known text, not drafts. Raises CacheError where a transaction is open, where the number of rows differs, where a layer needs lengths
+        that only the device knows, and in a fork that has ended."""
         if self.pending is not None:
             raise CacheError("A forward was begun before the last one was committed or aborted.")
         if rows.num_rows != self.num_rows:
@@ -97,14 +98,13 @@ class ModelCache:
         return Places(rows, self.lengths, self.exact, self.shifts)
 
     def shift(self, row: int, num: int) -> None:
-        """Give this row's text, from the next forward on, rotary positions that are its indices plus `num`."""
+        """Record that from the next forward on the rotary position of this row's tokens is their index plus `num`."""
         self.shifts[row] = num
 
     def commit(self, num_committed: Sequence[int] | None = None) -> None:
-        """End the transaction and keep the first num_committed[r] tokens of each row; None keeps all. Raises CacheError when nothing is
-        pending, before the last commit is settled, on a count outside 0..width, and on a partial commit of certain tokens. The
-        transaction stays open then.
-        """
+        """End the transaction and keep the first num_committed[r] tokens of each row r; None keeps all tokens. Raises CacheError where no
+        transaction is open, where the commit before has not been settled, on a count outside 0..width, and where certain tokens are kept
+        only in part. The transaction stays open on an error."""
         rows = self.pending
         if rows is None:
             raise CacheError("There is nothing to commit.")
@@ -118,7 +118,8 @@ class ModelCache:
             self.exact = self.exact + mx.array(num_committed, mx.int32)
 
     def close(self, committed: Committed | None, most: Sequence[int]) -> None:
-        """End the transaction. committed: what recurrent layers defer; most: the tokens that each row gets at most."""
+        """End the transaction without checks. committed: the commit that recurrent layers defer, None after certain tokens. most: by how
+        many tokens the length of each row grows, at most where only the device knows the number."""
         for layer in self.layers:
             if isinstance(layer, StateLayerCache):
                 layer.commit()
@@ -127,15 +128,16 @@ class ModelCache:
         self.pending = None
 
     def abort(self) -> None:
-        """Forget the open transaction, if there is one. The commit before it stays."""
+        """Drop the open transaction, if there is one. Earlier commits stay."""
         for layer in self.layers:
             if isinstance(layer, StateLayerCache):
                 layer.abort()
         self.pending = None
 
     def fork(self, *, tails: bool = False) -> Self:
-        """A cache that runs ahead from here without changing this one. It ends when this cache begins a forward or forks again. tails:
-        forwards on it write no long keys and values in place, see AttentionLayerCache.fork; such a fork cannot be forked."""
+        """Return a cache that continues from the committed state without changing this cache. The fork becomes invalid when this cache
+        begins a forward or is forked again. tails: forwards on the fork keep appended tokens in separate arrays where buffers are large,
+        see AttentionLayerCache.fork; such a fork cannot be forked."""
         if self.pending is not None:
             raise CacheError("Cannot fork in the middle of a forward: commit or abort first.")
         self._require_alive()
@@ -147,7 +149,7 @@ class ModelCache:
         return twin
 
     def flush(self) -> None:
-        """Bring recurrent states up to date by applying the accepted tokens that they have deferred."""
+        """Apply the accepted tokens that recurrent layers have deferred to their states."""
         self._require_idle("flush")
         if self.deferred is not None:
             for layer in self.layers:
@@ -156,7 +158,7 @@ class ModelCache:
         self.deferred = None
 
     def join(self, other: ModelCache) -> None:
-        """Append the rows of `other` to our own. `other` must not be used again."""
+        """Append the rows of `other` after the rows of this cache. `other` must not be used again."""
         for cache in (self, other):
             cache.require_own("join")
             cache.flush()
@@ -168,7 +170,7 @@ class ModelCache:
         self._family["writer"] = id(self)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; the others leave."""
+        """Keep the rows with these indices, in this order, and drop the others."""
         self.require_own("select")
         if list(rows) == list(range(self.num_rows)):
             return
@@ -181,7 +183,8 @@ class ModelCache:
         self._family["writer"] = id(self)
 
     def snapshot(self, row: int, start: int = 0) -> Snapshot:
-        """A copy of one row's committed state. Of keys and values only those from token `start` on."""
+        """Return a copy of one row's committed state. start: the snapshot leaves out the keys and values of earlier tokens, in layers that
+        store every token."""
         self._require_idle("snapshot")
         self._require_alive()
         self.flush()
@@ -196,7 +199,8 @@ class ModelCache:
         return Snapshot(length, [tokens], point, start)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Become one row with the state of `snapshot`. Only on a fresh cache of one row, and from a snapshot of all tokens."""
+        """Put the state of `snapshot` into the one row of this new cache. Raises CacheError where this cache is not new or does not have
+        one row, and where the snapshot does not start with token 0."""
         if self.lengths != [0] or self.pending is not None:
             raise CacheError("A snapshot is restored into a fresh cache of one row.")
         if snapshot.start:
@@ -212,29 +216,31 @@ class ModelCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Every array held. Evaluate these to run a forward whose logits are not read."""
+        """Return every array of all layers. Evaluating them runs a forward whose logits are not needed."""
         return [x for layer in self.layers for x in layer.arrays]
 
     @property
     def states(self) -> list[mx.array]:
-        """Every array held by recurrent layers."""
+        """Return every array of the recurrent layers."""
         return [x for layer in self.layers if layer.is_recurrent for x in layer.arrays]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all live copies. A fork counts its own recurrent state only: its buffers are the parent's."""
+        """Return the bytes of the arrays of this cache, each counted once. A fork counts only its recurrent states, as its buffers belong
+        to its parent."""
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers
         return sum({id(x): x.nbytes for layer in layers for x in layer.arrays}.values())
 
     def bytes_for(self, length: int, *, prefill: int, verify: int) -> int:
-        """Upper bound of the bytes of a row of `length` tokens, with prompt chunks of `prefill` tokens and verifies of `verify` tokens. A
-        cache without rows can tell."""
+        """Return an upper bound of the bytes of a row of `length` tokens. prefill: tokens of the largest chunk of a prompt; verify: tokens
+        of the widest verify. A cache without rows gives the same answer."""
         return sum(
             layer.bytes_for(length, verify if layer.is_recurrent else prefill) for layer in self.layers
         )
 
     def snapshot_bytes(self) -> tuple[int, int]:
-        """Bytes that a snapshot takes for each token, and at most for the states of all other layers. A cache without rows can tell."""
+        """Return the bytes that a snapshot takes for each token, and the upper bound of the bytes that it takes for the layers whose state
+        does not grow with each token. A cache without rows gives the same answer."""
         per_token = sum(layer.snapshot_bytes for layer in self.layers if layer.is_per_token)
         return per_token, sum(layer.snapshot_bytes for layer in self.layers if not layer.is_per_token)
 
@@ -245,19 +251,20 @@ class ModelCache:
             raise CacheError(f"Cannot {what} while only the device knows what was committed: settle first.")
 
     def _require_alive(self) -> None:
-        """Raise CacheError in a dead fork, whose tokens have been written over."""
+        """Raise CacheError where this is a fork whose buffers the parent or a younger fork may have overwritten."""
         if self._is_fork and self._family["writer"] != id(self):
             raise CacheError("This fork is dead: its parent or a younger fork has written since.")
 
     def require_own(self, what: str) -> None:
-        """Raise CacheError where a forward is open, lengths are not settled, or this is a fork."""
+        """Raise CacheError where a forward is open, where only the device knows the lengths, or where this cache is a fork. what: the
+        operation that the message names, such as "join"."""
         self._require_idle(what)
         if self._is_fork:
             raise CacheError(f"Cannot {what} a fork: it borrows its parent's buffers.")
 
 
 def checked(num_committed: Sequence[int], rows: FlatRows) -> list[int]:
-    """Raises CacheError on a count outside 0..width."""
+    """Return num_committed as a list. Raises CacheError where there is not one count for each row, and on a count outside 0..width."""
     counts = list(num_committed)
     if len(counts) != rows.num_rows or any(not 0 <= n <= w for n, w in zip(counts, rows.widths, strict=True)):
         raise CacheError(f"Cannot keep {counts} tokens of a forward of widths {list(rows.widths)}.")

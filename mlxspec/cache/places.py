@@ -18,10 +18,11 @@ from mlxspec.kernels.flat import FlatRows
 
 
 class Places:
-    """Row r's new tokens come after its first lengths[r] tokens.
+    """The places of a forward's tokens in their rows. The new tokens of row r follow its first lengths[r] tokens.
 
-    exact: (B,) int32, those numbers themselves where the host has only bounds (exact[r] <= lengths[r]); None where lengths are exact.
-    shifts: by row, what is added to a token's index where its rotary position is wanted; None where no row has any.
+    exact: (B,) int32, the number of tokens before the new ones where only the device knows them; lengths are upper bounds then. None
+    where lengths are exact. shifts: for each row the difference between a token's rotary position and its index; None where it is 0 in
+    every row.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Places:
 
     @cached_property
     def positions(self) -> mx.array:
-        """(N,) int32: each token's index in its row."""
+        """Return the index of each new token in its row, (N,) int32."""
         if self.exact is None:
             pieces = [np.arange(n, n + w) for n, w in zip(self.lengths, self.rows.widths, strict=True)]
             return mx.array(np.concatenate(pieces).astype(np.int32))
@@ -48,8 +49,8 @@ class Places:
 
     @cached_property
     def turns(self) -> mx.array:
-        """The rotary positions of the new tokens, (N, 1, 1): each token's index plus its row's shift. float32 if the host knows the exact
-        lengths, else int32."""
+        """Return the rotary positions of the new tokens, (N, 1, 1): each token's index plus the shift of its row. float32 where the host
+        knows the exact lengths, else int32."""
         if self.exact is not None and self.shifts is None:
             return self.positions[:, None, None]
         if self.exact is not None:
@@ -61,14 +62,15 @@ class Places:
 
     @cached_property
     def starts(self) -> list[mx.array] | None:
-        """The place (1,) int32 of each row's first token; None where lengths say so. One number of 4 bytes each: MLX's Metal backend made
-        its 8-byte offset in place of larger ones, and before 0.32.2 then did not wait for the operation that computes them (mlx #3880)."""
+        """Return for each row the index (1,) int32 of its first new token; None where `lengths` are exact. Each index is an array of one
+        number of 4 bytes: MLX's Metal backend made its 8-byte offset in place of larger ones, and before 0.32.2 then did not wait for the
+        operation that computes them (mlx #3880)."""
         return None if self.exact is None else mx.split(self.exact, self.rows.num_rows)
 
     @cached_property
     def masks(self) -> list[mx.array | None]:
-        """The mask (width, lengths[r] + width) bool of each row: which of the buffer's tokens each of its own sees; None where "causal"
-        says so."""
+        """Return for each row the mask (width, lengths[r] + width) bool of the tokens in its buffer that each of its new tokens sees. None
+        where the causal mask is right, as lengths are exact."""
         if self.starts is None:
             return [None] * self.rows.num_rows
         return [
@@ -77,15 +79,17 @@ class Places:
         ]
 
     def ends(self, row: int) -> mx.array | None:
-        """(width,) int32: how many of the buffer's tokens each of a row's own sees, which `masks` says too; None where "causal" does."""
+        """Return how many of the tokens in a row's buffer each of the row's new tokens sees, (width,) int32: the same as `masks`, as
+        counts. None where the causal mask is right, as lengths are exact."""
         if self.starts is None:
             return None
         return self.starts[row] + mx.array(_up_to(self.rows.widths[row]) + 1)
 
 
 def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int) -> mx.array | None:
-    """Return what each of the last `width` of `num_behind` tokens sees, (width, begin + num_behind) bool. The row's first tokens are the
-    first start (1,) int32 of `begin`, or all of them for None. Returns None where each sees everything."""
+    """Return the mask (width, begin + num_behind) bool of the tokens that each of the last `width` tokens of a row sees. The row has a
+    beginning of `begin` tokens and `num_behind` tokens after it. start (1,) int32: how many tokens of the beginning are valid; None: all.
+    Returns None where width is 1 and all tokens are seen."""
     if start is None and width == 1:
         return None
     if start is None:
@@ -96,7 +100,8 @@ def seen_behind(begin: int, start: mx.array | None, width: int, num_behind: int)
 
 
 def _up_to(end: int) -> mx.array:
-    """Counted on the device: the host's work must not grow with a row's length."""
+    """Return the numbers from 0 up to `end` as int32. The device computes them, so that the host's work does not grow with a row's
+    length."""
     return mx.arange(end, dtype=mx.int32)
 
 

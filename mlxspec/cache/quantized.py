@@ -21,7 +21,8 @@ PLAIN = 16  # what stands for keys and values as they are computed, in whatever 
 
 
 class QuantizedLayerCache(AttentionLayerCache):
-    """Its parts are codes, scales and biases, of keys and of values in turn. dtype: of the keys and values that are appended."""
+    """The keys and values of one attention layer, quantized to 8 or 4 bits. The parts are codes, scales and biases, each for keys and then
+    for values. dtype: dtype of the keys and values that are appended."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class QuantizedLayerCache(AttentionLayerCache):
         num_rows: int = 0,
         value_dim: int | None = None,
     ) -> None:
-        """Raises CacheError where `bits` is neither 4 nor 8, or groups of 64 do not divide a head."""
+        """Make empty buffers for `num_rows` rows. head_dim and value_dim: as in AttentionLayerCache. Raises CacheError where `bits` is
+        neither 4 nor 8, or where the size of a head is not a multiple of 64."""
         for dim in (head_dim, head_dim if value_dim is None else value_dim):
             if bits not in KV_BITS or dim % GROUP:
                 raise CacheError(f"Heads of {dim} cannot be kept in {bits} bits in groups of {GROUP}.")
@@ -64,16 +66,17 @@ def attention_cache(
     kv_bits: int = PLAIN,
     value_dim: int | None = None,
 ) -> AttentionLayerCache:
-    """Return the cache of a layer that attends to the whole context. kv_bits: 4, 8, or 16 for keys and values as they are. Raises
-    CacheError where heads cannot be kept in this number of bits."""
+    """Return the cache of a layer that attends to the whole context. kv_bits: 4 or 8 to quantize keys and values, 16 to keep them as they
+    are computed. Raises CacheError where heads of this size cannot be kept in this number of bits."""
     if kv_bits == PLAIN:
         return AttentionLayerCache(num_kv_heads, head_dim, dtype, num_rows, value_dim)
     return QuantizedLayerCache(num_kv_heads, head_dim, dtype, kv_bits, num_rows, value_dim)
 
 
 def check_kv_bits(layers: Sequence[object], kv_bits: int, whose: str, option: str) -> None:
-    """Raise ConfigError, in one sentence, where the keys and values of these caches cannot be kept in so many bits. layers: of a cache
-    made without kv_bits. whose: such as "This model"; option: such as "kv_bits"."""
+    """Check that the keys and values of these layers can be kept in `kv_bits` bits. layers: the layers of a cache that was made without
+    kv_bits. whose: how the message names the model, such as "This model". option: how it names the option, such as "kv_bits". Raises
+    ConfigError with one sentence where they cannot."""
     if kv_bits == PLAIN:
         return
     if any(getattr(layer, "is_foreign", False) for layer in layers):

@@ -23,7 +23,8 @@ State = TypeVar("State")
 
 
 class StateLayerCache(Generic[State]):
-    """A layer whose forwards return a new state and leave the old one alone. current: the committed state; staged: the open forward's."""
+    """The state of one layer whose forwards return a new state and do not change the old one. current: the committed state; staged: the
+    state that the open forward returned, or None."""
 
     is_recurrent = True
     is_per_token = False
@@ -33,7 +34,7 @@ class StateLayerCache(Generic[State]):
         self.staged: State | None = None
 
     def append(self, result: State) -> None:
-        """Stage what a forward returned; commit makes it current, abort drops it."""
+        """Stage the state that a forward returned. `commit` makes this state current, and `abort` drops it."""
         self.staged = result
 
     def commit(self) -> None:
@@ -44,14 +45,14 @@ class StateLayerCache(Generic[State]):
         self.staged = None
 
     def fork(self, *, tails: bool = False) -> Self:
-        """Shares today's state, which no forward changes."""
+        """Return a cache that shares the current state, which no forward changes. tails: has no effect."""
         twin = copy.copy(self)
         twin.staged = None
         return twin
 
 
 class RecurrentLayerCache(StateLayerCache[RecurrentState]):
-    """Holds one layer's RecurrentState between forwards."""
+    """The RecurrentState of one Gated DeltaNet layer for all rows, kept between forwards."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class RecurrentLayerCache(StateLayerCache[RecurrentState]):
         )
 
     def flush(self, committed: Committed) -> None:
-        """Apply the accepted tokens of the last forward without running another."""
+        """Apply the committed tokens of the last forward to the state, without running another forward."""
         window, inputs, last = self.current.window, self.current.inputs, last_replay(self.current, committed)
         if inputs is None or last is None:
             return
@@ -81,27 +82,29 @@ class RecurrentLayerCache(StateLayerCache[RecurrentState]):
         )
 
     def join(self, other: RecurrentLayerCache) -> None:
-        """Append the rows of `other` to our own; both must be flushed."""
+        """Append the rows of `other` after the rows of this cache. Both must have been flushed."""
         self.current = RecurrentState(
             mx.concatenate([self.current.state, other.current.state]),
             mx.concatenate([self.current.window, other.current.window]),
         )
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; flushed before."""
+        """Keep the rows with these indices, in this order. The cache must have been flushed."""
         index = mx.array(list(rows), mx.int32)
         self.current = RecurrentState(self.current.state[index], self.current.window[index])
 
     def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, mx.array]:
-        """Copies (1, Hv, Dv, Dk) and (1, K - 1, C); flushed before."""
+        """Return copies of a row's state (1, Hv, Dv, Dk) and convolution window (1, K - 1, C). The cache must have been flushed. length and
+        start have no effect."""
         return copied(self.current.state[row : row + 1]), copied(self.current.window[row : row + 1])
 
     def restore(self, state: tuple[mx.array, mx.array]) -> None:
         self.current = RecurrentState(*state)
 
     def bytes_for(self, length: int, widest: int) -> int:
-        """Bytes of a row whatever its length: state and window, and for `widest` tokens that may be taken back their tape and the
-        convolution's inputs, which keep the columns of what was projected with them: gate, decay and step size."""
+        """Return the bytes of a row, which do not depend on `length`: the state, the convolution window, and for a forward of `widest`
+        tokens its tape and convolution inputs. The array of inputs also keeps the columns that were projected together with them: gate,
+        decay and step size."""
         state, window = self.current.state, self.current.window
         _, num_heads, value_dim, key_dim = state.shape
         columns = window.shape[2] + num_heads * (value_dim + 2)
@@ -112,7 +115,7 @@ class RecurrentLayerCache(StateLayerCache[RecurrentState]):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of a snapshot, whatever its length."""
+        """Return the bytes of a snapshot of one row, which do not depend on its number of tokens."""
         return sum(x.dtype.size * math.prod(x.shape[1:]) for x in (self.current.state, self.current.window))
 
     @property

@@ -25,11 +25,12 @@ _LEAST_ROOM = 4  # tokens
 
 
 class RecurrentState(NamedTuple):
-    """The recurrent state that a layer's forward takes and returns.
+    """The recurrent state that a Gated DeltaNet layer's forward takes and returns.
 
-    window (B, K - 1, C): convolution inputs before the last forward's; state (B, Hv, Dv, Dk) float32. After a forward that may be taken
-    back, `inputs` (M, C or more columns, of which the first C count) are its convolution inputs, state is the one before it, and tape what
-    it did to that. inputs and tape None: nothing is deferred; window and state are those right before the next token.
+    window (B, K - 1, C): the convolution inputs before those of the last forward. state (B, Hv, Dv, Dk) float32: the state of the
+    recurrence. After a verify, `state` is the state before that forward, `tape` records the effect of each of its tokens on the state, and
+    `inputs` are its convolution inputs: (M, C or more), of which the first C columns count. inputs and tape are None where nothing is
+    deferred; window and state are then those right before the next token.
     """
 
     state: mx.array
@@ -41,7 +42,7 @@ class RecurrentState(NamedTuple):
 @dataclass(frozen=True)
 class Committed:
     """The committed tokens of the last forward, the same for all layers: the first num_committed (B,) int32 tokens of each of its rows.
-    same: that number where rows of one width have one, and the host knows it; else None."""
+    same: the count as a number, where all rows have equal widths and equal counts and the host knows the count; else None."""
 
     rows: RowLayout
     num_committed: mx.array
@@ -49,7 +50,8 @@ class Committed:
 
     @classmethod
     def of(cls, rows: FlatRows, num_committed: Sequence[int] | mx.array) -> Committed:
-        """num_committed: an array where only the device knows the numbers."""
+        """Return the commit of a forward with these rows. num_committed: committed tokens of each row; an array where only the device knows
+        them."""
         if isinstance(num_committed, mx.array):
             return cls(RowLayout.of(rows), num_committed)
         same = num_committed[0] if rows.is_uniform and len(set(num_committed)) == 1 else None
@@ -57,7 +59,8 @@ class Committed:
 
 
 def last_replay(past: RecurrentState, committed: Committed | None) -> Replay | None:
-    """The accepted tokens that `past` has deferred; None where nothing is. committed: None exactly there."""
+    """Return the replay of the accepted tokens that `past` has deferred; None where nothing is deferred. committed: the commit of the
+    forward that made `past`; None where nothing is deferred."""
     if committed is None or past.tape is None:
         return None
     return Replay(past.tape, committed.rows, committed.num_committed, committed.same)
@@ -66,7 +69,8 @@ def last_replay(past: RecurrentState, committed: Committed | None) -> Replay | N
 def advance(
     inputs: GdnInputs, state: mx.array, last: Replay | None, here: RowLayout, widths: FlatRows
 ) -> tuple[mx.array, mx.array]:
-    """Run certain tokens: y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after them. last: replayed onto `state` first."""
+    """Run certain tokens through the recurrence. Return the outputs y (N, Hv, Dv) and the state (B, Hv, Dv, Dk) after the tokens. last:
+    deferred tokens, which are replayed onto `state` first. here, widths: the rows of these tokens, for the kernels and for the host."""
     if widths.max_width <= STEPS_AT_MOST:
         return gdn_advance(inputs, state, here, last)
     if last is not None:
@@ -75,12 +79,13 @@ def advance(
 
 
 def capacity(num_tokens: int) -> int:
-    """Tokens that kernels make a tape for, at least num_tokens. A power of two: forwards then follow forwards of few shapes, and each pair
-    of shapes is compiled. Memory is all that it takes."""
+    """Return for how many tokens kernels make a tape: the smallest power of two that is at least num_tokens and at least 4. Powers of two
+    keep the number of tape shapes small, and every pair of a forward's shape and the tape shape before it is compiled. The rest of a tape
+    costs memory only."""
     return max(_LEAST_ROOM, 1 << (num_tokens - 1).bit_length())
 
 
 def tape_bytes(width: int, state: Sequence[int]) -> int:
-    """Upper bound of the bytes of a tape of up to `width` tokens of a row, in a layer of state (Hv, Dv, Dk)."""
+    """Return an upper bound of the bytes of one row's tape of up to `width` tokens. state: the shape (Hv, Dv, Dk) of the layer's state."""
     num_heads, value_dim, key_dim = state
     return 4 * capacity(width) * num_heads * (value_dim + key_dim + 1)

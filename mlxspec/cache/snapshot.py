@@ -1,4 +1,4 @@
-"""One row's committed state, as the prefix store keeps it."""
+"""One row's committed state, as the prefix cache keeps it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlxspec.cache.attention import KV
 
 
 class Snapshot(NamedTuple):
-    """One row's committed state after its first `length` tokens. Arrays are copies, so it outlives the cache.
+    """The committed state of one row after its first `length` tokens. Its arrays are copies, so they stay valid when the cache is gone.
 
-    segments: of consecutive stretches of tokens from `start` to `length`, each the keys and values of every layer that keeps them token
-    by token. point: the states of all other layers.
+    segments: consecutive stretches of the tokens from `start` to `length`, each with the keys and values of every layer that stores every
+    token. point: the states of all other layers after `length` tokens.
     """
 
     length: int

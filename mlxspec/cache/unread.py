@@ -16,13 +16,14 @@ from mlxspec.errors import CacheError
 
 
 class UnreadCommit:
-    """The commit of a forward whose counts the host has not read."""
+    """The commit of a forward whose counts of committed tokens are on the device and have not been read by the host."""
 
     def __init__(self, cache: ModelCache, num_committed: mx.array) -> None:
-        """End the cache's transaction and keep the first num_committed (B,) int32 tokens of each row: 1 to width, 0 for a row of width 0.
+        """End the cache's transaction and keep the first num_committed (B,) int32 tokens of each row. A count is from 1 to the row's width,
+        and 0 for a row of width 0.
 
-        Raises CacheError when nothing is pending, before an earlier unread commit is settled, for certain tokens, and where a layer must
-        know the counts. The transaction stays open then.
+        Raises CacheError where no transaction is open, where an earlier unread commit has not been settled, where the forward had certain
+        tokens, and where a layer needs the counts on the host. The transaction stays open then.
         """
         rows = cache.pending
         if rows is None:
@@ -39,8 +40,9 @@ class UnreadCommit:
         cache.close(Committed.of(rows, num_committed), rows.widths)
 
     def settle(self, num_committed: Sequence[int]) -> None:
-        """Give the cache the counts. They may be lower than the device's only if no forward continues from those: an open one must be
-        aborted next. Raises CacheError where that has been done, or on a count outside 0..width."""
+        """Set the cache's exact lengths from the counts that the host has read. A count may be lower than the device's only where no
+        forward is kept that continues from the device's counts: an open forward must be aborted next. Raises CacheError where the commit is
+        already settled, and on a count outside 0..width."""
         if self._is_settled:
             raise CacheError("There is nothing to settle.")
         counts, cache = checked(num_committed, self._rows), self._cache
@@ -49,8 +51,9 @@ class UnreadCommit:
 
 
 def fork_behind(cache: ModelCache, num: mx.array, most: Sequence[int], *, tails: bool = False) -> ModelCache:
-    """Return a fork that begins behind tokens that the last forward wrote and that were not committed: `num` (B,) int32 of each row, which
-    has not been computed, and at most so many."""
+    """Return a fork that begins after tokens that the last forward wrote but that are not committed. num (B,) int32: the number of these
+    tokens in each row, which may not have been computed yet. most: the upper bound of this number for each row. tails: as in
+    AttentionLayerCache.fork."""
     twin = cache.fork(tails=tails)
     twin.exact, twin.least = mx.array(cache.lengths, mx.int32) + num, list(cache.lengths)
     twin.lengths = [length + more for length, more in zip(cache.lengths, most, strict=True)]
@@ -58,8 +61,8 @@ def fork_behind(cache: ModelCache, num: mx.array, most: Sequence[int], *, tails:
 
 
 def extend(cache: ModelCache, row: int, num: int) -> None:
-    """Commit the next `num` tokens of one row: the last forward wrote them, they were not committed, and only forks have written since.
-    Raises CacheError where a layer keeps a state in the place of tokens."""
+    """Commit the next `num` tokens of one row. The last forward of this cache must have written these tokens, and only forks may have
+    written since. Raises CacheError where the cache has recurrent layers, as their states do not hold tokens that were not committed."""
     cache.require_own("extend")
     if cache.has_recurrent:
         raise CacheError("A recurrent state does not hold tokens that were not committed.")

@@ -22,10 +22,11 @@ _SLACK = 256  # tokens a full buffer makes room for, or half a window, whichever
 
 
 class WindowedLayerCache(AttentionLayerCache):
-    """Buffers keys[r], values[r] of shape (1, Hkv, capacity, D), of which the first token is that at position starts[r].
+    """The keys and values of one sliding-window layer, in buffers keys[r], values[r] of shape (1, Hkv, capacity, D) for each row r. The
+    first token in a buffer has position starts[r].
 
-    A token sees the `window` tokens that end with itself. `starts` is shared with forks, as buffers are. A fork that makes room keeps
-    what its family's root still needs: `floors` are the root's lengths.
+    A token sees the last `window` tokens up to and including itself. Forks share `starts` and the buffers. When a fork drops old tokens to
+    make room, it keeps all that the cache it was forked from still needs; `_floors` are the lengths of that cache.
     """
 
     is_per_token = False
@@ -46,19 +47,19 @@ class WindowedLayerCache(AttentionLayerCache):
         self._floors: list[int] | None = None  # of a fork, from its first append on
 
     def first_seen(self, length: int) -> int:
-        """Position at which the view of a forward after `length` committed tokens begins."""
+        """Return the position at which the view of a forward after `length` committed tokens begins: a multiple of 32."""
         return max(0, length - self.window + 1) // ALIGNMENT * ALIGNMENT
 
     def append(self, keys: mx.array, values: mx.array, places: Places) -> Sequence[View]:
-        """Append tokens, as AttentionLayerCache does; lengths must be exact. Views end with what was written and begin at most ALIGNMENT -
-        1 tokens before the first token's window."""
+        """Write keys and values as AttentionLayerCache.append does, and return the same kind of views. The lengths in `places` must be
+        exact. A view ends with the written tokens and begins at most 31 tokens before the window of the first written token."""
         if self._is_fork and self._floors is None:
             self._floors = list(places.lengths)
         return super().append(keys, values, places)
 
     def view(self, row: int, length: int, least: int | None = None) -> tuple[mx.array, mx.array]:
-        """Keys and values of the first `length` tokens that a token after `least` of them sees, and up to ALIGNMENT - 1 tokens before
-        these. least None: after all of them."""
+        """Return the keys and values, among the first `length` tokens of a row, that a token after the first `least` tokens sees. The view
+        begins up to 31 tokens earlier, at a multiple of 32. least None: `length`."""
         first = self.first_seen(length if least is None else least) - self.starts[row]
         end = length - self.starts[row]
         return self.keys[row][:, :, first:end], self.values[row][:, :, first:end]
@@ -67,7 +68,7 @@ class WindowedLayerCache(AttentionLayerCache):
         return length - self.starts[row]
 
     def fork(self, *, tails: bool = False) -> WindowedLayerCache:
-        """tails: without effect, as a window's buffers are small."""
+        """Return a cache that shares this cache's buffers. tails: has no effect, as a window's buffers are small."""
         twin = copy.copy(self)
         twin._is_fork = True
         return twin
@@ -82,12 +83,13 @@ class WindowedLayerCache(AttentionLayerCache):
         self.starts[:] = [self.starts[r] for r in rows]
 
     def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, ...]:  # type: ignore[override]
-        """Copies of what the next forward sees, (1, Hkv, n, D) each, and the position of their first token, () int32."""
+        """Return copies of the keys and values that the next forward sees, (1, Hkv, n, D) each, and the position of their first token, ()
+        int32. length: committed tokens of the row. start has no effect."""
         keys, values = self.view(row, length)
         return copied(keys), copied(values), mx.array(self.first_seen(length), mx.int32)
 
     def restore(self, *pieces: tuple[mx.array, ...]) -> None:  # type: ignore[override]
-        """Become one row that holds this state. Its arrays stay usable for others."""
+        """Replace all rows by one row with the state of a snapshot. The snapshot's arrays are copied, so other caches may use them too."""
         (state,) = pieces
         super().restore((state[0], state[1]))
         self.starts = [int(state[2].item())]
@@ -98,7 +100,7 @@ class WindowedLayerCache(AttentionLayerCache):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Upper bound of the bytes of a snapshot of a row that is longer than the window."""
+        """Return an upper bound of the bytes of a snapshot of one row, reached where the row is longer than the window."""
         return (self.window + ALIGNMENT) * super().snapshot_bytes
 
     def _reserve(self, row: int, length: int, end: int) -> None:
