@@ -358,7 +358,7 @@ class SpecConfig:
 @fields_by_name(
     rollback="every rollback is by the tape",
     num_states="the tape keeps none",
-    prefix_states="the prefix store keeps whole states, which change no text",
+    prefix_states="the prefix cache keeps whole states, which change no text",
 )
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -392,10 +392,10 @@ class EngineConfig:
         "bytes", None, "memory in all, weights included, like 6G", 1, MAX_BYTES, "SIZE", unset="what is there"
     )
     prefix_budget: int | None = option(
-        "bytes", None, "of that, for the prefix store (prompt cache) of earlier texts; 0: none", 0, MAX_BYTES, "SIZE", unset="a share"
+        "bytes", None, "of that, for the prefix cache (prompt cache) of earlier texts; 0: none", 0, MAX_BYTES, "SIZE", unset="a share"
     )
     prefix_disk: int | None = option(
-        "bytes", None, "keep the prefix store in files of at most SIZE bytes, for later runs", 0, MAX_BYTES, "SIZE", unset="none"
+        "bytes", None, "keep the prefix cache in files of at most SIZE bytes, for later runs", 0, MAX_BYTES, "SIZE", unset="none"
     )
     prefix_dir: str | Path | None = option(
         Path, None, "a private folder for these files", metavar="DIR", unset="prefix in the cache folder"

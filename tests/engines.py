@@ -1,6 +1,6 @@
 """Engines for tests: those that a session shares, made when first asked for and closed at its end.
 
-A shared engine keeps what requests leave in it: texts in its prefix store, times in its costs. A test that counts such things, plants
+A shared engine keeps what requests leave in it: texts in its prefix cache, times in its costs. A test that counts such things, plants
 something or changes options makes its own with `equality.engine`.
 """
 
@@ -79,7 +79,7 @@ class Own(equality.Oracle):
 
 @once
 def plain(family: str, form: str = "float32", *, kv_bits: int = 16) -> Engine:
-    """Without drafters and without a prefix store."""
+    """Without drafters and without a prefix cache."""
     return _engine(family, form, [], prefix_budget=0, kv_bits=kv_bits)
 
 

@@ -2,7 +2,7 @@
 costs the host there, in counts.
 
 Reading 128k tokens with attention takes minutes on a CPU even for a tiny model. What a step costs the host does not depend on the numbers
-in the cache. So a state with random keys and values is put into the prefix store, and the request goes on from it as from any other state.
+in the cache. So a state with random keys and values is put into the prefix cache, and the request goes on from it as from any other state.
 """
 
 from __future__ import annotations

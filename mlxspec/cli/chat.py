@@ -28,7 +28,7 @@ from mlxspec.cli.view import View, best_view
 from mlxspec.config import MAX_CONTEXT, EngineConfig
 from mlxspec.errors import CacheError, ConfigError, ContextOverflowError, MlxspecError
 
-_WRITING = 0.2  # seconds behind an answer, in which the prefix store on disk is written
+_WRITING = 0.2  # seconds behind an answer, in which the prefix cache on disk is written
 _REHEARSING = 0.5  # seconds before a person may type: the first answer waits for less then
 
 

@@ -279,12 +279,12 @@ def _earlier_texts() -> Iterator[Finding]:
     from mlxspec.engine.prefix.disk import default_folder
     from mlxspec.engine.text_files import texts_folder
 
-    for name, path in {"prefix store": default_folder(), "earlier texts": texts_folder()}.items():
+    for name, path in {"prefix cache": default_folder(), "earlier texts": texts_folder()}.items():
         if os.path.exists(path):  # not so in a folder of another user, where Path.exists raises
             num = len(list(path.glob("[!.]*.safetensors")))
             found = f"{path}, {counted(num, 'file')}, {size(_bytes_in(path))}; removing the folder clears it"
             yield Finding(name=name, found=found)
-        elif name == "prefix store":
+        elif name == "prefix cache":
             yield Finding(name=name, found=f"nothing on disk ({path} is not there)")
 
 

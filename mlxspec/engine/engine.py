@@ -224,7 +224,7 @@ class Engine(EngineApi):
         """Sentences on what is not written to the disk at the moment, as the disk has refused."""
         disk, texts = self.prefix.disk, self.text_files
         found = {
-            "The prefix store": disk is not None and disk.files.rests,
+            "The prefix cache": disk is not None and disk.files.rests,
             "Earlier texts": texts is not None and texts.rests,
         }
         return tuple(

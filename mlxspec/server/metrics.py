@@ -32,7 +32,7 @@ _HELP = {
     "rows_waiting": ("gauge", "Requests that wait for a row."),
     "state_bytes": ("gauge", "Bytes of all rows' state."),
     "prefix_bytes": ("gauge", "Bytes kept for prompts that begin like earlier texts."),
-    "prefix_disk_bytes": ("gauge", "Bytes of the files of the prefix store on disk."),
+    "prefix_disk_bytes": ("gauge", "Bytes of the files of the prefix cache on disk."),
     "prefix_disk_read_bytes_total": ("counter", "Bytes that were read from them."),
     "prefix_disk_written_bytes_total": ("counter", "Bytes that were written to them."),
     "prefix_disk_lost_total": ("counter", "Texts that left memory before they were written."),

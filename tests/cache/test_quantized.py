@@ -153,7 +153,7 @@ class Driver:
         self.known = [self.known[r] for r in rows]
 
     def pieces(self, row: int, cut: int) -> None:
-        """A text in two pieces, as edges of the prefix store are, becomes a row."""
+        """A text in two pieces, as edges of the prefix cache are, becomes a row."""
         row %= len(self.known)
         cut %= len(self.known[row]) + 1
         whole, end = self.cache.snapshot(row), self.cache.snapshot(row, cut)

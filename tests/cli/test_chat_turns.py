@@ -158,7 +158,7 @@ def test_answers_end_at_the_context(
 
 
 def test_answers_end_where_memory_does(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that no turn is refused, and the prefix store keeps its room."""
+    """So that no turn is refused, and the prefix cache keeps its room."""
     talk = session.talk
     talk.params = replace(talk.params, max_tokens=MAX_CONTEXT, ignore_eos=True)
     monkeypatch.setattr(talk.engine.memory, "most_tokens", lambda spec: 40)

@@ -30,12 +30,12 @@ def test_options_that_make_no_sense(run: Run, options: list[str], words: str) ->
 
 def test_doctor_says_place_and_size(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
-    assert "nothing on disk" in findings(run)["prefix store"]
+    assert "nothing on disk" in findings(run)["prefix cache"]
     args = ("chat", "-p", PROMPT, "--max-tokens", "40", "--prefix-disk", "1G", "--past-texts-disk", "1M")
     first = run(*args)
     assert first.code == 0, first
     found = findings(run)
-    for name, folder in {"prefix store": "prefix", "earlier texts": "texts"}.items():
+    for name, folder in {"prefix cache": "prefix", "earlier texts": "texts"}.items():
         assert str(tmp_path / folder) in found[name]
         assert " 0 files" not in found[name]
         assert "removing the folder clears it" in found[name]

@@ -120,7 +120,7 @@ def test_a_folder_of_another_user_is_no_accident(
     monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path / "theirs"))
     monkeypatch.setattr(os, "stat", stat)
     found = {each.name: each for each in checkup._earlier_texts()}
-    assert found["prefix store"].found.startswith("nothing on disk")
+    assert found["prefix cache"].found.startswith("nothing on disk")
 
 
 def test_drafting_that_changes_the_text_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

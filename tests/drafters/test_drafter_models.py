@@ -267,7 +267,7 @@ def test_the_first_token_has_no_cell_in_the_head() -> None:
 
 @pytest.mark.parametrize("start", [0, 1, 4])
 def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
-    """As the prefix store wants it: as many places as tokens, and what is restored from one drafts as a fresh row does."""
+    """As the prefix cache wants it: as many places as tokens, and what is restored from one drafts as a fresh row does."""
     history = [3, 1, 4, 1, 5, 9, 2, 6]
     driver = Driver(make("mtp"))
     driver.begin(0, history)

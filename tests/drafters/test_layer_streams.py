@@ -152,7 +152,7 @@ def test_each_drafter_is_given_its_own_columns(shapes: dict) -> None:
 
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 def test_a_drafter_that_keeps_no_state_hears_each_prompt_from_its_first_token(policy: str) -> None:
-    """Whatever the prefix store knows of it; rows without it go on from there."""
+    """Whatever the prefix cache knows of it; rows without it go on from there."""
     target, layers = families.target("hybrid"), (0, 2)
     watch = Watch(layers)
     config = EngineConfig(prefill_chunk=32)

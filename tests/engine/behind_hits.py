@@ -1,7 +1,7 @@
 """How many drafted tokens are accepted behind a prefix hit, beside the same answers in a cold run. By counts, not by times.
 
 Each conversation has two turns. The second prompt begins with the first prompt and its answer. It is read whole (cold), continues what the
-prefix store has in memory, or continues what an earlier engine has left in files (disk). The drafter's state is kept with the target's, so
+prefix cache has in memory, or continues what an earlier engine has left in files (disk). The drafter's state is kept with the target's, so
 it should be right as often.
 """
 

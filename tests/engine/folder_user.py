@@ -1,4 +1,4 @@
-"""A process that keeps and finds texts in a prefix store's folder that others use at the same time; run with -m.
+"""A process that keeps and finds texts in a prefix cache's folder that others use at the same time; run with -m.
 
 Arguments: folder, limit (bytes), seed, number of texts. At the end it prints one JSON object: how many texts it found that it never
 wrote, how many bytes the folder had at most when it looked, and how many writes failed.

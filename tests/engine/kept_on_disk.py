@@ -1,4 +1,4 @@
-"""Texts that are kept and found in a prefix store on disk, and whether what is found is right; programs of tests import it too."""
+"""Texts that are kept and found in a prefix cache on disk, and whether what is found is right; programs of tests import it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots whose numbers say which text they belong to; tests of the prefix store and programs of tests put them into it."""
+"""Snapshots whose numbers say which text they belong to; tests of the prefix cache and programs of tests put them into it."""
 
 from __future__ import annotations
 

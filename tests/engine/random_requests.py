@@ -2,7 +2,7 @@
 mixture.
 
 A case is made from its number alone, so one that fails can be run again by itself. Plain decoding answers each request alone in an engine
-without drafters and without a prefix store. The drafted engine gets all rows of a turn, together or one after the other, and keeps prefixes
+without drafters and without a prefix cache. The drafted engine gets all rows of a turn, together or one after the other, and keeps prefixes
 from turn to turn; a row may be cancelled on the way. `equality.same` judges: a first difference is excused only where plain decoding's two
 best tokens are closer than rounding. AXES are what a test may hold fast: `case(7, family=("gemma3",), policy=("auto",))`.
 """

@@ -42,7 +42,7 @@ def key_of(made: random_requests.Case) -> Key:
 
 
 def divided_engine(key: Key, ranks: Ranks) -> Engine:
-    """With every drafter and a prefix store; the target is divided among the ranks."""
+    """With every drafter and a prefix cache; the target is divided among the ranks."""
     family, form, block = key
     model = tiny_models.make(families.QWEN[family], form=form, group=ranks.group)
     drafters = engines.made_drafters(model, family, form, block=block, told=False)

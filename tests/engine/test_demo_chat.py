@@ -1,4 +1,4 @@
-"""A conversation with the demo model over the prefix store: what a second turn reads, also where the client drops earlier reasoning."""
+"""A conversation with the demo model over the prefix cache: what a second turn reads, also where the client drops earlier reasoning."""
 
 from __future__ import annotations
 

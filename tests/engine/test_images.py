@@ -1,4 +1,4 @@
-"""Prompts with images: positions, chunks, rows beside each other, the prefix store, and text that depends on no drafter."""
+"""Prompts with images: positions, chunks, rows beside each other, the prefix cache, and text that depends on no drafter."""
 
 from __future__ import annotations
 

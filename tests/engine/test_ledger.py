@@ -1,4 +1,4 @@
-"""A walk over one engine's queue, places, memory and prefix store: random submits, cancels, pauses, evictions, failures and interrupts.
+"""A walk over one engine's queue, places, memory and prefix cache: random submits, cancels, pauses, evictions, failures and interrupts.
 After every step the books are right: bytes that are reserved are those of requests that are here, budgets hold, shares differ by one at
 most, each request is here or has ended with one event, and nothing is left of a step that failed. Texts that came to their end are plain
 ones."""

@@ -1,4 +1,4 @@
-"""The memory budget: who is refused, who waits, what the prefix store gives back, and that all of it returns in the end."""
+"""The memory budget: who is refused, who waits, what the prefix cache gives back, and that all of it returns in the end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_can_never_fit_is_refused_with_figures_and_the_setting() -> None:
 
 
 def test_the_longest_row_is_the_longest_that_is_not_refused() -> None:
-    """A prefix store is left its room."""
+    """A prefix cache is left its room."""
     for extra, who in ((MIB, ()), (MIB, ALL), (3 * MIB, ALL), (1 << 33, ALL)):
         tight = equality.engine(memory_budget=least() + extra, prefix_budget=0)
         most = tight.memory.most_tokens(spec(*who))

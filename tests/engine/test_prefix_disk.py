@@ -1,4 +1,4 @@
-"""The prefix store on disk by itself, on snapshots whose numbers say which text they belong to: what is found is right, whatever was
+"""The prefix cache on disk by itself, on snapshots whose numbers say which text they belong to: what is found is right, whatever was
 damaged or dropped, and for its owner and its model alone. The engine's thread waits for no file."""
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_a_text_that_is_larger_than_the_folder_may_be_is_told_of(tmp_path: Path,
     keep(made, tree, [1] * 9)
     keep(made, tree, [2] * 400)
     assert check(found(made, [1] * 9), [1] * 9) == 9
-    assert "larger than the prefix store on disk may be" in caplog.text
+    assert "larger than the prefix cache on disk may be" in caplog.text
 
 
 def test_what_left_memory_before_it_was_written_is_counted(tmp_path: Path, caplog) -> None:

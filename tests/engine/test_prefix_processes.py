@@ -1,4 +1,4 @@
-"""Real processes that share a folder of the prefix store on disk, some of which are killed in the middle of whatever they do."""
+"""Real processes that share a folder of the prefix cache on disk, some of which are killed in the middle of whatever they do."""
 
 from __future__ import annotations
 

@@ -262,12 +262,12 @@ def test_images_continue_behind_a_restart_with_the_same_tower_only(tmp_path: Pat
     assert found["other image"] <= 40
 
 
-def test_a_tower_without_known_weights_has_no_prefix_store_on_disk(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_a_tower_without_known_weights_has_no_prefix_cache_on_disk(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
     vision = replace(images.vision(), tower=lambda prepared: mx.zeros((prepared.tokens, 64)))
     config = EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path)
     made = Engine(tiny_models.target(), tiny_models.tokenizer(), config=config, vision=vision)
     assert made.prefix.disk is None
-    assert "There is no prefix store on disk" in caplog.text
+    assert "There is no prefix cache on disk" in caplog.text
 
 
 class _Held:
@@ -358,7 +358,7 @@ def test_what_lacks_a_drafters_part_is_passed_over_for_a_shorter_beginning(tmp_p
 
 
 def test_what_is_read_has_room_in_the_budget(tmp_path: Path) -> None:
-    """Memory that reading takes is the prefix store's: it has that much less, and what does not fit is not read."""
+    """Memory that reading takes is the prefix cache's: it has that much less, and what does not fit is not read."""
     text = kept(tmp_path)
     made = engine(tmp_path)
     held = _Held(made)

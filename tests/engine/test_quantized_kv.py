@@ -98,7 +98,7 @@ def test_a_last_bit_moves_logits_by_no_more_than_a_code_does(bits: int) -> None:
             assert np.abs(found - right).max() < limit
 
 
-# ---- behind the prefix store
+# ---- behind the prefix cache
 
 
 def turns(seed: int) -> tuple[list[int], list[list[int]]]:

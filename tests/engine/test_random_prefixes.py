@@ -1,4 +1,4 @@
-"""Random conversations have the same text drafted and plain, whatever the prefix store holds."""
+"""Random conversations have the same text drafted and plain, whatever the prefix cache holds."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from tests.engine.random_requests import Case
     case="4194304",
 )
 @pytest.mark.parametrize(("made", "is_alike"), random_slices.cases("prefix_budget"))
-def test_behind_what_the_prefix_store_holds(made: Case, is_alike: bool) -> None:
+def test_behind_what_the_prefix_cache_holds(made: Case, is_alike: bool) -> None:
     random_slices.check(made, is_alike)

@@ -25,7 +25,7 @@ MANY = SamplingParams(max_tokens=60, ignore_eos=True)
 
 @cache
 def small() -> Engine:
-    """One engine for all tests that leave it empty. Without a prefix store: what one test read would be there for the next one."""
+    """One engine for all tests that leave it empty. Without a prefix cache: what one test read would be there for the next one."""
     return equality.engine(prefill_chunk=CHUNK, prefix_budget=0)
 
 

@@ -133,7 +133,7 @@ def test_greedy_text_over_two_images(name: str) -> None:
     for chunk in (16, 19, 32, 57, 512):
         result = engine(name, prefill_chunk=chunk).generate(given, GREEDY, spec=PLAIN)
         assert list(result.tokens) == wanted, chunk
-    # a second turn through the prefix store, and a row of text beside it
+    # a second turn through the prefix cache, and a row of text beside it
     e = engine(name)
     first = e.generate(given, GREEDY, spec=PLAIN)
     later = PromptWithImages(

@@ -89,7 +89,7 @@ def check(head: Watched, row: int, text: list[int], reference: Reference, *, at_
 
 
 def run(folder: Path, prompts: list[list[int]], reference: Reference, *, at_most: int) -> Watched:
-    """All prompts at once, then the first one goes on behind its answer, which the prefix store has kept."""
+    """All prompts at once, then the first one goes on behind its answer, which the prefix cache has kept."""
     engine, head = engine_over(folder)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     for drafters in (("mtp",), ("ngram-simple", "mtp")):

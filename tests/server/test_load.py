@@ -162,7 +162,7 @@ def memory_comes_back(served: Served, num_clients: int, num_requests: int) -> No
     assert still <= 1.05 * own
 
 
-BUDGET = 4 << 20  # bytes of the prefix store, of which 200 requests fill many times as much
+BUDGET = 4 << 20  # bytes of the prefix cache, of which 200 requests fill many times as much
 
 
 @pytest.mark.slow

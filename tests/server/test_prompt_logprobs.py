@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt: those of a plain forward, in the form that evaluations read, whatever the prefix store holds."""
+"""Log-probabilities of a prompt: those of a plain forward, in the form that evaluations read, whatever the prefix cache holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def engine() -> Engine:
 
 
 @catches(
-    "a hit of the prefix store leaves tokens out",
+    "a hit of the prefix cache leaves tokens out",
     "mlxspec.engine.prefix.rows:Prefix.find",
     lambda right: (
         lambda self, request, *more: setattr(request, "prompt_logprobs", None) or right(self, request, *more)
@@ -42,7 +42,7 @@ def test_they_are_those_of_a_plain_forward(engine: Engine) -> None:
     logs = logits - logits.max(-1, keepdims=True) - total
     asked = SamplingParams(max_tokens=8, prompt_logprobs=True, top_logprobs=2)
     plain = engine.generate(tokens, SamplingParams(max_tokens=8))
-    for _ in range(2):  # the second time the prefix store knows the prompt
+    for _ in range(2):  # the second time the prefix cache knows the prompt
         found = engine.generate(tokens, asked)
         told = found.prompt_logprobs
         assert told is not None

@@ -221,7 +221,7 @@ class PrefixDisk:
                 self.stats.bytes_read += fetch.nbytes
         except Exception as error:
             _log.warning(
-                "A file of the prefix store could not be read (%s: %s).", type(error).__name__, error
+                "A file of the prefix cache could not be read (%s: %s).", type(error).__name__, error
             )
         finally:
             if metadata is None and not fetch.is_cancelled:
@@ -299,7 +299,7 @@ class PrefixDisk:
         """Write what can be written in this time, and end."""
         if not self.flush(tree, seconds) and not self.files.rests:
             num = len(self._waiting) + (self._writing is not None)
-            _log.warning("The prefix store on disk ends with %d texts that were not written.", num)
+            _log.warning("The prefix cache on disk ends with %d texts that were not written.", num)
         self._waiting.clear()
         if self._writing is not None:
             self._writing.is_cancelled = True
@@ -316,7 +316,7 @@ class PrefixDisk:
         hit = tree.hit(node)
         if self.files.limit is not None and sum(s.nbytes for s in hit.parts.values()) > self.files.limit:
             self._say(
-                "A text is larger than the prefix store on disk may be (--prefix-disk); it was not written."
+                "A text is larger than the prefix cache on disk may be (--prefix-disk); it was not written."
             )
             return
         parts = {name: hit.parts[name] for name in self._roots if name in hit.parts}
@@ -392,7 +392,7 @@ class PrefixDisk:
 
     def _lose(self, why: str) -> None:
         self.stats.num_lost += 1
-        self._say(f"Texts for the prefix store on disk {why}; metrics count them.")
+        self._say(f"Texts for the prefix cache on disk {why}; metrics count them.")
 
     def _say(self, sentence: str) -> None:
         """Log a sentence, once a process."""
@@ -408,7 +408,7 @@ def default_folder() -> Path:
 
 def open_files(path: Path, limit: int | None) -> KeptFiles:
     """The files of a prefix store. limit: None for a process that only looks. Raises ConfigError for a folder that cannot be used."""
-    return KeptFiles(path, limit, "The prefix store")
+    return KeptFiles(path, limit, "The prefix cache")
 
 
 def open_disk(
@@ -427,7 +427,7 @@ def open_disk(
     if tower is not None and not isinstance(tower, nn.Module):
         why = "the vision tower is no mlx.nn.Module, so its weights are unknown"
     if why is not None:
-        _log.warning("There is no prefix store on disk: %s.", why)
+        _log.warning("There is no prefix cache on disk: %s.", why)
         return None
     path = default_folder() if config.prefix_dir is None else Path(config.prefix_dir).expanduser().absolute()
     files = open_files(path, config.prefix_disk)
@@ -456,4 +456,4 @@ def _try(work: Callable[[], None]) -> None:
     try:
         work()
     except OSError as error:
-        _log.warning("The prefix store on disk: %s.", error.strerror or error)
+        _log.warning("The prefix cache on disk: %s.", error.strerror or error)
