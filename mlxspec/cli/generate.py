@@ -241,7 +241,7 @@ def _record(engine: Engine, request: Request) -> dict[str, Any]:
     from mlxspec.engine.request import described
 
     try:
-        return record(request, engine.name, engine.config.kv_bits)
+        return record(request, engine.name, engine.config.kv_bits, engine.weights_digest)
     except Exception as error:  # whatever is wrong with a record, the answer is whole
         terminal.note(f"An answer has no record, so it cannot be proved later: {described(error)}")
         return {"finish_reason": request.finish_reason, "stats": request.stats.data()}

@@ -48,16 +48,29 @@ def run(args: argparse.Namespace) -> int:
         by_model.setdefault((record.model, record.kv_bits), {})[number] = record
     if not by_model:
         raise ConfigError(f"{args.file} is empty. {_WRITERS}")
-    num_equal = 0
+    num_equal, total = 0, sum(map(len, by_model.values()))
     for (model, kv_bits), records in by_model.items():
         own = {"model": args.model if is_named else model, "kv_bits": args.kv_bits or kv_bits}
         with options.load_engine(argparse.Namespace(**{**vars(args), **own}), SpecConfig()) as engine:
             if engine.name != model:
                 terminal.note(f"The answers are {model}'s, and {engine.name} decodes them again.")
+            if not is_named:
+                records = dict(_of_these_weights(engine, records))
             num_equal += _prove(engine, records, as_json=args.json)
-    total = sum(map(len, by_model.values()))
     terminal.note(f"{num_equal} of {total} answers are the same.")
     return int(num_equal < total)
+
+
+def _of_these_weights(engine: Engine, records: Mapping[int, Record]) -> Iterator[tuple[int, Record]]:
+    """Yield the records, by line, of answers that the engine's weights gave, or that do not say which did. The others get a notice."""
+    for number, record in records.items():
+        if record.weights is None or engine.weights_digest in (None, record.weights):
+            yield number, record
+        else:
+            terminal.note(
+                f"line {number} is not proved: {engine.name} had other weights, or another dtype, when it gave the answer; "
+                "with --model it is decoded again by those that are there now."
+            )
 
 
 def _prove(engine: Engine, records: Mapping[int, Record], *, as_json: bool) -> int:

@@ -260,14 +260,14 @@ class Drafts:
         found, names = dict[int, Draft](), dict[int, RowChoice]()
         for row, choice, given in zip(rows, choices, offers, strict=True):
             names[row.number] = choice
-            draft = given.get(choice.drafter or "")
-            if draft is None:
+            taken = given.get(choice.drafter or "")
+            if taken is None:
                 continue
-            if unread is not None and draft.drafter in row.offers:
+            if unread is not None and taken.drafter in row.offers:
                 return None
-            found[row.number] = draft._replace(
-                width=min(choice.length, draft.length),
-                confidences=draft.confidences if policy.looks_up else None,
+            found[row.number] = taken._replace(
+                width=min(choice.length, taken.length),
+                confidences=taken.confidences if policy.looks_up else None,
             )
         return RoundPlan(drafts=found, choices=names, calls=calls)
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -43,6 +44,7 @@ from mlxspec.engine.places import RequestPlaces
 from mlxspec.engine.prefill import Prefill
 from mlxspec.engine.prefix.disk import open_disk
 from mlxspec.engine.prefix.rows import CLOSE_SECONDS, Prefix, stride_of
+from mlxspec.engine.prefix.signature import fingerprint
 from mlxspec.engine.probe import PROBE_AT_MOST, ProbeReport, probe
 from mlxspec.engine.request import Request
 from mlxspec.engine.request_factory import RequestFactory
@@ -572,6 +574,12 @@ class Engine(EngineApi):
         every = self.probed_widths if widths is None else widths
         self.stats.probe = probe(self.model, every, kv_bits=self.config.kv_bits)
         return self.stats.probe
+
+    @cached_property
+    def weights_digest(self) -> str | None:
+        """Return a digest of the weights as they compute, 64 hexadecimal digits; None where the model is divided among ranks. Reads all
+        weights once, in the engine's thread."""
+        return None if self.ranks.size > 1 else fingerprint(self.model)
 
     @property
     def probed_widths(self) -> range:

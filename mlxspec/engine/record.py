@@ -20,10 +20,11 @@ from mlxspec.option import shown
 _MOST_ID = 2**31 - 1  # of a token: ids are int32
 
 
-def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
-    """The record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: see EngineConfig. Its prompt_tokens are
-    None where token ids are not all that the answer depends on: images, callables of Python. Its max_tokens and min_tokens are at most what
-    the context left room for, so that an engine of a larger context ends the answer at the same place."""
+def record(request: Request, model: str, kv_bits: int, weights: str | None) -> dict[str, Any]:
+    """Return the record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: as EngineConfig has it; weights:
+    the engine's `weights_digest`, None where it is not known. prompt_tokens are None where the answer depends on more than token ids:
+    images, callables of Python. max_tokens and min_tokens are at most what the context left room for, so that an engine with a larger
+    context ends the answer at the same place."""
     is_open = request.finish_reason == "length" and request.limit < request.params.max_tokens
     room = min(
         request.limit if is_open else request.params.max_tokens, request.max_context - len(request.prompt)
@@ -34,6 +35,7 @@ def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
     is_whole = request.seen is None and not params.has_hooks
     return {
         "model": model,
+        "weights": weights,
         "kv_bits": kv_bits,
         "prompt_tokens": request.prompt if is_whole else None,
         "params": {
@@ -50,10 +52,11 @@ def record(request: Request, model: str, kv_bits: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record that has been read; see `record`. What `prove` needs of the answer is in `result`, with its text where the line has one.
-    prompt: None where the answer cannot be decoded again."""
+    """A record that has been read, with the fields that `record` wrote. result: the answer, with its text where the line has one. prompt:
+    None where the answer cannot be decoded again. weights: None where the record does not name them."""
 
     model: str
+    weights: str | None
     kv_bits: int
     prompt: tuple[int, ...] | None
     params: SamplingParams
@@ -61,7 +64,7 @@ class Record:
 
     @classmethod
     def read(cls, line: str) -> Record:
-        """Raises ConfigError for what is no record."""
+        """Return the record in a line of JSON. Raises ConfigError for a line that holds none."""
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -75,6 +78,9 @@ class Record:
             raise ConfigError(f"it has no {missing[0]}.")
         if not isinstance(data["model"], str):
             raise ConfigError(f"model must be a name, not {shown(data['model'])}.")
+        weights = data.get("weights")
+        if weights is not None and not isinstance(weights, str):
+            raise ConfigError(f"weights must be a digest, not {shown(weights)}.")
         if data["finish_reason"] not in get_args(FinishReason):
             raise ConfigError(f"no answer ends with {shown(data['finish_reason'])}.")
         given = data["params"]
@@ -97,6 +103,7 @@ class Record:
             raise ConfigError(f"text must be a text, not {shown(text)}.")
         return cls(
             model=data["model"],
+            weights=weights,
             kv_bits=kv_bits,
             prompt=None if prompt is None else _ids("prompt_tokens", prompt),
             params=params,

@@ -18,6 +18,7 @@ from mlxspec.server.http import log
 if TYPE_CHECKING:
     from mlxspec.engine.engine import Engine
     from mlxspec.engine.request import Request
+    from mlxspec.engine.worker import Worker
 
 
 class AnswersFile:
@@ -34,10 +35,12 @@ class AnswersFile:
             raise ConfigError(f"Answers cannot be recorded in {shown(name)}: {why}.") from error
         self._lock = threading.Lock()  # answers end in several threads
 
-    def append(self, engine: Engine, request: Request) -> None:
-        """Write one line, on a line of its own. Where it cannot be made or the disk refuses it, the log says so, and the answer goes on."""
+    def append(self, engine: Engine, worker: Worker, request: Request) -> None:
+        """Write a request's record on a line of its own. Where the record cannot be made or the disk refuses it, a line of the log says so,
+        and the answer goes on. The first record of an engine waits until its worker has read all weights."""
         try:
-            line = json.dumps(record(request, engine.name, engine.config.kv_bits)) + "\n"
+            weights = worker.call(lambda own: own.weights_digest).result()
+            line = json.dumps(record(request, engine.name, engine.config.kv_bits, weights)) + "\n"
         except Exception as error:  # whatever is wrong with a record, the answer is whole
             log.line(f"An answer was not recorded: {described(error)}")
             return

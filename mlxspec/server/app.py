@@ -150,7 +150,9 @@ class Server:
             job, write = await self._prepare(asked.turn, partial(read, asked.form, at))
             note(job.notices)
             writer = write(loaded.name, job)
-            keep = None if self._answers is None else partial(self._answers.append, loaded.engine)
+            keep = (
+                None if self._answers is None else partial(self._answers.append, loaded.engine, loaded.worker)
+            )
             run = JobRun(job, loaded.worker, asked.turn.client, keep)
             await run.start()  # what the engine refuses is an answer of its own, before any stream opens
             try:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cli_runs import Run, refused
+from planting import catches
 
 from mlxspec.cli import options
 from mlxspec.config import SpecConfig
@@ -79,6 +80,31 @@ def test_another_text_or_another_end_is_not_proved(
     assert "line 1 is not proved: The answer's text is not what its tokens say" in ran.err
     assert "line 2: NOT THE SAME: both end after 30 tokens" in ran.out
     assert "2 of 4 answers are the same." in ran.err
+
+
+@catches(
+    "other weights are taken for those of the answer",
+    "mlxspec.cli.prove:_of_these_weights",
+    lambda right: lambda engine, records: iter(records.items()),
+)
+def test_other_weights_prove_nothing(run: Run, tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    """A folder under the same name may have got other weights since; a person who names the model wants these compared all the same."""
+    lines[0]["weights"] = 64 * "0"
+    lines[2]["weights"] = None
+    path = written(tmp_path, lines)
+    ran = run("prove", path)
+    assert ran.code == 1
+    assert "line 1 is not proved: " in ran.err
+    assert "had other weights, or another dtype" in ran.err
+    assert "3 of 4 answers are the same." in ran.err
+    assert run("prove", path, "--model", lines[0]["model"]).code == 0
+
+
+def test_weights_that_are_no_digest_are_no_record(
+    run: Run, tmp_path: Path, lines: list[dict[str, Any]]
+) -> None:
+    lines[1]["weights"] = 7
+    refused(run("prove", written(tmp_path, lines)), "weights must be a digest, not 7.")
 
 
 def test_what_cannot_be_proved_is_no_success(run: Run, tmp_path: Path, lines: list[dict[str, Any]]) -> None:

@@ -212,7 +212,7 @@ def test_an_answer_without_a_limit_ends_where_memory_does_and_says_so(steps_of_3
     assert request.stats.notices == [requests_module.SHORT_OF_MEMORY]
     found = Result.of(request)
     assert found.tokens == plain.tokens[: len(found.tokens)]
-    kept = record(request, "tiny", 16)
+    kept = record(request, "tiny", 16, None)
     assert kept["params"]["max_tokens"] == len(found.tokens)
     made.memory.budget *= 2
     assert made.prove([1, 2, 3], found, OPEN).difference is None

@@ -18,6 +18,7 @@ from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.record import Record
 from mlxspec.engine.request import Request
+from mlxspec.engine.worker import Worker
 from mlxspec.errors import ConfigError
 from mlxspec.server import answers_file
 from mlxspec.server.answers_file import AnswersFile
@@ -140,17 +141,17 @@ class _Disk:
 
 
 @pytest.fixture(scope="module")
-def answer() -> Iterator[tuple[Engine, Request]]:
-    """One that has ended, and its engine."""
-    with mlxspec.load("demo") as engine:
-        request = engine.submit("def main():", SamplingParams(max_tokens=4))
-        while request.finish_reason is None:
-            engine.step()
-        yield engine, request
+def answer() -> Iterator[tuple[Engine, Worker, Request]]:
+    """One that has ended, with its engine and the engine's worker."""
+    with Worker(lambda: mlxspec.load("demo")) as worker:
+        stream = worker.submit("def main():", SamplingParams(max_tokens=4))
+        assert [*stream]
+        assert stream.request is not None
+        yield worker.wait_ready(), worker, stream.request
 
 
 def test_each_record_has_a_line_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Request]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Worker, Request]
 ) -> None:
     """Behind a line that a killed writer left, on a disk that takes parts, and behind a record that the disk cut."""
     path = tmp_path / "answers.jsonl"
@@ -168,7 +169,7 @@ def test_each_record_has_a_line_of_its_own(
 
 
 def test_an_answer_without_a_record_is_logged_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Request]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[Engine, Worker, Request]
 ) -> None:
     def fails(*_: object) -> None:
         raise ConfigError("no record is like this.")
@@ -186,7 +187,7 @@ def test_an_answer_without_a_record_is_logged_and_goes_on(
 
 
 def test_an_empty_file_and_one_of_whole_lines_get_no_empty_line(
-    tmp_path: Path, answer: tuple[Engine, Request]
+    tmp_path: Path, answer: tuple[Engine, Worker, Request]
 ) -> None:
     path = tmp_path / "answers.jsonl"
     for num in (1, 2):
