@@ -29,7 +29,8 @@ from mlxspec.platform.host import numbers
 
 
 class LeafLayerCache(StateLayerCache[list[Any]]):
-    """One leaf of every row. before: by row, what it was before the last forward, until that is flushed."""
+    """One of mlx-lm's cache objects (a leaf) for each row, all at the same place in their rows' prompt caches. current: the committed
+    leaves, by row; before: the leaves as they were before the last forward, kept until that forward is flushed."""
 
     is_foreign = True
 
@@ -40,7 +41,8 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         self.before: list[Any] = []
 
     def open(self, widths: Sequence[int]) -> list[Any]:
-        """Return twins, by row, for a forward that begins with these numbers of tokens."""
+        """Stage a twin of every row's leaf for the next forward, and return the twins by row. widths: the tokens that the forward adds to
+        each row."""
         if self.is_per_token:
             for leaf, width in zip(self.current, widths, strict=True):
                 leaves.reserve(leaf, width)
@@ -48,7 +50,7 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         return self.staged or []
 
     def twin(self, leaf: Any) -> Any:
-        """A copy that a forward may advance while `leaf` stays as it is."""
+        """Return a copy of `leaf` that a forward may advance while `leaf` stays unchanged."""
         return copy.copy(leaf) if self.form.is_cuttable else leaves.twin(leaf)
 
     def commit(self) -> None:
@@ -57,8 +59,8 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         super().commit()
 
     def release_inputs(self) -> None:
-        """Copy states after a prompt's chunk. mlx-lm's code keeps the last inputs of a convolution as a view, which would keep those of
-        the whole chunk in memory."""
+        """Copy the leaves whose size does not grow, after a chunk of a prompt. mlx-lm's code keeps the last inputs of a convolution as a
+        view of the chunk's inputs, which would keep all of them in memory."""
         if self.form.is_state:
             self.current = [leaves.copied_leaf(leaf) for leaf in self.current]
 
@@ -74,7 +76,8 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         return list({id(x): x for x in found}.values())
 
     def bytes_for(self, length: int, width: int) -> int:
-        """Twice where a forward has arrays of its own."""
+        """Return an upper bound of the bytes of a row of `length` tokens with forwards of `width` tokens. Twice the leaf's bytes where a
+        forward works on a copy of the leaf's arrays."""
         return (1 if self.form.is_cuttable else 2) * self.form.bytes_for(length, width)
 
     @property
@@ -83,11 +86,12 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 
     @property
     def described(self) -> list[Any]:
-        """A description that differs between states of different forms."""
+        """Return the leaf's class name and the shapes of its arrays. Leaves of different forms have different descriptions."""
         return [self.form.title, *self.form.shapes]
 
     def snapshot(self, row: int, length: int, start: int = 0) -> tuple[mx.array, ...]:
-        """Keys and values (1, H, length - start, D) where the leaf keeps those of every token; else all of it."""
+        """Return copies of a row's keys and values from token `start` up to `length`, (1, H, length - start, D) each, where the leaf stores
+        every token. Else return the whole leaf as arrays, see `leaves.packed`."""
         leaf = self.current[row]
         if not self.is_per_token:
             return leaves.packed(leaf)
@@ -96,7 +100,7 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
         return tuple(copied(x[..., start:length, :]) for x in (leaf.keys, leaf.values))
 
     def restore(self, *pieces: KV) -> None:
-        """Become one row that holds this."""
+        """Put the state of these snapshots, in order, into the leaf of the one row."""
         (leaf,) = self.current
         if self.is_per_token:
             leaf.keys, leaf.values = (mx.concatenate(list(x), axis=2) for x in zip(*pieces, strict=True))
@@ -106,10 +110,12 @@ class LeafLayerCache(StateLayerCache[list[Any]]):
 
 
 class AdaptedCache(ModelCache):
-    """See the module."""
+    """The prompt caches that mlx-lm makes for B rows, with the transaction of ModelCache. A forward advances copies of the committed cache
+    objects, and a commit puts the copies in their place."""
 
     def __init__(self, new_caches: Callable[[], list[Any]], forms: Sequence[LeafForm], num_rows: int) -> None:
-        """new_caches: of a row. forms: of its leaves."""
+        """Make empty caches for `num_rows` rows. new_caches: makes mlx-lm's empty prompt cache of one row. forms: the form of each leaf of
+        such a prompt cache."""
         self.nest = new_caches()  # how a row's caches are nested; they stay empty
         rows = [leaves.leaves_of(new_caches()) for _ in range(num_rows)]
         layers: list[Any] = [LeafLayerCache(form, [row[i] for row in rows]) for i, form in enumerate(forms)]
@@ -118,7 +124,7 @@ class AdaptedCache(ModelCache):
 
     @property
     def _leaves(self) -> list[Any]:
-        """All of its layers, each a LeafLayerCache."""
+        """Return all layers, each a LeafLayerCache."""
         return self.layers
 
     @property
@@ -130,7 +136,8 @@ class AdaptedCache(ModelCache):
         return super().begin(rows, certain=certain)
 
     def forward(self) -> RowsForward:
-        """The open forward. Raises CacheError where none is."""
+        """Return the forward for the transaction that `begin` opened, with new twins of all leaves. Raises CacheError where no transaction
+        is open."""
         if self.pending is None:
             raise CacheError("No forward was begun.")
         may_lose = self.pending.max_width > 1 and not self.pending_certain
@@ -152,7 +159,8 @@ class AdaptedCache(ModelCache):
             self.flush()  # nothing goes back, and a window that nothing else refers to is written in place
 
     def flush(self) -> None:
-        """Take rejected tokens out of every row. Raises CacheError, and changes nothing, where a leaf does not do what it says."""
+        """Remove the rejected tokens of the last commit from every row. Raises CacheError, and changes nothing, where a leaf does not trim
+        the number of tokens that was requested."""
         self._require_idle("flush")
         if self.deferred is not None and self._newest is not None:
             kept, widths = numbers(self.deferred.num_committed).tolist(), self._newest.rows.widths
@@ -169,7 +177,7 @@ class AdaptedCache(ModelCache):
             layer.before = []
 
     def _kept(self, row: int, kept: int, lost: int, forward: RowsForward) -> list[Any]:
-        """A row's leaves with the first `kept` tokens of a forward, and without the `lost` behind them."""
+        """Return a row's leaves with the first `kept` tokens of a forward and without the `lost` tokens after them."""
         layers = self._leaves
         if not lost:
             return [layer.current[row] for layer in layers]

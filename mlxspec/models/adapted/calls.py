@@ -22,8 +22,8 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCall:
-    """A call of one layer, equal to others of the same graph. args, kwargs: what it is given beside its input. place: of its cache among
-    the module's. scale: what scores are multiplied by."""
+    """A call of one decoder layer. Calls that build the same graph are equal. args, kwargs: the layer's arguments in addition to its input.
+    place: the number of the layer's cache among the module's caches. scale: the factor of the attention scores."""
 
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
@@ -38,7 +38,8 @@ class LayerCall:
 
 
 def find_calls(layers: list[Any], num_caches: int, run: Callable[[list[Any]], Any]) -> list[LayerCall]:
-    """run: the module over a few tokens and these caches, lazily. Raises SeamError where layers cannot be called one by one."""
+    """Return the call of each decoder layer, recorded in one lazy run. run: runs the module over a few tokens with the given caches. Raises
+    SeamError where the layers are not called one after the other, each with one cache of its own."""
     caches, newest, found = blank_layers(num_caches), list[Any](), list[LayerCall]()
 
     def plain(value: Any) -> Any:

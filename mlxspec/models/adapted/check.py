@@ -24,7 +24,9 @@ _FAR = 32  # tokens before the end of the context, where positions are tried too
 
 
 def check_model(model: AdaptedModel) -> str | None:
-    """A notice where not all of a forward is shared by rows. Raises ModelError where rejected tokens cannot be taken back."""
+    """Check on random texts that the model gives mlx-lm's logits where rows share a forward and where a verify rejects tokens. Where it
+    does not, the model shares less from then on. Return a notice where rows do not share all of a forward, else None. Raises ModelError
+    where rejected tokens cannot be removed, and for several adapters on a model whose rows do not share all of a forward."""
     if model.seams is not None:
         if _all_agree(model):
             return None
@@ -47,7 +49,7 @@ def check_model(model: AdaptedModel) -> str | None:
 
 
 def _holds(model: AdaptedModel, tried: Callable[[AdaptedModel, int], bool]) -> bool:
-    """Whether one of some random texts agrees; a forward that fails does not."""
+    """Return whether `tried` is true for one of a few seeds. A forward that raises counts as false."""
     try:
         return any(tried(model, seed) for seed in range(_TRIES))
     except Exception:  # whatever the module's code does when it computes
@@ -65,7 +67,8 @@ def _limit(model: AdaptedModel) -> float:
 def _flat(
     model: AdaptedModel, cache: Any, pieces: Sequence[mx.array], kept: Sequence[int] | None = None
 ) -> list[mx.array]:
-    """Logits (w, V) of each row's piece in one forward, of which `kept` tokens stay; None: all."""
+    """Run one forward over a piece of text for each row, and return each row's logits (w, V). Then commit the first kept[r] tokens of each
+    row r; None: commit all."""
     rows = FlatRows(tuple(piece.shape[0] for piece in pieces))
     rows.repeats = False  # nothing is compiled for a trial
     found = model.forward(mx.concatenate(list(pieces)), rows, cache, certain=kept is None).logits
@@ -76,7 +79,8 @@ def _flat(
 
 
 def _near(model: AdaptedModel, found: mx.array, right: mx.array, wrong: mx.array) -> bool:
-    """wrong: logits behind rejected tokens that stayed; right where there are none."""
+    """Return whether the logits `found` are close to the logits `right`. wrong: the logits that result where rejected tokens are left in;
+    the same as `right` where no tokens can be left in."""
     if not mx.isfinite(right).all().item():
         return True  # nothing can be compared, and requests end with their own errors
     limit = mx.maximum(_limit(model) * mx.abs(right).max() + 1e-6, _SHARE * mx.abs(wrong - right).max())
@@ -84,7 +88,7 @@ def _near(model: AdaptedModel, found: mx.array, right: mx.array, wrong: mx.array
 
 
 def _alone(model: AdaptedModel, caches: list[Any], pieces: Sequence[mx.array]) -> list[mx.array]:
-    """Logits (w, V) of each of one row's pieces by the module and caches of mlx-lm's."""
+    """Run mlx-lm's module and caches over consecutive pieces of one row's text. Return the logits (w, V) of each piece."""
     return [model.head(model.body(piece, caches)).astype(mx.float32) for piece in pieces]
 
 
@@ -94,7 +98,8 @@ def _texts(model: AdaptedModel, seed: int, lengths: Sequence[int]) -> list[mx.ar
 
 
 def _rows_agree(model: AdaptedModel, seed: int) -> bool:
-    """Three rows through prompts, verifies of which not all is accepted, and a step that one of them sits out."""
+    """Return whether three rows in shared forwards give the logits that each row gives alone: in prompts, in a verify that rejects some
+    tokens, and in a forward of one or two tokens a row. seed: of the random texts."""
     if model.seams is not None:
         windows = [form.window for form in model.seams.forms if form is not None]
     else:
@@ -119,7 +124,7 @@ def _rows_agree(model: AdaptedModel, seed: int) -> bool:
 
 
 class _FarCache:
-    """Keys and values of one row whose first token has the position `start`."""
+    """A cache of the keys and values of one row whose first token has the position `start`, with the methods of mlx-lm's caches."""
 
     def __init__(self, start: int) -> None:
         self.offset, self._start = start, start
@@ -138,7 +143,8 @@ class _FarCache:
 
 
 def _far_rows_agree(model: AdaptedModel, seed: int) -> bool:
-    """The same near the end of the context: positions are used as they would be there, for whatever the module does with them."""
+    """Return whether three rows whose positions are near the end of the context give in shared forwards the logits that each row gives
+    alone. seed: of the random texts."""
     start = model.max_context - _FAR
     if start <= 0:
         return True

@@ -22,36 +22,37 @@ _CODE = Path(mlx_lm.models.__path__[0])
 
 
 def maker_of(config: Mapping[str, Any]) -> str:
-    """Return whose code runs this model_type: "mlxspec" for a module of ours, else mlx-lm with its version."""
+    """Return the name of the code that runs models of this model_type: "mlxspec", or mlx-lm with its version."""
     return "mlxspec" if config.get("model_type") in OWN else MLX_LM
 
 
 def has_code(config: Mapping[str, Any]) -> bool:
-    """Whether there is code for this model_type that says how a model is made. Runs nothing."""
+    """Return whether mlxspec or the installed mlx-lm has code for the model_type of this config.json. The code is only read, not run."""
     return config.get("model_type") in OWN or any("class ModelArgs" in text for text in _texts(config))
 
 
 def reads_parts(config: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether mlx-lm's code for this model_type names all of the last parts that only tensors of a published format have, so that it reads
-    them itself. names: of tensors."""
+    """Return whether mlx-lm's code for this model_type reads tensors in a published quantization format (such as weight_scale) itself, as
+    its text names all of those that are in `names`. names: names of the checkpoint's tensors."""
     parts = {name.rpartition(".")[2] for name in names} & _PUBLISHED
     texts = _texts(config)
     return bool(parts) and any(all(re.search(rf"\b{part}\b", text) for part in parts) for text in texts)
 
 
 def names_part(config: Mapping[str, Any], part: str) -> bool:
-    """Return whether modules of this model_type have a parameter or a part of that name: such a name is no mark of a format."""
+    """Return whether mlx-lm's code for this model_type has an attribute named `part`. A tensor of this name is then no sign of a
+    quantization format."""
     return any(re.search(rf"self\.{re.escape(part)}\b", text) for text in _texts(config))
 
 
 def names_key(config: Mapping[str, Any], key: str) -> bool:
-    """Return whether mlx-lm's code for this model_type, or code of mlx-lm that it is made of, uses a key of config.json."""
+    """Return whether mlx-lm's code for this model_type, or a file of mlx-lm that this code imports, uses the key `key` of config.json."""
     used = re.compile(rf"""\.{re.escape(key)}\b|["']{re.escape(key)}["']""")
     return any(used.search(text) for text in _all_texts(config))
 
 
 def _all_texts(config: Mapping[str, Any]) -> list[str]:
-    """The texts of the files that a model_type may run by, and of the models that they import."""
+    """Return the source texts of mlx-lm's files that may run this model_type, and of the model files that they import."""
     found = dict.fromkeys(_texts(config))
     waiting = list(found)
     while waiting:
@@ -66,7 +67,7 @@ def _all_texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(config: Mapping[str, Any]) -> list[str]:
-    """Return the texts of mlx-lm's files that a model_type may run by."""
+    """Return the source texts of mlx-lm's files that may run this model_type."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not _NAME.fullmatch(kind):
         return []
@@ -79,7 +80,7 @@ def _texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def classes_of(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Model and ModelArgs of a config.json that `has_code` for."""
+    """Return the classes Model and ModelArgs that run this config.json. Raises ValueError where no code has this model_type."""
     kind = config["model_type"]
     if kind in OWN:
         return OWN[kind]()

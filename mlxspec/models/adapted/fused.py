@@ -27,10 +27,11 @@ class _Call(NamedTuple):
 
 
 class Joined(nn.Module):
-    """Several linear layers of one input, in the order in which they are called; it stands in the place of the first.
+    """Several linear layers with the same input, computed as one product. This module replaces the first of them; an `_Other` replaces each
+    of the rest.
 
-    whole: the product of all. The first call of an input computes it, and the others (`_Other`) take their shares; a layer that is given
-    another input has it computed anew.
+    whole: the layer with the weights of all. The first call with an input computes all outputs, and each layer takes its share; a call with
+    another input computes them again.
     """
 
     def __init__(self, parts: list[nn.Module]) -> None:
@@ -57,7 +58,7 @@ class Joined(nn.Module):
 
 
 class _Other(nn.Module):
-    """A placeholder for a layer whose weight is in a `Joined`."""
+    """A placeholder for a linear layer whose weight is part of a `Joined`."""
 
     def __init__(self, joined: Joined, place: int) -> None:
         super().__init__()
@@ -68,7 +69,8 @@ class _Other(nn.Module):
 
 
 def join_products(module: nn.Module, run: Callable[[], Any]) -> None:
-    """Join what a lazy forward shows. run: the module over some tokens and fresh caches."""
+    """Replace the linear layers of `module` that receive the same input by one product (`Joined`). Which layers these are is recorded in a
+    lazy run. run: runs the module over some tokens with new caches."""
     with _recorded() as calls:
         run()
     times = Counter(id(call.layer) for call in calls)
@@ -87,14 +89,14 @@ def join_products(module: nn.Module, run: Callable[[], Any]) -> None:
 
 
 def _form(layer: nn.Module) -> tuple[Any, ...]:
-    """Layers can be joined where this is equal."""
+    """Return the class, dtype and quantization of a linear layer. Layers can be joined where these are equal."""
     packing = tuple(getattr(layer, name, None) for name in ("group_size", "bits", "mode"))
     return type(layer), layer.weight.dtype, packing, *(name in layer for name in (*_PARTS, "global_scale"))
 
 
 @contextmanager
 def _recorded() -> Iterator[list[_Call]]:
-    """Record the calls of linear layers, in order, while it is open."""
+    """Record the calls of linear layers in the `with` block. Yields the list to which the calls are added in order."""
     calls: list[_Call] = []
     own = {kind: kind.__call__ for kind in _LINEAR}
 
@@ -116,8 +118,8 @@ def _recorded() -> Iterator[list[_Call]]:
 
 
 def fold_norms(module: nn.Module) -> None:
-    """Replace norms of classes that multiply by 1 + weight by MLX's, with 1 added to their weights. A class is tried on an instance of its
-    own."""
+    """Replace norms that multiply by 1 + weight by mlx.nn.RMSNorm with 1 added to the weight. Whether a class does so is found by calling
+    one of its norms."""
     known: dict[type, bool] = {}
     for part in module.modules():
         for name, child in list(part.items()):
@@ -137,7 +139,7 @@ def fold_norms(module: nn.Module) -> None:
 
 
 def _adds_one(norm: Any) -> bool:
-    """Whether it is MLX's norm with a weight that is larger by 1."""
+    """Return whether this norm gives what MLX's RMS norm gives with a weight that is larger by 1."""
     own, eps = norm.weight, getattr(norm, "eps", None)
     if not isinstance(eps, float):
         return False

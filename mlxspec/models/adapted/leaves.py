@@ -21,7 +21,7 @@ from mlxspec.platform.host import numbers
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """The objects that hold arrays, each once, in order."""
+    """Return the leaves of a prompt cache, each once, in order: the cache objects that hold arrays. A CacheList only groups leaves."""
     found: dict[int, Any] = {}
     for cache in caches:
         inner = leaves_of(cache.caches) if isinstance(cache, CacheList) else [cache]
@@ -30,7 +30,7 @@ def leaves_of(caches: Sequence[Any]) -> list[Any]:
 
 
 def replaced(caches: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """The same nest with others in the place of its leaves, in the order of `leaves_of`."""
+    """Return a prompt cache that is nested as `caches`, with `others` in the place of its leaves. others: in the order of `leaves_of`."""
     return _replaced(caches, dict(zip(map(id, leaves_of(caches)), others, strict=True)))
 
 
@@ -42,20 +42,21 @@ def _replaced(caches: Sequence[Any], others: dict[int, Any]) -> list[Any]:
 
 
 def is_cuttable(leaf: Any) -> bool:
-    """Whether any number of its newest tokens can be trimmed at any length, by what a fresh one says."""
+    """Return whether any number of the newest tokens can be trimmed from this leaf at any length. leaf: an empty leaf."""
     has_bound = getattr(leaf, "max_size", None) is not None
     says_so = getattr(leaf, "is_trimmable", None)
     return not has_bound and says_so is not None and says_so() and type(getattr(leaf, "offset", None)) is int
 
 
 def keeps_tokens(leaf: Any) -> bool:
-    """Whether it is keys and values of every token in order, and nothing else."""
+    """Return whether this leaf stores keys and values of every token in order, and nothing else."""
     return type(leaf) is KVCache
 
 
 def reserve(leaf: Any, num: int) -> None:
-    """Make room for `num` more tokens in a leaf that keeps those of the whole text. mlx-lm's code would copy all of them in the twin of
-    every layer at once for each 256 tokens; so the copy of one layer is released before that of the next is made."""
+    """Make room for `num` more tokens in a leaf that stores every token. Without this, mlx-lm's code would grow the buffers of all layers
+    within one forward, where the copies of all layers are in memory at once; here each layer's old buffers are released before the next
+    layer's grow."""
     if leaf.keys is None or leaf.offset + num <= leaf.keys.shape[2]:
         return
     room = roomy(leaf.offset + num, leaf.step) - leaf.offset
@@ -68,26 +69,27 @@ def reserve(leaf: Any, num: int) -> None:
 
 
 def roomy(length: int, step: int) -> int:
-    """Return the tokens that a buffer of at least this length has room for after it has grown, an eighth more, in whole steps."""
+    """Return for how many tokens a buffer has room after it has grown to hold `length` tokens: an eighth more, rounded up to a multiple of
+    `step`."""
     return -(-(length + length // 8) // step) * step
 
 
 def cut(leaf: Any, num: int) -> None:
-    """Take away its newest tokens. Raises CacheError where the leaf does not do what it says."""
+    """Remove the newest `num` tokens from a leaf. Raises CacheError where the leaf's trim method removes another number."""
     if leaf.trim(num) != num:
         raise CacheError(f"{type(leaf).__name__} of mlx-lm did not trim {num} tokens.")
 
 
 def twin(leaf: Any) -> Any:
-    """Another object of the same arrays; nothing is copied. A forward may write into an array of the same Python object (`x[...] = y`), so
-    each has a Python object of its own."""
+    """Return another leaf that shares the memory of this leaf's arrays; nothing is copied. Each array gets a Python object of its own, as a
+    forward may write into an array by `x[...] = y`."""
     found = copy.copy(leaf)
     _become(found, mapped(vars(leaf), copy.copy))
     return found
 
 
 def copied_leaf(leaf: Any) -> Any:
-    """Return another object with copies of its arrays."""
+    """Return another leaf of the same state, with copies of all arrays."""
     found = copy.copy(leaf)
     _become(found, mapped(vars(leaf), _copied))
     return found
@@ -103,7 +105,7 @@ def _become(leaf: Any, state: dict[str, Any]) -> None:
 
 
 def mapped(value: Any, function: Callable[[mx.array], Any]) -> Any:
-    """The same with `function` of every array in it."""
+    """Return nested lists, tuples and dicts like `value`, in which each array is replaced by `function` of the array."""
     if isinstance(value, mx.array):
         return function(value)
     if isinstance(value, (list, tuple)):
@@ -114,15 +116,15 @@ def mapped(value: Any, function: Callable[[mx.array], Any]) -> Any:
 
 
 def arrays_of(leaf: Any) -> list[mx.array]:
-    """Every array that it holds."""
+    """Return every array that this leaf holds."""
     found: list[mx.array] = []
     mapped(vars(leaf), found.append)
     return found
 
 
 def packed(leaf: Any) -> tuple[mx.array, ...]:
-    """All of it as arrays: first a skeleton, JSON as bytes, in which numbers stand for arrays; behind it those arrays, copied. Raises
-    CacheError where it holds what is no JSON."""
+    """Return the state of a leaf as arrays. The first is a skeleton, JSON as bytes, in which numbers represent arrays; copies of these
+    arrays follow. Raises CacheError where the leaf holds a value that JSON cannot represent."""
     arrays = arrays_of(leaf)
     num = iter(range(len(arrays)))
     skeleton = mapped(vars(leaf), lambda _: {"array": next(num)})
@@ -134,7 +136,7 @@ def packed(leaf: Any) -> tuple[mx.array, ...]:
 
 
 def unpack(leaf: Any, parts: Sequence[mx.array]) -> None:
-    """Make a leaf what `packed` was given."""
+    """Set the state of a leaf to the state that `packed` returned as `parts`."""
     skeleton, *arrays = parts
 
     def filled(value: Any) -> Any:

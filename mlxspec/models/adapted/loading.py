@@ -63,9 +63,12 @@ def load_adapted(
     group: mx.distributed.Group | None = None,
     max_context: int | None = None,
 ) -> AdaptedModel:
-    """dtype None: as stored on a GPU, float32 elsewhere. adapter: a folder with LoRA layers, or several by name, of which each row of a
-    cache has its own. group: the processes that run the model together, of which this one gets its part. Raises ModelError; nothing stays
-    half-loaded."""
+    """Load a model that runs by mlx-lm's code from its folder, without evaluating its weights. Return the model.
+
+    dtype: of the weights; None: as stored where there is a GPU, else float32. adapter: the folder of a LoRA adapter that is added to all
+    rows, or several folders by name, of which each row of a cache has its own factors. group: the processes that run the model together;
+    this process gets its part. max_context: the most tokens of a row, where it is limited. Raises ModelError.
+    """
     published = PublishedWeights(adapter if isinstance(adapter, str | Path) else None)
     module, config, notices = load_module(folder, published, max_context)
     if group is not None and not hasattr(module, "shard"):
@@ -100,8 +103,9 @@ def load_adapted(
 def load_module(
     folder: ModelFolder, published: PublishedWeights | None = None, max_context: int | None = None
 ) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """mlx-lm's module, not evaluated, the config as mlx-lm has it, and notices. Headers and config are judged before mlx-lm sees them.
-    published: changes the folder's weights before. Raises ModelError."""
+    """Check the headers and the config.json of a folder, and make mlx-lm's module from them. Return the module with unevaluated weights,
+    its config as mlx-lm reads it, and notices for the user. published: changes the folder's weights before mlx-lm's code reads them. Raises
+    ModelError."""
     published = published or PublishedWeights()
     config = folder.config()
     _judge(config)
@@ -129,7 +133,8 @@ def load_module(
 def _filled(
     folder: ModelFolder, config: dict[str, Any], published: PublishedWeights
 ) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    """Return what `load_model` returns, for weights in formats that are unpacked or repacked before mlx-lm's code names them."""
+    """Return the module, its config and notices, for weights in quantization formats that are unpacked or repacked before mlx-lm's code
+    renames them."""
     weights = folder.read_shards()
     dtype = unpacked_dtype(weights, None) or mx.float32
     for name in weights.stored:
@@ -152,7 +157,7 @@ def _filled(
 
 
 def blank(config: Mapping[str, Any]) -> AdaptedModel:
-    """A model of this config.json, without weights: for sizes. Raises ModelError."""
+    """Return a model of this config.json without a checkpoint's weights, from which sizes can be read. Raises ModelError."""
     _judge(config)
     with _in_one_sentence(config):
         config = {**config, **_words(config, None)}
@@ -166,7 +171,8 @@ def blank(config: Mapping[str, Any]) -> AdaptedModel:
 
 
 def fuse(module: Any) -> None:
-    """Join products and fold norms, lazily but for a norm of each class; quantized products are those that won their races here."""
+    """Join linear layers of one input, replace norms that add 1 to their weight, and choose the quantized products that are faster on this
+    machine. Only one norm of each class is evaluated."""
     fold_norms(module)
     join_products(module, lambda: module(mx.zeros((1, 2), mx.int32), cache=make_prompt_cache(module)))
     multiply_here(module)
@@ -184,13 +190,14 @@ def _judge(config: Mapping[str, Any]) -> None:
 
 
 def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
-    """Return members to put into a config.json for mlx-lm's classes. max_context: tokens of a row at most, where that is known."""
+    """Return the members to add to a config.json for mlx-lm's classes. max_context: the most tokens of a row; None where it is unknown."""
     older = older_words(config)
     return older | short_factors({**config, **older}, max_context)
 
 
 def _check_floats(module: Any) -> None:
-    """Check that matrices which are not quantized are floats: mlx-lm takes a tensor of any dtype. Raises ModelError."""
+    """Check that the weights of linear layers and embeddings which are not quantized are floats, as mlx-lm takes a tensor of any dtype.
+    Raises ModelError."""
     for path, part in module.named_modules():
         if isinstance(part, nn.Linear | nn.Embedding) and not mx.issubdtype(part.weight.dtype, mx.floating):
             kind = str(part.weight.dtype).removeprefix("mlx.core.")
@@ -200,8 +207,8 @@ def _check_floats(module: Any) -> None:
 
 
 def _check_token_ids(module: Any, config: Mapping[str, Any]) -> None:
-    """Check that the token ids which mlx-lm's code holds for an architecture are in the vocabulary: MLX checks no index, so one beyond the
-    rows would end the process. Raises ModelError."""
+    """Check that the token ids in mlx-lm's code for this architecture are in the vocabulary. MLX does not check indices, so a token id
+    outside of the embedding would end the process. Raises ModelError."""
     num_rows = number(config, *_ROWS)
     for name, value in module.items():
         if (
@@ -219,7 +226,7 @@ def _check_token_ids(module: Any, config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _in_one_sentence(config: Mapping[str, Any]) -> Iterator[None]:
-    """Turn whatever a model's code raises on a config or on tensors that it did not expect into a ModelError."""
+    """Turn any exception of a model's code in the `with` block into a ModelError of one sentence. Exceptions of mlxspec pass unchanged."""
     try:
         yield
     except MlxspecError:
@@ -236,8 +243,8 @@ def _in_one_sentence(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def cast(module: Any, dtype: mx.Dtype | None) -> None:
-    """Cast floats to the dtype, except those that the architecture needs as they are. Packed weights stay with their floats as stored,
-    unless a dtype was requested."""
+    """Cast the module's floats to `dtype`, except those that the architecture needs in their own dtype. dtype None: float32 where there is
+    no GPU and the weights are not quantized; else nothing is cast."""
     if dtype is None and not device.has_gpu() and not is_packed(module):
         dtype = mx.float32
     if dtype is None:
@@ -265,12 +272,13 @@ def _described(config: Mapping[str, Any]) -> AdaptedConfig:
 
 
 def expert_counts(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many experts a layer has, and to how many of them a token goes; 0 where there are none."""
+    """Return the number of experts of a layer, and the number of experts that each token uses; 0 where there are none."""
     return number(config, *_EXPERTS), number(config, *_EXPERTS_EACH)
 
 
 def number(config: Mapping[str, Any], *names: str, default: int = 0) -> int:
-    """The first of these that config.json gives as a positive whole number, for the text model if it has a part of its own."""
+    """Return the value of the first of the keys `names` that config.json has as a positive integer, or `default`. Keys of `text_config`
+    count first."""
     text = config.get("text_config")
     for part in (text if isinstance(text, Mapping) else {}, config):
         for name in names:

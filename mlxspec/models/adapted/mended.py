@@ -117,20 +117,21 @@ LONG = ("longrope", "su")  # kinds of rotary positions with factors for short te
 
 
 def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what config.json says of the text model: its own part, where it has one, before the rest."""
+    """Return config.json as one object in which the keys of `text_config`, if there is one, override those of the same name."""
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, Mapping) else {})}
 
 
 def rope_of(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of rotary positions under either key; empty where there is none, or one for each kind of layers."""
+    """Return the settings of rotary positions, from `rope_scaling` or `rope_parameters`; empty where there are none."""
     found: Any = next((text[key] for key in ("rope_scaling", "rope_parameters") if text.get(key)), {})
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def short_factors(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
-    """Return members to put into config.json so that mlx-lm, which takes the factors for long texts at every length, takes those for short
-    ones: empty where texts may be longer than these are for. max_context: tokens of a row at most."""
+    """Return the members to put into config.json so that mlx-lm uses LongRoPE's factors for short texts; it would use those for long texts
+    at every length. Empty where a row may be longer than the short factors are for, or where there are none. max_context: the most tokens
+    of a row; None where it is unknown."""
     text, words = text_of(config), dict[str, Any]()
     if max_context is None or not 0 < max_context <= _short_until(text):
         return {}
@@ -142,7 +143,7 @@ def short_factors(config: Mapping[str, Any], max_context: int | None) -> dict[st
 
 
 def _short_until(text: Mapping[str, Any]) -> int:
-    """The length in tokens up to which the factors for short texts count; 0 where there are none."""
+    """Return the most tokens of a text for which LongRoPE's factors for short texts count; 0 where there are no such factors."""
     rope = rope_of(text)
     most = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
     is_long = kind_of(Values(rope)) in LONG and rope.get("short_factor") != rope.get("long_factor")
@@ -150,7 +151,8 @@ def _short_until(text: Mapping[str, Any]) -> int:
 
 
 def mend(module: Any, config: Mapping[str, Any]) -> None:
-    """Give a module the windows, the rotary positions and the factors that its class does not read."""
+    """Set the sliding windows, the rotary positions and the factors that config.json gives and that mlx-lm's class for the module does not
+    read."""
     text = text_of(config)
     kinds = windowed_layers(text)
     if any(kinds):
@@ -170,12 +172,13 @@ def mend(module: Any, config: Mapping[str, Any]) -> None:
 
 
 def _turned(text: Mapping[str, Any]) -> Any:
-    """The part of each head that rotary positions turn, under either key."""
+    """Return the share of each head that rotary positions turn (`partial_rotary_factor`); None where config.json does not give it."""
     return text.get("partial_rotary_factor") or rope_of(text).get("partial_rotary_factor")
 
 
 def windowed_layers(text: Mapping[str, Any]) -> list[bool]:
-    """Return of each layer whether it sees a window only and mlx-lm's class gives it all tokens; empty where the class has windows."""
+    """Return for each layer whether it has a sliding window that mlx-lm's class ignores. Empty where the class reads the windows or where
+    there are none."""
     kind, num, window = (text.get(key) for key in ("model_type", "num_hidden_layers", "sliding_window"))
     if kind not in _WINDOWED or not isinstance(num, int) or not isinstance(window, int) or window < 1:
         return []
@@ -193,7 +196,8 @@ def windowed_layers(text: Mapping[str, Any]) -> list[bool]:
 
 
 def _put_windows(module: Any, kinds: list[bool], window: int) -> None:
-    """Give layers caches of a window, and masks by their own caches."""
+    """Make the module's layers attend to a window: each layer for which `kinds` is true gets a cache of `window` tokens. Where the layers
+    differ, each makes its mask from its own cache."""
 
     def make_cache() -> list[Any]:
         return [RotatingKVCache(max_size=window) if is_windowed else KVCache() for is_windowed in kinds]
@@ -206,7 +210,7 @@ def _put_windows(module: Any, kinds: list[bool], window: int) -> None:
 
 
 def _masked(kind: Any) -> Any:
-    """Return a class of layers that make the mask of their own cache in place of the first layer's."""
+    """Return a subclass of the layer class `kind` that makes its mask from its own cache and ignores the mask that it receives."""
     written_out = kind.__module__.endswith(".gemma2")
 
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
@@ -217,7 +221,7 @@ def _masked(kind: Any) -> Any:
 
 
 def _put_yarn(part: YarnRoPE, rope: Values, theta: float, max_context: int) -> None:
-    """Set the angles and the amplitude of transformers, which knows two more keys."""
+    """Set the angles and the amplitude of YaRN's rotary positions as transformers computes them, which reads two more keys than mlx-lm."""
     scaling = Scaling.of(rope, max_context)
     plain = theta ** -(np.arange(0, part.dims, 2) / part.dims)
     part._freqs = mx.array(1.0 / scaling.apply(plain, theta), mx.float32)
@@ -225,7 +229,8 @@ def _put_yarn(part: YarnRoPE, rope: Values, theta: float, max_context: int) -> N
 
 
 def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
-    """Yield a sentence on each thing that stays other than in the model as it was published. max_context: tokens of a row at most."""
+    """Yield a sentence on each difference between the model as mlx-lm runs it and as it was published. max_context: the most tokens of a
+    row."""
     text = text_of(config)
     kind, until = text.get("model_type"), _short_until(text)
     if 0 < until < max_context:
@@ -250,7 +255,7 @@ def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
 
 
 def unread(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys of config.json that say something and that neither mlx-lm's class nor this module uses."""
+    """Return the keys of config.json that have an effect on text and that neither mlx-lm's class nor mlxspec uses."""
     text = text_of(config)
     return tuple(sorted(key for key, value in text.items() if not _is_used(config, text, key, value)))
 

@@ -48,9 +48,9 @@ from mlxspec.models.sizes import bytes_of
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedConfig:
-    """Facts on a model beside its module. made_by: mlx-lm and its version. told: its config.json as text. num_heads: of queries in
-    an attention layer; hidden_size: of the residual stream; 0 where they are unknown. experts_share: of all experts, those that a token
-    goes to."""
+    """The facts on a model that runs by mlx-lm's code. made_by: mlx-lm and its version, or "mlxspec". told: config.json as text. num_heads:
+    query heads of an attention layer; hidden_size: of the residual stream; 0 where they are unknown. experts_share: the share of the
+    experts that a token uses."""
 
     model_type: str
     made_by: str
@@ -62,12 +62,13 @@ class AdaptedConfig:
 
 
 class AdaptedModel:
-    """module: mlx-lm's. seams: how all rows run in one forward; None where they do not, and then by_rows says why in half a sentence.
-    parts: where there are no seams, the places of the parts that run row by row (parts.py); None where all of the module does.
-    hidden_size is the vocabulary's where the module has no trunk: logits then stand for hiddens. notices: whole sentences on how the
-    weights were read. unread: keys of config.json that nobody uses. gate: which of several adapters count in a forward.
+    """A module of mlx-lm with mlxspec's interface of models (models.base.Model). Its construction builds lazy forwards and reads no
+    weights.
 
-    Making one builds lazy forwards and reads no weights.
+    module: mlx-lm's module. seams: how all rows run in one forward; None where they cannot, and by_rows then has the reason in half a
+    sentence. parts: where seams is None, the submodules that run row by row; None where the whole module does. hidden_size: of the hidden
+    states; the vocabulary size where the module has no trunk, as logits are then used as hidden states. notices: sentences on how the
+    weights were read. unread: keys of config.json that nothing uses. gate: the adapters of the rows of a forward.
     """
 
     def __init__(self, module: nn.Module, config: AdaptedConfig) -> None:
@@ -95,7 +96,8 @@ class AdaptedModel:
             self._find_parts()
 
     def _find_cut(self) -> None:
-        """Find out whether layers can be cut at their attention, so that the parts between are compiled."""
+        """Find out whether layers can be cut at their attention. Where they can, set `cut`, by which the parts between attentions are
+        compiled."""
         tokens, num, layers = mx.zeros((3, 1), mx.int32), len(self.new_caches()), list(self._layers)
         try:
             self._calls = find_calls(self._layers, num, lambda caches: self._run(tokens, caches))
@@ -111,7 +113,8 @@ class AdaptedModel:
             self.by_rows = f"{self.by_rows}, and {error}"
 
     def stop_sharing(self, why: str) -> None:
-        """Let rows share less of a forward from now on: only its parts between states, or nothing of it."""
+        """Run less of a forward for all rows together from now on: only the parts between states, or nothing. why: the reason, half a
+        sentence."""
         if self.seams is not None:
             self.seams, self.by_rows = None, why
             self._find_parts()
@@ -120,27 +123,27 @@ class AdaptedModel:
 
     @cached_property
     def forms(self) -> Sequence[LeafForm]:
-        """Forms of the caches that mlx-lm makes for a row."""
+        """Return the form of each leaf of mlx-lm's prompt cache of one row."""
         return measured(self.new_caches, self._run)
 
     def _run(self, tokens: mx.array, caches: list[Any]) -> mx.array:
-        """tokens (B, n) -> hiddens (B, n, H)"""
+        """Run tokens (B, n) over mlx-lm's caches, and return the hidden states (B, n, H)."""
         if self._trunk is None:
             logits: mx.array = self.module(tokens, cache=caches)
             return logits
         return run_trunk(self.module, self._trunk, tokens, caches)
 
     def new_caches(self) -> list[Any]:
-        """Empty caches of one row."""
+        """Return mlx-lm's empty prompt cache of one row."""
         return list(make_prompt_cache(self.module))
 
     def body(self, tokens: mx.array, caches: list[Any]) -> mx.array:
-        """Hiddens (n, H) of one row's tokens (n,) int32 by the module alone; its caches advance."""
+        """Run one row's tokens (n,) int32 by the module alone, and return their hidden states (n, H). The caches advance."""
         return self._run(tokens[None], caches)[0]
 
     @property
     def share_by_rows(self) -> float:
-        """The share of the weights that every row of a forward reads for itself."""
+        """Return the share of the weights' bytes that a forward reads once for each row, in place of once for all rows."""
         if self.seams is not None or self._trunk is None:
             return float(self.seams is None)
         parts = [(self._trunk.owner, self._trunk.name)] if self.parts is None else self.parts
@@ -148,21 +151,21 @@ class AdaptedModel:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers that `taps` can name: none where rows do not share all of a forward."""
+        """Return the number of layers that `taps` can name: 0 where rows do not share all of a forward."""
         return 0 if self.seams is None else len(self._layers)
 
     @property
     def residual_size(self) -> int:
-        """hidden_size of the layers, also where logits stand for hiddens."""
+        """Return the size of the residual stream, also where logits are used as hidden states."""
         return self.hidden_size if self._trunk is not None else self.config.hidden_size or self.hidden_size
 
     def parameters(self) -> Any:
-        """mlx-lm's, as mlx.nn has them."""
+        """Return the parameters of mlx-lm's module, nested as in mlx.nn."""
         return self.module.parameters()
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
-        """Heads of layers that attend to a whole context."""
+        """Return the shapes of the attention heads of layers that attend to the whole context."""
         if self.seams is not None:
             return self.seams.attention_heads
         found = {
@@ -175,7 +178,8 @@ class AdaptedModel:
         return sorted(found, key=str)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """Raises CacheError for kv_bits that the caches do not have."""
+        """Return an empty cache of `num_rows` rows. kv_bits: as in models.base.Model. Raises CacheError where the caches cannot quantize
+        keys and values to this number of bits."""
         if self.seams is not None:
             return self.seams.make_cache(num_rows, kv_bits=kv_bits)
         if kv_bits != PLAIN:
@@ -193,7 +197,8 @@ class AdaptedModel:
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        """The contract's forward. Raises ModelError for images, and for taps where `num_layers` is 0."""
+        """Run a forward as in models.base.Model.forward, and return its Output. Raises ModelError where images are given, and for taps
+        where `num_layers` is 0."""
         if images is not None:
             raise ModelError("Models that run by mlx-lm's code read no images.")
         if taps and self.seams is None:
@@ -228,7 +233,8 @@ class AdaptedModel:
         return Output(logits=logits, hidden=hidden, taps=taken, is_warm=run is None or run.is_warm)
 
     def _run_cut(self, run: SegmentRun, tokens: mx.array, caches: Sequence[FlatLayer]) -> mx.array:
-        """Hiddens (N, H). The first layer's call runs all of them."""
+        """Run a forward whose layers are cut at their attention, and return the hidden states (N, H). The call of the first layer runs all
+        layers."""
 
         def answer(i: int, _: Any, x: mx.array, *__: Any, **___: Any) -> mx.array:
             return x if i else through(x)
@@ -248,7 +254,8 @@ class AdaptedModel:
 
     @property
     def embedding(self) -> Any:
-        """The table of tokens, without what a model multiplies it by. Raises ModelError where there is none of this vocabulary."""
+        """Return the embedding module, without the factor by which some models multiply its output. Raises ModelError where there is none
+        with rows for the whole vocabulary."""
         for part in self.module.modules():
             if (
                 isinstance(part, nn.Embedding | nn.QuantizedEmbedding)
@@ -258,7 +265,7 @@ class AdaptedModel:
         raise ModelError("This model has no embedding that a drafter could read.")
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) int32 -> (N, H): what the first decoder layer is given."""
+        """Return the input (N, H) of the first decoder layer for tokens (N,) int32."""
         return first_input(
             self._layers, lambda: self._run(tokens[:, None], blank_layers(len(self.new_caches())))
         )[:, 0]
@@ -269,15 +276,16 @@ class AdaptedModel:
 
     @property
     def head_module(self) -> nn.Module | None:
-        """The module whose rows make logits of hiddens, None where rows cannot be taken of it."""
+        """Return the module whose weight turns hidden states into logits; None where its rows cannot be used one by one."""
         return None if self._product is None else self._product.module
 
     def capped(self, logits: mx.array) -> mx.array:
-        """Logits (n, R) as the model means them, from products with rows of its head."""
+        """Return the model's logits (n, R) from products (n, R) with rows of its language-model head: scaled and capped as the model
+        does."""
         if self._trunk is None or self._product is None:
             return logits
         return behind_product(self.module, self._trunk, self._product, logits)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """(n, H) -> logits (n, V)"""
+        """Return the logits (n, V) of hidden states (n, H)."""
         return hidden if self._trunk is None else run_head(self.module, self._trunk, hidden[None])[0]

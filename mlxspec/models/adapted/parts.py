@@ -22,22 +22,23 @@ from mlxspec.models.seams import SeamError
 
 
 class RowsForward:
-    """A forward over the tokens (1, N) of several rows. own: by row, the leaves of its caches. calls: of parts, row by row, kept where
-    tokens may be rejected; whoever keeps the forward clears them, since they refer to it."""
+    """A forward over the tokens (1, N) of several rows. own: the leaves of each row's caches. calls: the recorded calls of parts, one for
+    each row, kept where tokens may be rejected. The owner of the forward clears them, as they refer to the forward."""
 
     def __init__(self, rows: FlatRows, own: Sequence[Sequence[Any]], *, may_lose: bool = False) -> None:
         self.rows, self.own, self._may_lose = rows, own, may_lose
         self.calls: list[PartCall] = []
 
     def stand_ins(self, nest: Sequence[Any]) -> list[Any]:
-        """The caches to call the module with: a row's own where it is alone and keeps all of its tokens. nest: how they are nested."""
+        """Return the caches to call the module with: the row's own caches where one row is active and keeps all its tokens, else
+        placeholders for all rows. nest: a prompt cache that is nested in the same way."""
         active = self.rows.active
         if len(active) == 1 and not self._may_lose:
             return leaves.replaced(nest, self.own[active[0]])
         return leaves.replaced(nest, [RowLeaf(place, self) for place in range(len(self.own[0]))])
 
     def answer(self, _: int, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what a part gives for all rows: row by row where it receives a cache."""
+        """Call a part for all rows and return its output: row by row where its arguments hold a cache, else once."""
         places = {leaf.place for leaf in _row_leaves((*args, *kwargs.values()))}
         if not places:
             return part(*args, **kwargs)
@@ -50,7 +51,8 @@ class RowsForward:
         return self.joined(outs)
 
     def joined(self, outs: list[Any]) -> Any:
-        """One value in the place of each active row's: tokens behind one another, tuples place by place, others side by side."""
+        """Return one value from the values of the active rows: arrays of tokens are concatenated, tuples joined item by item, and other
+        values kept in an `Each`."""
         if len({type(out) for out in outs}) == 1 and isinstance(outs[0], tuple):
             return tuple(self.joined(list(values)) for values in zip(*outs, strict=True))
         widths = [self.rows.widths[r] for r in self.rows.active]
@@ -65,18 +67,18 @@ class RowsForward:
 
 
 class RowLeaf:
-    """Stands for the leaf with this number in every row."""
+    """A placeholder for the leaves of number `place` in all rows' caches."""
 
     def __init__(self, place: int, forward: RowsForward) -> None:
         self.place, self.forward = place, forward
 
     @property
     def by_row(self) -> dict[int, Any]:
-        """The leaf of each active row."""
+        """Return the leaf of each active row, by row."""
         return {r: self.forward.own[r][self.place] for r in self.forward.rows.active}
 
     def make_mask(self, _: int, **how: Any) -> Masks | None:
-        """Masks, as each row's cache makes them now."""
+        """Return the masks that each row's leaf makes now; None where no row needs a mask. how: the arguments of the leaf's method."""
         widths = self.forward.rows.widths
         masks = {r: leaf.make_mask(widths[r], **how) for r, leaf in self.by_row.items()}
         return None if all(mask is None for mask in masks.values()) else Masks(masks, self.place, how)
@@ -85,7 +87,7 @@ class RowLeaf:
         raise SeamError("it reads states outside of the parts that keep them")
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attributes of this name of all rows' leaves; for a method, a function that calls it for each."""
+        """Return this attribute of all rows' leaves. Where it is a method, return a function that calls it for each row."""
         found = {r: getattr(leaf, name) for r, leaf in self.by_row.items()}
         if all(map(callable, found.values())):
             return lambda *args, **kwargs: self.forward.joined(
@@ -95,7 +97,7 @@ class RowLeaf:
 
 
 class Each:
-    """A placeholder for a value that each row has for itself: a number, or what a part gave in addition to its output."""
+    """A placeholder for a value that differs between rows: a number, or an additional output of a part."""
 
     def __init__(self, values: Mapping[int, Any]) -> None:
         self.values = values
@@ -105,7 +107,7 @@ class Each:
 
 
 class Masks(Each):
-    """Masks that the leaves of one place have made, by these arguments."""
+    """The masks that the rows' leaves of number `place` have made with the arguments `how`."""
 
     def __init__(self, values: Mapping[int, Any], place: int, how: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -113,7 +115,7 @@ class Masks(Each):
 
 
 class PartCall(NamedTuple):
-    """A call of a part for one row. places: of leaves that it was given."""
+    """A call of a part for one row. args, kwargs: as the module gave them for all rows. places: numbers of the leaves among them."""
 
     part: Callable[..., Any]
     args: tuple[Any, ...]
@@ -123,15 +125,16 @@ class PartCall(NamedTuple):
     places: set[int]
 
     def run(self, own: Sequence[Any], num: int, before: Sequence[Any] = ()) -> Any:
-        """Return what the part gives for the row's first `num` tokens, over these leaves. before: the leaves when the forward began, to
-        make masks of that many tokens."""
+        """Call the part for the row's first `num` tokens, and return its output. own: the row's leaves. before: the row's leaves at the
+        beginning of the forward, from which masks of `num` tokens are made; empty: the masks stay as given."""
         given = own, num, before
         named = {name: self._mine(value, *given) for name, value in self.kwargs.items()}
         with by_steps():
             return self.part(*(self._mine(value, *given) for value in self.args), **named)
 
     def _mine(self, value: Any, own: Sequence[Any], num: int, before: Sequence[Any]) -> Any:
-        """The row's part of an argument."""
+        """Return what this row gets of an argument: its first `num` tokens of an array of all tokens, its own leaf or mask, else the
+        argument."""
         if isinstance(value, mx.array):
             if value.ndim < 2 or value.shape[:2] != (1, self.rows.num_tokens):
                 return value
@@ -161,8 +164,8 @@ def _row_leaves(values: Sequence[Any]) -> Iterator[RowLeaf]:
 def find_parts(
     module: nn.Module, new_caches: Callable[[], list[Any]], run: Callable[[mx.array, list[Any]], Any]
 ) -> list[Place]:
-    """The places of the parts, which `RowsForward.answer` stands in for. run: the module over tokens (1, n) and caches, lazily. Raises
-    SeamError where all rows cannot be run so."""
+    """Return the places of the parts that must run row by row: the innermost submodules that are called with a cache. run: runs the module
+    lazily over tokens (1, n) and caches. Raises SeamError where the rest of the module cannot run once for all rows."""
     caches = new_caches()
     named = {id(x) for cache in caches for x in (cache, *leaves.leaves_of([cache])) if x is not None}
     places, found = list(_places(module)), list[Place]()
@@ -184,7 +187,7 @@ def find_parts(
 
 
 def _places(module: nn.Module) -> Iterator[Place]:
-    """Places of modules in others."""
+    """Yield the place of each submodule: its owner (a module or a list), and its name or number there."""
     for part in module.modules():
         for name, child in part.items():
             if isinstance(child, nn.Module):
@@ -195,7 +198,8 @@ def _places(module: nn.Module) -> Iterator[Place]:
 
 @contextmanager
 def _watched(places: Sequence[Place], named: set[int], found: list[Place]) -> Iterator[None]:
-    """Add to `found`, while it is open, the innermost modules that are called with one of these objects."""
+    """Add to `found`, during the `with` block, the places of the innermost submodules that are called with a cache. named: ids of the
+    caches."""
     depth = [0]  # how many calls with a cache have begun within the present one
 
     def answer(i: int, child: Any, *args: Any, **kwargs: Any) -> Any:

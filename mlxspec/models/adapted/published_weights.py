@@ -23,8 +23,7 @@ from mlxspec.platform import device
 
 
 class PublishedWeights:
-    """The weights of a folder that runs by mlx-lm's code, before that code renames, splits or scales them; and one adapter that changes
-    them, if any."""
+    """The weights of a folder before mlx-lm's code renames, splits or scales them, and the adapter that changes them, if there is one."""
 
     def __init__(self, adapter: str | Path | None = None) -> None:
         self.names: Mapping[str, str] = {}
@@ -32,8 +31,8 @@ class PublishedWeights:
         self._adapter = adapter
 
     def classes_of(self, config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
-        """Return what makes a module, and its arguments' class. The module gets the folder's weights under the names that it knows, and
-        with the adapter's changes to those that no module has."""
+        """Return a function that makes the module, and the class of its arguments. Before the module's `sanitize`, tensors get the names
+        that mlx-lm's code reads, and the adapter's changes to tensors that are no module's weight are added."""
         self._config = config
         model, arguments = classes_of(config)
         return partial(self._hooked, model), arguments
@@ -68,7 +67,8 @@ class PublishedWeights:
                 )
 
     def factor(self, path: str) -> mx.array | None:
-        """Return what `adapter_files.FoldedWeights` says."""
+        """Return the factor by which mlx-lm's code multiplies the published weight of the module at `path`: a number, or one for each row
+        (rows, 1). None where the code does more than that."""
         ones, twos = (made.get(f"{path}.weight") for made in self._made)
         shape = self._shapes.get(f"{path}.weight")
         if ones is None or twos is None or not ones.shape == twos.shape == shape:
@@ -90,7 +90,8 @@ class PublishedWeights:
 
     @cached_property
     def _made(self) -> tuple[Weights, Weights]:
-        """The results of `sanitize` on weights of ones and of twos, named as modules, with convolutions as they are published."""
+        """Return the results of mlx-lm's `sanitize` on weights of ones and on weights of twos. The weights have the modules' names, and
+        convolutions the published axis order."""
 
         def made(number: float) -> Weights:
             given = {name: mx.full(shape, number) for name, shape in self._shapes.items()}

@@ -16,9 +16,9 @@ _LONG = 8192  # tokens of which a state that grows in an unknown way is kept
 
 @dataclass(frozen=True, kw_only=True)
 class LeafForm:
-    """The form of one leaf. title: its class. is_cuttable: see leaves.py. is_per_token: snapshots of it can be cut and joined. each: bytes
-    that a token adds. base: bytes in addition to that. most: tokens that it keeps, None for all. step: tokens by which its buffers grow.
-    shapes: of its arrays, after the row's first forwards."""
+    """The form of one leaf. title: its class. is_cuttable: whether its newest tokens can be trimmed. is_per_token: whether its snapshots
+    can be cut and joined by token. each: bytes that a token adds; base: bytes in addition. most: the most tokens that it keeps, None for
+    all. step: tokens by which its buffers grow. shapes: of its arrays after two short forwards."""
 
     title: str
     is_cuttable: bool
@@ -30,7 +30,7 @@ class LeafForm:
     shapes: tuple[tuple[int, ...], ...]
 
     def bytes_for(self, length: int, width: int) -> int:
-        """Upper bound for a row of `length` tokens with forwards of `width` tokens."""
+        """Return an upper bound of the leaf's bytes for a row of `length` tokens with forwards of `width` tokens."""
         if self.is_per_token:
             kept = leaves.roomy(length, self.step)
         else:
@@ -39,12 +39,12 @@ class LeafForm:
 
     @property
     def is_state(self) -> bool:
-        """Whether it is of the same size at every length."""
+        """Return whether the leaf has the same size at every length."""
         return not self.each
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of a snapshot, for each token or of the whole leaf."""
+        """Return the bytes of a snapshot: for each token where the leaf stores every token, else of the whole leaf."""
         if self.is_per_token:
             return self.each
         return self.base + self.each * (_LONG if self.most is None else self.most)
@@ -53,7 +53,8 @@ class LeafForm:
 def measured(
     new_caches: Callable[[], list[Any]], run: Callable[[mx.array, list[Any]], Any]
 ) -> list[LeafForm]:
-    """Return the form of every leaf, in the order of `leaves_of`. run: the module over tokens (1, n), lazily."""
+    """Return the form of every leaf of a prompt cache, in the order of `leaves_of`. run: runs the module lazily over tokens (1, n) and
+    caches."""
     caches = new_caches()
     fresh = leaves.leaves_of(new_caches())
     run(mx.ones((1, _FIRST), mx.int32), caches)
@@ -67,8 +68,8 @@ def measured(
 
 
 def _form(fresh: Any, leaf: Any, before: int, *, is_whole: bool) -> LeafForm:
-    """fresh: one that has seen nothing. leaf: one that has seen both forwards, and held `before` bytes behind the first. is_whole: its
-    length was the row's then."""
+    """Return the form of a leaf. fresh: an empty leaf. leaf: the same leaf after both forwards. before: bytes of its arrays after the first
+    forward. is_whole: whether its length was the row's length then."""
     arrays = leaves.arrays_of(leaf)
     nbytes, num = sum(x.nbytes for x in arrays), _num_places(leaf)
     per_token = leaves.keeps_tokens(fresh) and is_whole and leaf.offset == _FIRST + _MORE and num is not None
@@ -87,7 +88,7 @@ def _form(fresh: Any, leaf: Any, before: int, *, is_whole: bool) -> LeafForm:
 
 
 def _num_places(leaf: Any) -> int | None:
-    """Tokens that its buffers of keys and values have room for; None where it has none."""
+    """Return for how many tokens the leaf's buffers of keys and values have room; None where it has none."""
     keys: Sequence[mx.array] | mx.array | None = getattr(leaf, "keys", None)
     first = keys if keys is None or isinstance(keys, mx.array) else keys[0]
     return first.shape[2] if first is not None and first.ndim == 4 else None

@@ -18,7 +18,8 @@ from mlxspec.models.adapted.stand_in import standing_in
 
 
 class Trunk(NamedTuple):
-    """`owner[name]` is the child; hidden (1, n, H): what it gave."""
+    """The submodule `owner[name]` of a module that turns tokens into hidden states. hidden (1, n, H): its output in the lazy run that found
+    it."""
 
     owner: Any
     name: str
@@ -26,28 +27,29 @@ class Trunk(NamedTuple):
 
 
 class _Unseen:
-    """Stands for tokens where nobody may look at them; their number is no secret."""
+    """A placeholder for tokens where the module's code must not read them. It has a shape and no values."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape, self.ndim = shape, len(shape)
 
 
 class _Hidden(Exception):
-    """Ends a call of the module when the trunk has answered."""
+    """An exception that ends a call of the module after the trunk and carries the trunk's output."""
 
     def __init__(self, hidden: mx.array) -> None:
         self.hidden = hidden
 
 
 class _Entered(Exception):
-    """Ends a call of the module when the first layer is reached."""
+    """An exception that ends a call of the module at the first layer and carries the layer's input."""
 
     def __init__(self, given: mx.array) -> None:
         self.given = given
 
 
 def find_trunk(module: nn.Module, new_caches: Callable[[], list[Any]]) -> Trunk | None:
-    """None where there is no such child."""
+    """Return the submodule from whose output alone the module gives logits; None where there is none. new_caches: makes mlx-lm's prompt
+    cache of one row."""
     tokens = mx.ones((1, 5), mx.int32)
     return _find(module, module, lambda: module(tokens, cache=new_caches()), tokens.shape)
 
@@ -78,7 +80,8 @@ def _find(module: Any, owner: Any, run: Callable[[], mx.array], shape: tuple[int
 
 
 def _is_enough(module: Any, owner: Any, name: str, hidden: mx.array, logits: mx.array) -> bool:
-    """Whether the module gives logits from the child's output alone."""
+    """Return whether the module gives logits from the output of the submodule `owner[name]` alone. hidden: this output; logits: those of
+    the whole run."""
     try:
         with standing_in([(owner, name)], lambda *_, **__: hidden):
             again = module(_Unseen(hidden.shape[:-1]), cache=object())
@@ -88,7 +91,7 @@ def _is_enough(module: Any, owner: Any, name: str, hidden: mx.array, logits: mx.
 
 
 def run_trunk(module: Any, trunk: Trunk, tokens: mx.array, caches: list[Any]) -> mx.array:
-    """(1, n) -> (1, n, H). Nothing behind the trunk is built."""
+    """Run tokens (B, n) through the trunk, and return its output (B, n, H). Nothing after the trunk is built."""
 
     def answer(_: int, child: Any, *args: Any, **kwargs: Any) -> Any:
         raise _Hidden(child(*args, **kwargs))
@@ -102,14 +105,14 @@ def run_trunk(module: Any, trunk: Trunk, tokens: mx.array, caches: list[Any]) ->
 
 
 def run_head(module: Any, trunk: Trunk, hidden: mx.array) -> mx.array:
-    """(1, n, H) -> (1, n, V)"""
+    """Run the rest of the module on the trunk's output (1, n, H), and return the logits (1, n, V)."""
     with standing_in([(trunk.owner, trunk.name)], lambda *_, **__: hidden):
         logits: mx.array = module(_Unseen(hidden.shape[:-1]), cache=object())
     return logits
 
 
 def find_layers(trunk: Any) -> list[Any]:
-    """The longest list of modules in a trunk, which is the one of its decoder layers; empty where there is none."""
+    """Return the longest list of modules in a trunk, which is the list of its decoder layers; empty where there is none."""
     found: list[Any] = []
     for part in trunk.modules():
         for child in part.values():
@@ -123,7 +126,7 @@ def find_layers(trunk: Any) -> list[Any]:
 
 
 def first_input(layers: list[Any], run: Callable[[], Any]) -> mx.array:
-    """The array that `run` gives the first of these layers; nothing behind that is built."""
+    """Return the input of the first of these layers in a call of `run`. Nothing after it is built."""
 
     def answer(_: int, __: Any, x: mx.array, *___: Any, **____: Any) -> Any:
         raise _Entered(x)
@@ -138,7 +141,8 @@ def first_input(layers: list[Any], run: Callable[[], Any]) -> mx.array:
 
 @contextmanager
 def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.array]]:
-    """Keep, while it is open, the residual stream after these layers, by their numbers."""
+    """Record the residual stream after some layers during the `with` block. taps: numbers of these layers. Yields the dict that gets the
+    streams by layer number."""
     found = dict[int, mx.array]()
 
     def answer(i: int, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +155,8 @@ def tapped(layers: list[Any], taps: Sequence[int]) -> Iterator[dict[int, mx.arra
 
 
 class Product(NamedTuple):
-    """The product that makes logits of the trunk's output: `owner[name]`, a linear module or an embedding that is the head as well."""
+    """The product that turns the trunk's output into logits. `owner[name]` is its module: a linear layer, or an embedding that is also the
+    language-model head."""
 
     owner: Any
     name: str
@@ -163,7 +168,8 @@ class Product(NamedTuple):
 
 
 class _Raw:
-    """A placeholder for the module of a head's product: gives `raw` for the trunk's output, and is the module in all else."""
+    """A placeholder for the module of the language-model head. A call with the trunk's output returns `raw`; attributes are those of the
+    module."""
 
     def __init__(self, child: Any, hidden: mx.array, raw: mx.array) -> None:
         self._child, self._hidden, self._raw = child, hidden, raw
@@ -180,7 +186,8 @@ class _Raw:
 
 
 def find_product(module: Any, trunk: Trunk, num_rows: int) -> Product | None:
-    """The one with `num_rows` rows, without a bias; None where there is none of which rows can be taken."""
+    """Return the product with `num_rows` rows and no bias whose outputs are the logits but for scaling and capping; None where the module
+    has none that works with some of its rows alone."""
     kinds = nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding
     for owner in module.modules():
         for name, child in list(owner.items()):
@@ -196,7 +203,8 @@ def find_product(module: Any, trunk: Trunk, num_rows: int) -> Product | None:
 
 
 def behind_product(module: Any, trunk: Trunk, product: Product, raw: mx.array) -> mx.array:
-    """Logits (n, R) of the product's outputs (n, R), of all its rows or some: scaled and capped as the module does."""
+    """Return the module's logits (n, R) from outputs `raw` (n, R) of the head's product, for all of its rows or some: scaled and capped as
+    the module does."""
     hidden = mx.zeros((1, raw.shape[0], trunk.hidden.shape[-1]), trunk.hidden.dtype)
     own = product.module
     product.owner[product.name] = _Raw(own, hidden, raw[None])

@@ -10,7 +10,7 @@ Place = tuple[Any, Any]  # of a child: its owner, a module or a list, and a name
 
 
 class _StandIn:
-    """A placeholder for a child module: answers its calls, and is the child in all else."""
+    """A placeholder for a submodule: a function answers its calls, and its attributes are those of the submodule."""
 
     def __init__(self, child: Any, answer: Callable[..., Any]) -> None:
         self._child, self._answer = child, answer
@@ -27,8 +27,8 @@ class _StandIn:
 
 @contextmanager
 def standing_in(places: Sequence[Place], answer: Callable[..., Any]) -> Iterator[None]:
-    """Answer, while it is open, calls of the children at these places by `answer`, with the number of the place, the child, and the
-    arguments as given."""
+    """Replace calls of some submodules by calls of `answer` during the `with` block. places: owner and name of each submodule. answer:
+    receives the number of the place, the submodule, and the arguments of the call; its result is the call's result."""
     own = [owner[name] for owner, name in places]
 
     def of(i: int) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ STEPS_AT_MOST = (
 
 
 class _Within(threading.local):
-    """A mark, for each thread, that a few tokens are computed as steps."""
+    """A mark, for each thread, that recurrences over a few tokens are computed step by step."""
 
     is_open = False
 
@@ -34,7 +34,7 @@ _within = _Within()
 
 @contextmanager
 def by_steps() -> Iterator[None]:
-    """Compute the recurrences of a few tokens as so many steps in the `with` block."""
+    """Compute Mamba-2's recurrence over a few tokens token by token in the `with` block, as plain decoding does."""
     before, _within.is_open = _within.is_open, True
     try:
         yield
@@ -43,7 +43,8 @@ def by_steps() -> Iterator[None]:
 
 
 def watch(module: nn.Module) -> None:
-    """Let `by_steps` act on this module of mlx-lm. Outside of a `by_steps` block the function is what it was."""
+    """Replace mlx-lm's function for the recurrence in the code of this module by one that `by_steps` acts on. Outside of a `by_steps` block
+    the results do not change."""
     for code in {sys.modules[type(part).__module__] for part in module.modules()}:
         own = vars(code).get(_NAME)
         if own is not None and not hasattr(own, "__wrapped__"):
@@ -64,7 +65,8 @@ def _stepping(own: Callable[..., Any]) -> Callable[..., Any]:
         *more: Any,
         **named: Any,
     ) -> tuple[mx.array, mx.array]:
-        """x (1, n, H, D), b and c (1, n, G, S), dt (1, n, H) -> the same of x, and the state behind the last token."""
+        """Run the recurrence over x (1, n, H, D), b and c (1, n, G, S), dt (1, n, H). Return the outputs (1, n, H, D) and the state after
+        the last token."""
         width = x.shape[1]
         is_masked = any(isinstance(value, mx.array) for value in (*more, *named.values()))
         if not _within.is_open or state is None or is_masked or not 1 < width <= STEPS_AT_MOST:

@@ -19,8 +19,8 @@ _FULL, _WINDOWED = "full_attention", "sliding_attention"
 
 
 def older_words(config: Part) -> dict[str, Any]:
-    """Return members to add to a config.json, also to its `text_config`: classes of mlx-lm that do not know transformers' words would take
-    their defaults, or refuse it."""
+    """Return the members to add to a config.json, also to its `text_config`, for classes of mlx-lm that do not know the keys of
+    transformers 5 and would use defaults or fail."""
     plain = {key: plain_value(value) for key, value in config.items()}
     words = {key: value for key, value in plain.items() if value != config[key]}
     _, arguments = classes_of(dict(config))
@@ -36,7 +36,8 @@ def older_words(config: Part) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of a config.json with the floats that JSON cannot say, which transformers writes as objects."""
+    """Return a value of config.json in which each object that transformers writes for a float outside of JSON, such as infinity, is that
+    float."""
     if isinstance(value, Mapping):
         named = value.get("__float__")
         return float(named) if isinstance(named, str) else {k: plain_value(v) for k, v in value.items()}
@@ -48,7 +49,7 @@ def _absent(part: Part, words: Part) -> dict[str, Any]:
 
 
 def _rope(part: Part) -> dict[str, Any]:
-    """Return the older words for `rope_parameters`, for all layers or for each kind of them."""
+    """Return the older keys for `rope_parameters`, which may be for all layers or for each kind of layers."""
     rope = part.get("rope_parameters")
     if not isinstance(rope, Mapping):
         return {}
@@ -119,14 +120,15 @@ def _kimi(part: Part) -> dict[str, Any]:
 
 
 def _unstretched(part: Part, factor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary positions that are stretched by nothing, for a class that requires a stretch, of a model that has none."""
+    """Return `factor` as `rope_scaling` for a model without scaled rotary positions, whose class requires such settings. factor: settings
+    that scale by 1."""
     rope = part.get("rope_parameters") or {}
     is_plain = not part.get("rope_scaling") and rope.get("rope_type", "default") == "default"
     return {"rope_scaling": dict(factor)} if is_plain else {}
 
 
 def _has_experts(part: Part) -> bool:
-    """Whether a Llama 4 has experts, which mlx-lm's code for its text model alone does not know."""
+    """Return whether this Llama 4 has experts. mlx-lm's class for the text model alone does not have them."""
     return bool(part.get("num_local_experts", 16)) and part.get("moe_layers") != []
 
 
@@ -174,7 +176,7 @@ _RENAMED = (
 
 
 def older_names(kind: Any, weights: Weights) -> Weights:
-    """Return a folder's tensors under the names that mlx-lm's code for a model_type reads."""
+    """Return a folder's tensors under the names that mlx-lm's code for this model_type reads. kind: the model_type."""
     if kind == "gpt_oss":
         return _apart(weights)
     for old, new in _NAMES.get(str(kind), ()):
@@ -203,8 +205,8 @@ _STACK = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 
 
 def _apart(weights: Weights) -> Weights:
-    """Return gpt-oss's tensors in floats as mlx-lm's code reads them: each stack (E, in, out), in which rows of gate and up alternate,
-    becomes stacks (E, out, in)."""
+    """Return the float tensors of gpt-oss as mlx-lm's code reads them: each stack (E, in, out), whose columns alternate between gate and
+    up, becomes stacks (E, out, in)."""
     found: Weights = {}
     for name, value in weights.items():
         stack = _STACK.fullmatch(name)
