@@ -42,13 +42,15 @@ def calls_grammar(
     schemas: ToolSchemas | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a Lark grammar for one call of these tools, in OpenAI's form, or for up to MAX_CALLS calls.
+    """Return a grammar, in llguidance's Lark, of an answer that is one call of one of these tools, or 1 to MAX_CALLS calls where
+    `several`.
 
-    lead: text in front of the first call. is_opened: any text may precede the opening tag, which is the first in it. loose: a sentence by
-    the name of each tool that may have any arguments; one is added for each whose schema cannot be written; None to raise there. otherwise:
-    a JSON schema, as its reader keeps it, that the answer may follow instead. schemas: those of the tools, where they have been read.
-    texts: Lark of tools that take one text, `input`, by name, in a notation that writes texts unchanged. Raises GrammarError for a schema
-    that cannot be written in the format.
+    tools: in OpenAI's form. tokens: ids of the tags that are special tokens, by tag. lead: text before the first call. is_opened: any
+    text may precede the first opening tag. loose: the tools whose calls may have any arguments: name -> sentence for the client. The
+    function adds each tool whose schema cannot be written; where loose is None it raises GrammarError instead. otherwise: a JSON schema
+    in the form that `Schema.json` returns; the answer may be a value of this schema instead of calls. schemas: the schemas of the tools;
+    None to read them here. texts: Lark grammars by tool name, for tools whose only argument is a text `input`, in a notation that writes
+    texts unchanged. Raises GrammarError where the chat template takes no tools.
     """
     schemas = ToolSchemas(tools) if schemas is None else schemas
     tags = form.call_tags
@@ -87,7 +89,8 @@ def calls_grammar(
 
 
 class _Writer:
-    """Rules in the making. mark: what encloses strings in Gemma's notation."""
+    """A writer of the rules of one grammar; each subclass writes the calls of one notation. tokens: ids of the tags that are special
+    tokens, by tag. mark: the text that encloses strings in Gemma's notation, else empty."""
 
     def __init__(self, tokens: Mapping[str, int], mark: str) -> None:
         self._tokens, self._mark = tokens, mark
@@ -99,11 +102,13 @@ class _Writer:
         raise NotImplementedError
 
     def custom(self, name: str, lark: str) -> str:
-        """Return the body of a call whose one text, `input`, follows a grammar of its own."""
+        """Return the name of the rule of a call of the tool `name` whose only argument is a text `input` that follows the Lark grammar
+        `lark`."""
         raise NotImplementedError
 
     def nested(self, lark: str) -> str:
-        """Add a grammar that has rules of its own, and return the name of its first rule."""
+        """Add a rule that holds a complete Lark grammar with rules of its own, and return the name of the added rule. Raises
+        GrammarError where a line of `lark` is a closing brace alone."""
         if any(line.strip() == "}" for line in lark.splitlines()):
             raise GrammarError("A grammar of a custom tool has a line that is a closing brace alone.")
         return self.rule(f"%lark {{\n{lark}\n}}")
@@ -117,8 +122,8 @@ class _Writer:
         return f"r{self._num_rules - 1}"
 
     def rule(self, body: str, suffix: str = "") -> str:
-        """Return the name of the rule with this text; tools share equal rules. suffix: text that ends a lexeme, which may be only at the
-        rule's end."""
+        """Return the name of the rule with this body, which is added unless an equal rule exists. suffix: if given, the rule is one
+        lexeme that ends with the first occurrence of this text."""
         text = f"[suffix={json.dumps(suffix)}]: {body}" if suffix else f": {body}"
         if text not in self._known:
             self._known[text] = self.new_name()
@@ -126,7 +131,8 @@ class _Writer:
         return self._known[text]
 
     def terminal(self, terms: Sequence[str]) -> str:
-        """Return the name of a lexeme that all of these terms match."""
+        """Return the name of a terminal that matches a text where all of these terms match it. The terminal is added unless an equal one
+        exists."""
         text = " & ".join(terms)
         if text not in self._known:
             self._known[text] = self.new_name().upper()
@@ -134,7 +140,7 @@ class _Writer:
         return self._known[text]
 
     def text(self, text: str) -> str:
-        """Return a literal, with special tokens in it by id."""
+        """Return the grammar's expression for exactly this text: quoted literals, and special tokens by id."""
         for tag, number in self._tokens.items():
             if tag in text:
                 before, _, after = text.partition(tag)
@@ -146,7 +152,8 @@ class _Writer:
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': _STYLE})}")
 
     def value(self, schema: Schema, part: Json, where: str) -> str:
-        """Return the rule of a value. Recursion ends at a rule's name."""
+        """Return the name of the rule of a value that is valid for `part`, a part of the schema. A schema that refers to itself gives a
+        rule that refers to its own name. where: the value's name in errors."""
         key = json.dumps(part, sort_keys=True)
         if '"$ref"' in key:  # to this schema's own definitions
             key = f"{id(schema)} {key}"
@@ -173,7 +180,8 @@ class _JsonWriter(_Writer):
 
 
 class _TagWriter(_Writer):
-    """Qwen's tags. A value that is text is bare; any other is JSON."""
+    """A writer of calls in Qwen's tags. A value whose schema allows strings, or strings and null, is written without quotes; any other
+    is JSON."""
 
     def call(self, name: str, schema: Schema) -> str:
         forms = [self._members(schema, shape) for shape in _objects(schema, name)]
@@ -234,7 +242,7 @@ class _TagWriter(_Writer):
 
 
 class _GemmaWriter(_Writer):
-    """Gemma's braces: keys without quotes, strings between marks, lists and objects as in JSON without spaces."""
+    """A writer of calls in Gemma's braces: keys without quotes, strings between marks, lists and objects as in JSON without spaces."""
 
     def call(self, name: str, schema: Schema) -> str:
         forms = [self._object(schema, shape) for shape in _objects(schema, name)]
@@ -262,8 +270,8 @@ class _GemmaWriter(_Writer):
         return self.json(_scalar(shape))
 
     def _inside(self, shape: Shape) -> str:
-        """Return the rule of a string after its first mark, with the last one. A mark that is a special token cannot be part of a text;
-        any other ends it for a reader."""
+        """Return the name of the rule of a string's text and its closing mark; the opening mark is written by the caller. The text
+        cannot contain the mark."""
         if self._mark not in self._tokens:
             marked = slashed(f"(?s:.*){re.escape(self._mark)}(?s:.*)")
             return self.rule(" & ".join([*_terms(shape), f"~{marked}"]), self._mark)
@@ -324,8 +332,8 @@ class _GemmaWriter(_Writer):
         return self.rule(f'"[" {inner} "]"')
 
     def _others(self, item: str, least: int, most: int | None) -> tuple[str, str]:
-        """Return the rules of `least` to `most` equal items with commas between them: where they are first, and after another. item:
-        empty for no items."""
+        """Return the names of two rules for `least` to `most` equal items with commas between them: one where no item precedes them, one
+        where an item does. item: the rule of one item; empty for no items. most: None for no limit."""
         if not item or most == 0:
             return '""', '""'
         another = f'"," {item}'
@@ -337,7 +345,8 @@ _WRITERS: dict[str, Any] = {"json": _JsonWriter, "xml": _TagWriter, "gemma": _Ge
 
 
 def _objects(schema: Schema, name: str) -> list[Shape]:
-    """Return the shapes that the arguments of a call may have. Raises GrammarError where they are no object."""
+    """Return the shapes of objects that the schema allows as arguments of a call of the tool `name`. Raises GrammarError where it allows
+    no object."""
     found = [shape for shape in schema.shapes() if shape.kind == "object"]
     if not found:
         raise GrammarError(
@@ -347,22 +356,24 @@ def _objects(schema: Schema, name: str) -> list[Shape]:
 
 
 def _only_objects(kept: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a schema whose valid values are the objects that `kept` allows."""
+    """Return a schema whose valid values are those of the schema `kept` that are objects."""
     definitions = {"$defs": kept["$defs"]} if "$defs" in kept else {}
     inner = {k: v for k, v in kept.items() if k != "$defs"}
     return {"allOf": [inner, {"type": "object"}], **definitions}
 
 
 def _members(rules: Mapping[str, Json]) -> list[tuple[str, Json, bool]]:
-    """Return (name, schema, whether it is required) of each member, in the order in which they are written: declared ones, then others
-    that are required."""
+    """Return (name, schema, whether it is required) of each member of an object with these keywords, in the order in which a call has
+    them: declared members, then required ones that are not declared."""
     required = rules.get("required", [])
     names = dict.fromkeys([*rules.get("properties", {}), *required])
     return [(name, member_of(rules, name), name in required) for name in names]
 
 
 def _free_members(shape: Shape, key: str) -> list[tuple[list[str], Json]]:
-    """Return the members of a map as (terms of a key, schema). None for an object that declares members and says nothing of others."""
+    """Return (terms that a key matches, schema of the values) of the members whose names the object does not declare, at most one pair.
+    The list is empty where the object allows no such members, and where it declares members without a rule for others. key: a pattern
+    of all keys."""
     rules = shape.rules
     taken = {*rules.get("properties", {}), *rules.get("required", [])}
     patterns = rules.get("patternProperties", {})
@@ -383,7 +394,7 @@ def _plain(text: str) -> str:
 
 
 def _counts(shape: Shape) -> tuple[int, int | None]:
-    """Return the least and the most members in addition to the required ones; None for no limit."""
+    """Return the smallest and the largest number of members that an object has in addition to its required ones; None for no largest."""
     required = len(shape.rules.get("required", []))
     most = shape.rules.get("maxProperties")
     return max(0, shape.rules.get("minProperties", 0) - required), None if most is None else max(
@@ -392,14 +403,15 @@ def _counts(shape: Shape) -> tuple[int, int | None]:
 
 
 def _repeated(body: str, least: int, most: int | None) -> str:
-    """Return `body`, repeated `least` to `most` times."""
+    """Return the grammar's expression for `body`, repeated `least` to `most` times; None for no limit."""
     if most == 0:
         return '""'
     return f"({body}){{{least},{'' if most is None else most}}}"
 
 
 def _terms(shape: Shape) -> list[str]:
-    """Return terms, all of which a text without quotes matches."""
+    """Return terms of the grammar for a string that is written without quotes: its length, patterns and formats. The string must match
+    all of them."""
     rules = shape.rules
     least, most = rules.get("minLength", 0), rules.get("maxLength")
     bounds = "" if most is None or most > _MOST_LENGTH else str(most)
@@ -415,7 +427,7 @@ def _may_be_empty(shape: Shape) -> bool:
 
 
 def _scalar(shape: Shape) -> dict[str, Json]:
-    """Return the schema of a number, truth value or null."""
+    """Return the JSON schema of a shape that is a number, a truth value or null."""
     multiples = shape.rules.get("multipleOf")
     if isinstance(multiples, list):
         rest = {k: v for k, v in shape.rules.items() if k != "multipleOf"}

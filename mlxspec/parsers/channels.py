@@ -33,8 +33,8 @@ _TO = re.compile(r"\bto=functions\.([\w.-]+)")
 
 
 class ChannelParser:
-    """A parser in the sense of pieces.py. tools: the request's, in OpenAI's form; calls of others are
-    text."""
+    """A parser of one answer in gpt-oss's channels into pieces. tools: the request's tools, in OpenAI's form; a call of any other tool
+    is content."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._names = {t["function"]["name"] for t in tools}
@@ -48,8 +48,8 @@ class ChannelParser:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notices for the user: one on a tool call that was cut off by a limit, else none. Other text cannot be lost, because each
-        message's channel says what it is."""
+        """Return notices for the client: one on a tool call that a limit cut, else none. No other text can be lost, because each
+        message's channel names its kind."""
         return cut_notice(self.cut_call)
 
     @property
@@ -109,8 +109,8 @@ class ChannelParser:
         return [CallStart(self._num_calls - 1, name), CallArguments(self._num_calls - 1, body.strip())]
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; a call that is not complete is left
-        out then."""
+        """End the answer, and return the pieces of the text that was held back. cut: the answer ended at a limit, so that an incomplete
+        call or tag is left out."""
         rest = self._scanner.rest()
         if self._head is not None:
             return [] if cut or self._num_messages or self._head else [Content(rest)]

@@ -26,8 +26,9 @@ _NOTHING_ELSE = {
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCalls:
-    """A notation. parser: a module of mlx_lm.tool_parsers. open, close: its tags; close empty: calls go on to the end of the answer. inner:
-    tags inside a call that may be special tokens."""
+    """A notation of calls that a parser of mlx-lm reads. parser: the name of its module in mlx_lm.tool_parsers. open, close: the tags
+    that enclose calls; close is empty where calls extend to the end of the answer. inner: tags inside a call that may be special
+    tokens."""
 
     parser: str
     open: str
@@ -73,12 +74,14 @@ _BY_MARK = {
 
 
 def foreign_calls(template: str) -> ForeignCalls | None:
-    """Return the notation of calls of a model with this chat template; None where it is one of our own or unknown."""
+    """Return the notation of calls of a model with this chat template; None where mlxspec reads the notation itself, or where no known
+    tag is in the template."""
     return next((form for mark, form in _BY_MARK.items() if mark in template), None)
 
 
 def read_calls(parser: str, body: str, schemas: ToolSchemas) -> Calls | None:
-    """Return what a module of mlx_lm.tool_parsers reads in a text; None where anything of it is no call of a declared tool."""
+    """Return the calls that a parser of mlx-lm reads in a text; None unless the whole text is calls of declared tools. parser: the name
+    of the module in mlx_lm.tool_parsers."""
     if parser in _NOTHING_ELSE and not _NOTHING_ELSE[parser].fullmatch(body):
         return None
     try:
@@ -91,7 +94,8 @@ def read_calls(parser: str, body: str, schemas: ToolSchemas) -> Calls | None:
 
 
 def checked(calls: Sequence[tuple[Any, Any]], schemas: ToolSchemas) -> Calls | None:
-    """Return names and arguments; None where one of them is no call of a declared tool, or nothing that JSON can say."""
+    """Return these (name, arguments) pairs as a list; None where there are none, where a pair is no call of a declared tool, or where
+    arguments cannot be written as JSON."""
     try:
         as_json({str(number): given for number, (_, given) in enumerate(calls)})
     except (TypeError, ValueError, RecursionError):
@@ -100,8 +104,8 @@ def checked(calls: Sequence[tuple[Any, Any]], schemas: ToolSchemas) -> Calls | N
 
 
 def _is_call(name: Any, arguments: Any, schemas: ToolSchemas) -> bool:
-    """Return whether a tool of the request is called. Some of mlx-lm's parsers make a call of any text, and put what they cannot read
-    under `raw`."""
+    """Return whether a name is that of a declared tool and the arguments are an object. An object with the only member `raw` is refused
+    unless the tool declares it: some of mlx-lm's parsers return text there that they cannot read."""
     if not isinstance(name, str) or name not in schemas or not isinstance(arguments, dict):
         return False
     return set(arguments) != {"raw"} or schemas.declares(name, "raw")

@@ -29,9 +29,10 @@ _TAGS: dict[ToolStyle, CallTags] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFormat:
-    """thinking: opening and closing tag, None for a model that does not think. tools: how calls are written, None where the template
-    takes no tools, or where they are `foreign`: read by mlx-lm's parsers. channels: the answer is written in channels, as gpt-oss does.
-    is_unknown: the template takes tools in a notation that nobody here reads."""
+    """The notations in which a model writes thinking and tool calls. thinking: the opening and closing tag; None for a model that does
+    not think. tools: the notation of calls that mlxspec reads itself. foreign: the notation of calls that a parser of mlx-lm reads.
+    channels: the answer is written in gpt-oss's channels. is_unknown: the chat template takes tools in a notation that is not
+    supported. tools, foreign, channels and is_unknown exclude each other; none is set where the template takes no tools."""
 
     thinking: tuple[str, str] | None = None
     tools: ToolStyle | None = None
@@ -49,8 +50,8 @@ class ChatFormat:
 
     @property
     def call_spans(self) -> tuple[tuple[str, str, str], ...]:
-        """The notations of the model's own calls: for each the tag that begins a call, the text that follows it except white space, and the
-        end of the call."""
+        """Return the notations of the model's own calls: for each the tag that begins a call, the text that must follow this tag after
+        white space, and the tag that ends the call."""
         if self.foreign is not None:
             return ((self.foreign.open, "", self.foreign.close or "\0"),)
         if self.channels:
@@ -68,7 +69,7 @@ class ChatFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags that a parser must see in the text."""
+        """Return all tags of the format. The text that a parser receives must contain them, also where they are special tokens."""
         calls = self.call_tags
         found = () if calls is None else (calls.open, calls.close, calls.mark)
         foreign = () if self.foreign is None else self.foreign.tags
@@ -84,10 +85,10 @@ class ChatFormat:
         special: Container[str] = (),
         is_held: bool = False,
     ) -> AnswerParser | ChannelParser:
-        """Return a parser for one answer to `prompt`, the rendered text. What looks like a call of a tool that is not among `tools` is
-        text. is_thinking: whether the prompt ends inside thinking; None to find it out from the prompt's end. special: tags that are
-        special tokens of the vocabulary. is_held: a response format constrains the text, so that only the model's own notation of calls
-        is read in it."""
+        """Return a parser for one answer to `prompt`, the text of the rendered prompt. Text that looks like a call of a tool that is not
+        among `tools` is content. is_thinking: whether the prompt ends inside thinking; None to read this from the prompt's end.
+        special: tags that are special tokens of the vocabulary. is_held: a response format constrains the text, so that calls are
+        read only in the model's own notation."""
         if self.channels:
             return ChannelParser(tools)
         opened = self.opens_thinking(prompt) if is_thinking is None else is_thinking
@@ -95,16 +96,16 @@ class ChatFormat:
 
     @property
     def notation(self) -> Notation | None:
-        """The notation in which the model writes calls; None where it writes none."""
+        """Return the notation of calls that a ToolParser reads; None where the template takes no tools, or for channels."""
         return self.foreign or self.call_tags
 
     def opens_thinking(self, prompt: str) -> bool:
-        """Return whether the prompt ends inside thinking."""
+        """Return whether the prompt ends with the opening tag of thinking, white space ignored."""
         return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
 
 
 def detect(template: str | None) -> ChatFormat:
-    """Return the format of a model with this chat template."""
+    """Return the format of a model's answers, found by the tags in the source of its chat template. None is a model without a template."""
     source = template or ""
     if CHANNEL_TAG in source and MESSAGE in source:
         return ChatFormat(channels=True)
@@ -134,7 +135,7 @@ _LIKE_A_CALL = re.compile(
 
 
 class AnswerParser:
-    """Reasoning first, then content and calls. A parser in the sense of pieces.py."""
+    """A parser of one answer into reasoning, followed by content and tool calls. Used for every format except gpt-oss's channels."""
 
     def __init__(
         self,
@@ -145,7 +146,8 @@ class AnswerParser:
         special: Container[str] = (),
         is_held: bool = False,
     ) -> None:
-        """Make the parsers of thinking and of calls. opened: the prompt ends inside thinking. For the others see ChatFormat.parser."""
+        """Make the parsers of thinking and of calls. opened: the prompt ends inside thinking. special: tags that are special tokens.
+        is_held: a response format constrains the text, so that calls are read only in the model's own notation."""
         notation = form.notation if tools else None
         is_special = notation is not None and notation.open in special
         self._tools = None if notation is None else ToolParser(notation, tools, is_special=is_special)
@@ -199,7 +201,8 @@ class AnswerParser:
 
     @staticmethod
     def _without_stray(stray: StrayTag, pieces: Sequence[Piece], *, is_last: bool) -> list[Piece]:
-        """Return the pieces without closing tags of thinking that close nothing."""
+        """Return the pieces with the closing tags of thinking removed from content where no thinking is open. is_last: the answer has
+        ended."""
         out: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, Content):
@@ -210,7 +213,7 @@ class AnswerParser:
 
     @property
     def num_held(self) -> int:
-        """The number of characters of a call that is being written."""
+        """Return the number of characters of the call that is being written; 0 where there is none."""
         return 0 if self._tools is None else self._tools.num_held
 
     def _behind(self, pieces: Sequence[Piece]) -> list[Piece]:

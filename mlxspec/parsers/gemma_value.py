@@ -27,8 +27,8 @@ _LONGEST_NEST = 200
 
 
 def read_gemma(text: str, schemas: ToolSchemas, mark: str) -> Calls | None:
-    """Read `call:NAME{key:value,...}`, one after the other: none of them while a value is open; None where anything is no call of a
-    declared tool."""
+    """Return the calls of a text in Gemma's notation, `call:NAME{key:value,...}`, one after the other. The list is empty while a value
+    is open. Returns None where the text is anything but calls of declared tools. mark: the text that encloses strings."""
     calls, text = Calls(), text.strip()
     while text:
         name, brace, rest = text.removeprefix(CALL).partition("{")
@@ -46,7 +46,8 @@ def read_gemma(text: str, schemas: ToolSchemas, mark: str) -> Calls | None:
 def _members(
     text: str, mark: str, name: str, schemas: ToolSchemas
 ) -> tuple[dict[str, Any], int] | tuple[()] | None:
-    """Return the members up to the closing brace, and the place behind it; nothing while they are open; None where they are none."""
+    """Return the arguments in `text`, which begins after the opening brace, and the index after the closing brace. Returns () where the
+    text ends inside the arguments, None where it is no list of members. name: the called tool."""
     found: dict[str, Any] = {}
     at = 0
     while True:
@@ -72,13 +73,14 @@ def _members(
 
 
 def _declares(text: str, at: int, *, name: str, schemas: ToolSchemas) -> bool:
-    """Return whether a declared member's name stands here."""
+    """Return whether the text at index `at` is a key that the tool `name` declares as a parameter."""
     found = _KEY.match(text, at)
     return found is not None and schemas.declares(name, found[1])
 
 
 def _end(text: str, start: int, mark: str, ends: Callable[[int], bool] | None) -> int:
-    """Return where the value ends that starts here, -1 where it is not closed. ends: whether a comma before this place does; None: any."""
+    """Return the index at which the value ends that starts at index `start`; -1 where it is not closed. ends: called with the index
+    after a comma outside brackets; returns whether this comma ends the value. None: every such comma does."""
     stack: list[str] = []
     at = start
     while at < len(text):
@@ -105,14 +107,16 @@ def _end(text: str, start: int, mark: str, ends: Callable[[int], bool] | None) -
 
 
 def _begins_value(text: str, start: int, at: int, is_nested: bool) -> bool:
-    """Return whether a quote here opens a string: at the beginning, or behind a bracket, a comma or a colon of a list or object."""
+    """Return whether a quote at index `at` opens a string: at the beginning of the value, or after a bracket, comma or colon where
+    is_nested, the place is inside a list or an object. start: the index at which the value begins."""
     while at > start and text[at - 1].isspace():
         at -= 1
     return at == start or (is_nested and text[at - 1] in "[{,:")
 
 
 def _value_of(text: str, mark: str, kinds: Set[str] | None) -> Any:
-    """Return a value in Gemma's notation, in JSON's, or bare. kinds: JSON types that the schema allows, None where nobody says."""
+    """Return the Python value of a text in Gemma's notation, as JSON, or without quotes. kinds: JSON types that the schema allows; None
+    where they are not known."""
     text = text.strip()
     if mark not in text:
         plain = re.sub(r",(\s*[\]}])", r"\1", text)
@@ -137,7 +141,8 @@ def _value_of(text: str, mark: str, kinds: Set[str] | None) -> Any:
 
 
 def _nested(text: str, at: int, mark: str, depth: int) -> tuple[Any, int]:
-    """Return the value at a place, and where it ends. Raises ValueError for what is none."""
+    """Return the value that begins at index `at`, and the index after the value. depth: the number of lists and objects around it.
+    Raises ValueError or IndexError where the text is no complete value."""
     if depth > _LONGEST_NEST:
         raise ValueError("nested too deeply")
     at = _skip(text, at)
@@ -187,7 +192,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _word(word: str) -> Any:
-    """Return what a bare word says: what is no number, truth value or null is text."""
+    """Return the value of a text without quotes: a number, a truth value or None where it spells one, else the text itself."""
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     if _NUMBER.fullmatch(word):

@@ -29,7 +29,8 @@ _LONGEST = 10_000  # characters
 
 
 def regex_of(lark: str) -> str:
-    """Return a regular expression for the Lark grammar, without anchors. Raises GrammarError where there is none."""
+    """Return a regular expression, without anchors, for the texts that a Lark grammar allows. Raises GrammarError for a grammar that
+    cannot be written as one."""
     rules = {own or name: _COMMON[name] for name, own in _imported(lark)}
     bodies = _IMPORT.sub("", lark)
     if re.search(r"^\s*%", bodies, re.M):
@@ -41,7 +42,8 @@ def regex_of(lark: str) -> str:
 
 
 def _imported(lark: str) -> list[tuple[str, str]]:
-    """Return the imported names, each with its alias here, which is empty where there is none."""
+    """Return (name, alias) of each terminal that the grammar imports from `common`; the alias is empty where there is none. Raises
+    GrammarError for an unknown name."""
     named = [
         (name.strip(), own)
         for one, own, several in _IMPORT.findall(lark)
@@ -53,7 +55,8 @@ def _imported(lark: str) -> list[tuple[str, str]]:
 
 
 class _Inlined:
-    """Rules in place of their names. texts: the body of each rule; known: expressions by name."""
+    """A translator of rules to regular expressions, in which each rule's name is replaced by its expression. texts: the body of each
+    rule, by name. known: the expressions that exist already, by name."""
 
     def __init__(self, texts: dict[str, str], known: dict[str, str]) -> None:
         self._texts, self._known, self._open = texts, known, list[str]()
@@ -73,7 +76,7 @@ class _Inlined:
 
     @staticmethod
     def _tokens(text: str) -> list[tuple[str, str]]:
-        """Return the tokens of a rule's text as (kind, text), the last one first."""
+        """Return the tokens of a rule's body as (kind, text), in reverse order. Raises GrammarError for a token that is not supported."""
         found, at = list[tuple[str, str]](), 0
         while at < len(text):
             token = _TOKEN.match(text, at)

@@ -30,8 +30,8 @@ FORMATS["date-time"] = f"({FORMATS['date']})T{FORMATS['time']}"
 
 
 def usable_pattern(pattern: str) -> str | None:
-    """Return the same pattern in the syntax of the grammar compiler and of Python; empty where it excludes nothing, None where it cannot
-    be written."""
+    """Return a pattern of JSON Schema in the syntax that the grammar compiler and Python share. Returns an empty text where the pattern
+    excludes nothing, None where it has no such form."""
     try:
         found = "".join(map(_translated, _TOKEN.findall(pattern[: _LONGEST + 1])))
         re.compile(found)
@@ -44,7 +44,7 @@ def usable_pattern(pattern: str) -> str | None:
 
 
 def _translated(token: str) -> str:
-    """Translate one token of a pattern. Raises ValueError for one that has no counterpart."""
+    """Return one token of a pattern in the syntax of the grammar compiler. Raises ValueError for a token without a counterpart."""
     if token.startswith("\\"):
         return _escaped(token, in_class=False)
     if token.startswith("["):
@@ -78,7 +78,7 @@ def _escaped(token: str, *, in_class: bool) -> str:
 
 
 def whole(pattern: str) -> str:
-    """Return a pattern that matches a whole text wherever `pattern` is found in it."""
+    """Return a pattern that matches the whole of every text in which `pattern` finds a match."""
     parts = []
     for part in _options(pattern):
         start, stop = _inside(part)
@@ -88,13 +88,13 @@ def whole(pattern: str) -> str:
 
 
 def _inside(option: str) -> tuple[int, int | None]:
-    """Return where an alternative begins and ends without its anchors."""
+    """Return the start and the stop of the slice of an alternative that leaves out its anchors `^` and `$`."""
     tokens = _TOKEN.findall(option)
     return int(tokens[:1] == ["^"]), -1 if tokens[-1:] == ["$"] else None
 
 
 def slashed(pattern: str) -> str:
-    """Return a pattern as a terminal of the grammar: between slashes."""
+    """Return a pattern as a regular expression of a Lark grammar: between slashes, with slashes and control characters in it escaped."""
     return "/" + re.sub(r"\\?[\x00-\x1f\x7f]|\\.|/", _slashed_part, pattern) + "/"
 
 
@@ -104,7 +104,7 @@ def _slashed_part(found: re.Match[str]) -> str:
 
 
 def _options(pattern: str) -> list[str]:
-    """Return the alternatives at the outermost level."""
+    """Return the alternatives of a pattern: the parts between the `|` that are outside of groups."""
     parts, depth = [""], 0
     for token in _TOKEN.findall(pattern):
         depth += token.startswith("(") - (token == ")")

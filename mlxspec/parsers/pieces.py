@@ -13,21 +13,21 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Content:
-    """Text of the answer itself."""
+    """A piece of the answer's own text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text of the model's thinking, without its tags."""
+    """A piece of the model's thinking, without its tags."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """Tool call number `index` of this answer begins."""
+    """The beginning of the answer's tool call number `index`, of the tool `name`."""
 
     index: int
     name: str
@@ -35,7 +35,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of the arguments of call `index`: JSON text. All of a finished call's together are one JSON object."""
+    """A piece of the arguments of call number `index`, as JSON text. All pieces of a complete call, joined, are one JSON object."""
 
     index: int
     text: str
@@ -45,28 +45,30 @@ Piece = Content | Reasoning | CallStart | CallArguments
 
 
 def cut_notice(text: str) -> tuple[str, ...]:
-    """Return the notice on a call that a limit cut, none where text, what was written of the call, is empty."""
+    """Return the notice on a call that a limit cut, as a tuple of one sentence; empty where `text`, the part of the call that was
+    written, is empty."""
     return (
         (f"a call was cut at the limit of the answer and is left out; so far it was: {text}",) if text else ()
     )
 
 
 class OutputParser(Protocol):
-    """See the module's contract."""
+    """A parser of one answer: `push` receives the answer's text part by part and returns pieces, `finish` ends the answer. The joined
+    pieces are the same for every division of the text into parts."""
 
     @property
     def num_held(self) -> int:
-        """The number of characters of a call that is being written; 0 where there is none, or where it has just begun."""
+        """Return the number of characters of the call that is being written; 0 where there is none, or where it has just begun."""
 
     def push(self, text: str) -> list[Piece]: ...
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; the beginning of a tag at its end is
-        then part of a cut tag, and no text."""
+        """End the answer, and return the pieces of the text that was held back. cut: the answer ended at a limit, so that the beginning
+        of a tag at its end is part of a cut tag, and no text."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces with neighbours of one kind joined and empty ones left out."""
+    """Return the pieces with empty ones left out and neighbours of one kind joined."""
     out: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, CallStart):
@@ -85,7 +87,8 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 class Scanner:
-    """Text that has come and has not been given out. Holds back an end that may still become one of the tags looked for."""
+    """A buffer of text in which tags are searched. `push` adds text, `take` removes text that is decided; an end of the text that may be
+    the beginning of a tag is kept back."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -94,8 +97,8 @@ class Scanner:
         self._text += text
 
     def take(self, tags: Sequence[str]) -> tuple[str, str | None]:
-        """Remove and return the text before the first of the tags, and that tag. Without a tag it returns all text that cannot begin
-        one, and None. No tag may begin another."""
+        """Remove and return the text before the first of these tags, and the tag. Where there is no tag, returns all text except an end
+        that may begin one, and None. No tag may begin another."""
         places = [(place, tag) for tag in tags if (place := self._text.find(tag)) >= 0]
         if places:
             place, tag = min(places)
@@ -110,7 +113,7 @@ class Scanner:
         self._text = self._text.lstrip()
 
     def starts(self, tag: str) -> bool | None:
-        """Return whether the text begins with the tag; None while there is too little text to say."""
+        """Return whether the text begins with the tag; None while the text is shorter than the tag and agrees with it."""
         if self._text.startswith(tag):
             return True
         return None if tag.startswith(self._text) else False
@@ -139,7 +142,8 @@ def overlap(text: str, tag: str) -> int:
 
 
 class Trimmer:
-    """Gives text on without white space at its beginning; white space at its end waits for what comes."""
+    """A filter of text that arrives in parts. It removes white space at the beginning (where `leading`), and holds white space at the
+    end back until more text follows."""
 
     def __init__(self, *, leading: bool = True) -> None:
         self._begun = not leading

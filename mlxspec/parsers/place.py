@@ -17,7 +17,8 @@ _RUNS = re.compile("`+|[^`]+")
 
 
 class _Fence(NamedTuple):
-    """mark: what opened it. quotes, indent: of the block that holds it, without which it ends."""
+    """An open fenced code block. mark: the backticks or tildes that opened it. quotes: the number of block quotes around it; indent: the
+    column at which the text of the list item around it begins. It ends with a line that is in fewer quotes, or less indented."""
 
     mark: str
     quotes: int
@@ -25,7 +26,8 @@ class _Fence(NamedTuple):
 
 
 class Place:
-    """Feed it the text. However that is cut, the answers are the same."""
+    """The position of the end of a Markdown text relative to fenced code blocks, code spans and line beginnings. `push` adds text; how
+    the text is divided into parts makes no difference."""
 
     def __init__(self) -> None:
         self.fence: _Fence | None = None  # that is open
@@ -50,7 +52,8 @@ class Place:
             self._count(part)
 
     def _count(self, part: str) -> None:
-        """Follow code spans: a run of backticks closes one that a run of the same length has opened."""
+        """Count the backticks of a part of a line, to follow code spans: a run of backticks closes the span that a run of the same
+        length opened."""
         for found in _RUNS.findall(part):
             if found[0] == "`":
                 self._run += len(found)
@@ -62,7 +65,7 @@ class Place:
 
     @property
     def in_fence(self) -> bool:
-        """Whether this line is inside an open fenced code block."""
+        """Return whether the current line is inside an open fenced code block."""
         fence = self.fence
         if fence is None or not self.begins_line:
             return fence is not None
@@ -70,11 +73,12 @@ class Place:
 
     @property
     def in_code(self) -> bool:
-        """Whether this place is in an open fenced code block, or in a code span, if that is closed later."""
+        """Return whether the end of the text is in an open fenced code block, or after the opening backticks of a code span that is not
+        yet closed."""
         return self.in_fence or _after(self._span, self._run) != 0
 
     def end_line(self) -> None:
-        """End the current line."""
+        """End the current line: open or close fenced code blocks by it."""
         self._end_run()
         line, fence = self._head.rstrip(), self.fence
         if fence is not None:
@@ -96,14 +100,15 @@ class Place:
 
 
 def _after(span: int, run: int) -> int:
-    """Return the number of backticks of the open code span, 0 for none, after `run` backticks."""
+    """Return the number of backticks of the code span that is open after a run of backticks; 0 for none. span: the same number before
+    the run; run: the length of the run."""
     if not run:
         return span
     return run if not span else 0 if span == run else span
 
 
 def _without_quotes(line: str, num: int) -> str | None:
-    """Return a line without the marks of `num` block quotes; None where it has fewer."""
+    """Return a line without the `>` marks of `num` block quotes; None where it has fewer."""
     for _ in range(num):
         found = _QUOTE.match(line)
         if found is None:
@@ -113,8 +118,8 @@ def _without_quotes(line: str, num: int) -> str | None:
 
 
 def _blocks(line: str, items: tuple[int, ...]) -> tuple[int, tuple[int, ...], str]:
-    """Return how many quotes hold a line, where the list items that hold it have their text, and the rest of the line. items: those that
-    held the line before."""
+    """Return the number of block quotes around a line, the columns at which the text of the list items around it begins, and the rest of
+    the line. items: the columns of the line before."""
     quotes = at = 0
     if line.strip():
         lead = len(line) - len(line.lstrip(" "))

@@ -23,8 +23,9 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def read_json(text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | None:
-    """Read objects with a name and arguments, one after the other. is_closed: a closing tag stands behind the text, so that it closes
-    brackets that are missing."""
+    """Return the calls of a text that is JSON objects with a name and arguments, one after the other. The list is empty while a string
+    or bracket is open. Returns None where the text is anything but calls of declared tools. is_closed: a closing tag follows the
+    text, so that missing brackets at its end are added."""
     decoder = json.JSONDecoder(strict=False, parse_float=finite, parse_constant=_refused)
     calls, text = Calls(), text.strip()
     while text:
@@ -46,7 +47,7 @@ def read_json(text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | No
 
 
 def call_of(value: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return name and arguments of an object that says them in one of the published forms; None for any other value."""
+    """Return the name and the arguments of a call that is a JSON object in one of the published forms; None for any other value."""
     if not isinstance(value, dict):
         return None
     if isinstance(value.get("function"), dict):
@@ -62,13 +63,14 @@ def call_of(value: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def _refused(name: str) -> Any:
-    """Refuse NaN and Infinity, which JSON does not have."""
+    """Raise ValueError for NaN and Infinity, which JSON does not have."""
     raise ValueError(name)
 
 
 def _mended(text: str, *, closes: bool) -> str | None:
-    """Return JSON with brackets put right, commas too many left out and backslashes that escape nothing kept; None for a string that is
-    not closed. closes: brackets that are open at the end are closed."""
+    """Return JSON text with its brackets balanced, commas before closing brackets removed, and backslashes that escape nothing doubled.
+    Returns None where a string is not closed, or a bracket is open at the end and `closes` is False. closes: add the closing brackets
+    at the end."""
     stack: list[str] = []
     out, at = list[str](), 0
     for found in _TOKENS.finditer(text):
@@ -101,9 +103,12 @@ _ANOTHER = re.compile(r"\n[ \t]*<tool_call>\s*<function=")
 
 
 def read_xml(text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | None:
-    """Read `<function=NAME>` with its parameters, one after the other. A value ends with its end tag, before the next parameter of the
-    tool, or with the function. is_closed: a closing tag stands behind the text: the last function's end may be missing, or that of its
-    last parameter, and not both."""
+    """Return the calls of a text in Qwen's tags, `<function=NAME>` with parameters, one after the other. The list is empty while a call
+    is open. Returns None where the text is anything but calls of declared tools.
+
+    A value ends with its end tag, before the next parameter of the tool, or with the function. is_closed: a closing tag follows the
+    text, so that the last function may lack its end tag, or its last parameter may, and not both.
+    """
     calls, text = Calls(), text.strip()
     bare = _NESTED.sub(lambda m: "\0" * len(m[0]), text)  # a value may hold whole calls as text
     while text:
@@ -130,8 +135,8 @@ def read_xml(text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | Non
 
 
 def _parameters(name: str, text: str, bare: str, schemas: ToolSchemas) -> tuple[dict[str, Any], bool] | None:
-    """Return the parameters in the text of a function, and whether the last one's end tag is missing; None for what is none. bare: the
-    text without the calls that values hold."""
+    """Return the arguments in the text between a function's tags, and whether the last one's end tag is missing. Returns None where the
+    text is no list of parameters. name: the tool. bare: the text with the calls that values contain blanked out."""
     heads: list[re.Match[str]] = []
     for head in _PARAMETER.finditer(bare):
         before = bare[max(0, head.start() - 200) : head.start()].rstrip()

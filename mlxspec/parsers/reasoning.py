@@ -19,10 +19,10 @@ _LONGEST_HEAD = 400  # characters in which the beginning of a call is looked for
 class ReasoningParser:
     """A parser that separates reasoning from the rest of an answer.
 
-    tags: the opening and the closing tag of thinking. opened: the prompt already holds the opening tag. call: the tag that opens a tool
-    call, and a function that tells whether a text after that tag may begin a call; None where there are no tools. What may be a call inside
-    thinking is held back: it is reasoning if thinking is closed later, else content. is_special: the tag of a call is a special token, so
-    it counts anywhere; other tags count only at the beginning of a line outside code.
+    tags: the opening and the closing tag of thinking. opened: the prompt already contains the opening tag. call: the tag that opens a
+    tool call, and a function that returns whether a text after that tag may begin a call; None where there are no tools. Text inside
+    thinking that may be a call is held back: it is reasoning if thinking is closed later, else content. is_special: the tag of a call is
+    a special token, and counts anywhere; any other tag counts only at the beginning of a line outside fenced code blocks.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ReasoningParser:
         return pieces
 
     def _think(self, pieces: list[Piece]) -> bool:
-        """Read one element of thinking. Returns False to wait for more text."""
+        """Read the text of thinking up to the next tag, and append its pieces. Returns False where more text must arrive first."""
         if self._held is not None:
             return self._go_on_held(self._held, pieces)
         tags = (self._close,) if self._call is None else (self._close, self._call[0])
@@ -79,7 +79,8 @@ class ReasoningParser:
         return tag is not None
 
     def _go_on_held(self, held: list[str], pieces: list[Piece]) -> bool:
-        """Read on in what may be a call that ends thinking. Returns False to wait for more text."""
+        """Add new text to `held`, the text in thinking that may be a call, and decide whether it can be one. Text that is no call is
+        appended to `pieces` as reasoning. Returns True where the rest of the text must be read again as thinking."""
         text, tag = self._scanner.take((self._close,))
         held.append(text)
         if not self._is_settled and self._call is not None:
@@ -127,7 +128,7 @@ class ReasoningParser:
 
 
 class StrayTag:
-    """Drops a closing tag of thinking from the content, where it begins a line outside code."""
+    """A filter of content that removes closing tags of thinking at the beginning of a line outside code."""
 
     def __init__(self, tag: str) -> None:
         self._tag, self._scanner, self._place = tag, Scanner(), Place()

@@ -50,7 +50,8 @@ _MOST_PLACES, _MOST_SHAPES, _MOST_DEPTH = 20_000, 256, 64
 
 @dataclass(frozen=True)
 class Unheld:
-    """A keyword that no grammar here can hold. path: where it stands, as `properties.a.items`; empty for the root."""
+    """A keyword of a schema that no grammar can enforce. path: the place of the schema that has it, like `properties.a.items`; empty for
+    the root."""
 
     path: str
     keyword: str
@@ -62,7 +63,8 @@ class Unheld:
 
 @dataclass(frozen=True)
 class Shape:
-    """One of the forms of a value. kind: its JSON type. values: if it is one of these only; else the keywords that hold of it."""
+    """A plain form that a value may have: one JSON type, without references and alternatives. kind: the JSON type. rules: the schema
+    keywords that apply. values: if not empty, the value is one of these, and `rules` is empty."""
 
     kind: str
     rules: Mapping[str, Json] = field(default_factory=dict)
@@ -70,7 +72,8 @@ class Shape:
 
 
 class Schema:
-    """A schema that has been read. left_out: what is not held. Raises GrammarError for what is no schema at all."""
+    """A JSON schema, read for grammars and parsers. left_out: its keywords that cannot be enforced. Raises GrammarError for a value that
+    is no valid schema."""
 
     def __init__(self, schema: Json) -> None:
         self.left_out: list[Unheld] = []
@@ -101,7 +104,8 @@ class Schema:
     # --- what is asked
 
     def json(self, part: Json | None = None) -> dict[str, Json]:
-        """Return a part of the schema, with the definitions that it refers to, for the grammar compiler."""
+        """Return a part of the schema, with the definitions that it refers to, as a JSON schema for the grammar compiler. part: None for
+        the whole schema."""
         part = self.root if part is None else part
         found, waiting = dict[str, Json](), list(_references(part))
         while waiting:
@@ -114,7 +118,8 @@ class Schema:
         return {**base, **({"$defs": found} if found else {}), **style}
 
     def shapes(self, part: Json | None = None) -> tuple[Shape, ...]:
-        """Return all shapes that a value of a part may have; none where no value is valid. Raises GrammarError for endless alternatives."""
+        """Return all plain forms that a value of a part of the schema may have; empty where no value is valid. part: None for the whole
+        schema. Raises GrammarError where there are too many forms, or the schema refers to itself without end."""
         found = [
             Shape(k, *_rules(p, k))
             for p in self._plain(self.root if part is None else part, 0)
@@ -217,7 +222,8 @@ class Schema:
         return out
 
     def _definition(self, pointer: Json, here: str, depth: int) -> str:
-        """Return the name, among our definitions, of what a $ref points to. It is read the first time."""
+        """Return the name, in the definitions that this object keeps, of the schema that a `$ref` points to. The schema is read at its
+        first use. here: the path of the reference, for errors."""
         if pointer not in self._names:
             found = self._given
             try:
@@ -236,7 +242,8 @@ class Schema:
         return self._names[pointer]
 
     def _excludes(self, one: Json, two: Json, by: str, depth: int) -> bool:
-        """Return whether it is certain that no value is valid for both. by: a member that objects are told apart by, required or not."""
+        """Return whether it is certain that no value is valid for both schemas. by: the name of the member by which objects are
+        distinguished (the `discriminator`), whether or not it is required; empty for none."""
         if depth > 3:
             return False
         try:
@@ -262,7 +269,8 @@ class Schema:
         return False
 
     def _plain(self, part: Json, depth: int) -> list[dict[str, Json]]:
-        """Return the alternatives of a part, each without references, alternatives and nested parts."""
+        """Return a part of the schema as a list of alternatives, none of which has `$ref`, `allOf`, `anyOf` or `oneOf` at its top.
+        Raises GrammarError where there are too many."""
         if depth > _MOST_DEPTH:
             raise GrammarError("the schema refers to itself without end.")
         if part is False:
@@ -282,7 +290,7 @@ class Schema:
 
 
 def _merged(a: Mapping[str, Json], b: Mapping[str, Json]) -> dict[str, Json] | None:
-    """Return a schema that holds both; None where no type is left."""
+    """Return the schema of the values that are valid for both schemas; None where they have no type in common."""
     out = {**a, **b}
     for key in a.keys() & b.keys():
         one, two = a[key], b[key]
@@ -313,7 +321,7 @@ def _merged(a: Mapping[str, Json], b: Mapping[str, Json]) -> dict[str, Json] | N
 
 
 def _anchored(part: Json, name: str) -> Json:
-    """Return the part of a schema that has this `$anchor`. Raises KeyError where none has."""
+    """Return the part of a schema that has the `$anchor` `name`. Raises KeyError where no part has it."""
     waiting = [part]
     while waiting:
         found = waiting.pop()
@@ -327,7 +335,8 @@ def _anchored(part: Json, name: str) -> Json:
 
 
 def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the schema with names that are listed, or follow a pattern, as properties, so that a record of them can be enforced."""
+    """Return the schema with `propertyNames` that is a list of names, or a pattern, rewritten as `properties` or `patternProperties`,
+    which a grammar can enforce. Any other schema is returned unchanged."""
     names = schema.get("propertyNames")
     if not isinstance(names, Mapping) or {"properties", "patternProperties"} & schema.keys():
         return schema
@@ -343,14 +352,14 @@ def _with_names(schema: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def _is_number(value: Json, key: str) -> bool:
-    """Return whether a keyword that is a bound may have this value. Older schemas say exclusiveMinimum: true."""
+    """Return whether `value` is allowed for the keyword `key`, which sets a bound. Older schemas have `exclusiveMinimum: true`."""
     if isinstance(value, bool):
         return key.startswith("exclusive")
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _is_neutral(key: str, value: Json, schema: Mapping[str, Json]) -> bool:
-    """Return whether a keyword that cannot be enforced excludes no value."""
+    """Return whether the keyword `key`, which cannot be enforced, excludes no value in this schema."""
     if key in ("then", "else", "minContains", "maxContains"):
         return ("contains" if "Contains" in key else "if") not in schema
     if key == "if":
@@ -378,7 +387,7 @@ def _rules(part: Mapping[str, Json], kind: str) -> tuple[dict[str, Json], tuple[
 
 
 def conjunction(parts: Sequence[Json]) -> Json:
-    """Return a schema that holds all of these."""
+    """Return a schema whose valid values are those that are valid for all of these schemas."""
     if any(part is False for part in parts):
         return False
     found: list[Json] = []
@@ -390,7 +399,7 @@ def conjunction(parts: Sequence[Json]) -> Json:
 
 
 def member_of(rules: Mapping[str, Json], name: str) -> Json:
-    """Return the schema that the rules of an object have for a member."""
+    """Return the schema of the member `name` of an object with these keywords."""
     own = rules.get("properties", {}).get(name)
     matched = [s for p, s in rules.get("patternProperties", {}).items() if re.search(p, name)]
     return (
@@ -401,14 +410,14 @@ def member_of(rules: Mapping[str, Json], name: str) -> Json:
 
 
 def same(a: Json, b: Json) -> bool:
-    """Return whether two values are equal in JSON: 1 and 1.0 are, 1 and true are not."""
+    """Return whether two values are equal in JSON: 1 equals 1.0, and 1 does not equal true."""
     return bool(a == b) and json.dumps(a, sort_keys=True, default=str).replace(".0", "") == json.dumps(
         b, sort_keys=True, default=str
     ).replace(".0", "")
 
 
 def kind_of(value: Json) -> str:
-    """Return the JSON type of a value; that of a whole number is integer."""
+    """Return the JSON type of a Python value; a whole number, 1.0 included, is an `integer`."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):

@@ -12,7 +12,7 @@ _ANYTHING = {"type": "object"}
 
 
 class ToolSchemas:
-    """tools: in OpenAI's form."""
+    """The schemas of a request's tools by the tools' names; each is read at its first use. tools: the tools in OpenAI's form."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self.tools = tools
@@ -30,7 +30,8 @@ class ToolSchemas:
         return name in self._given
 
     def of(self, name: str) -> Schema:
-        """Return the schema of the tool's parameters. Raises GrammarError, with the tool's name, for what is no schema."""
+        """Return the schema of the parameters of the tool `name`. Raises GrammarError, with the tool's name, for parameters that are no
+        schema."""
         if name not in self._read:
             given = self._given[name].get("parameters")
             try:
@@ -40,7 +41,7 @@ class ToolSchemas:
         return self._read[name]
 
     def left_out(self, name: str) -> list[Unheld]:
-        """Return the keywords of the tool's parameters that a required call does not enforce."""
+        """Return the keywords of the tool's parameters that a grammar cannot enforce."""
         return self.of(name).left_out
 
     def is_strict(self, name: str) -> bool:

@@ -34,7 +34,7 @@ _FUNCTION = "<function="
 
 
 class Notation(Protocol):
-    """A notation of calls. open, close: what encloses a call; close empty: it goes on to the end of the answer."""
+    """A notation of tool calls. open, close: the tags that enclose calls; close is empty where calls extend to the end of the answer."""
 
     @property
     def open(self) -> str: ...
@@ -42,16 +42,17 @@ class Notation(Protocol):
     def close(self) -> str: ...
 
     def may_begin(self, text: str, schemas: ToolSchemas) -> bool:
-        """Return whether text behind the opening tag can be the beginning of a call of a declared tool."""
+        """Return whether the text after an opening tag can be the beginning of a call of a declared tool."""
 
     def read(self, text: str, schemas: ToolSchemas, *, is_closed: bool) -> Calls | None:
-        """Return the calls that are all of the text behind an opening tag; none while a string or a value of it is open; None where
-        anything of it is no call. is_closed: a closing tag stands behind it."""
+        """Return the calls of the text after an opening tag, without its closing tag. The list is empty while a string or a value is
+        open. Returns None where the text is anything but calls of declared tools. is_closed: a closing tag follows the text."""
 
 
 @dataclass(frozen=True)
 class CallTags:
-    """The notations of Qwen and Gemma. mark: what encloses strings, for Gemma's; None for Qwen's two, JSON and tags."""
+    """A notation of Qwen or Gemma. open, close: the tags that enclose a call. mark: the text that encloses strings in Gemma's notations;
+    None for Qwen's two, JSON and `<function=...>` tags."""
 
     open: str
     close: str
@@ -79,7 +80,8 @@ FUNCTION_GEMMA = CallTags("<start_function_call>", "<end_function_call>", "<esca
 
 
 def _may_follow(text: str, head: str, end: str, schemas: ToolSchemas, behind: Sequence[str]) -> bool:
-    """Return whether text may be a head, the name of a declared tool, an end and one of these texts. All without white space."""
+    """Return whether `text` is, or may be the beginning of, `head`, the name of a declared tool, `end`, and one of the texts `behind`
+    (any text where `behind` is empty). text: without white space."""
     if not text.startswith(head):
         return head.startswith(text)
     name, found, rest = text[len(head) :].partition(end)
@@ -91,9 +93,10 @@ def _may_follow(text: str, head: str, end: str, schemas: ToolSchemas, behind: Se
 
 @dataclass(kw_only=True)
 class _Held:
-    """Text that may be a call. opener: the tag it begins with. is_weak: it begins within a line. yields: a call whose tag begins a line in
-    it comes first. fence, probe: the fenced block that is open around it, and the place behind the text: it is a call only if that block is
-    never closed."""
+    """A text that is held back because it may be a call. opener: the tag with which it begins. is_weak: the tag is in the middle of a
+    line. yields: a call inside the text whose tag begins a line is read instead. fence: the fenced code block that is open around the
+    text; probe: the place after the text; the text is a call only if this fence is never closed. is_settled: the text begins as a
+    call does."""
 
     opener: str
     is_weak: bool = False
@@ -118,7 +121,8 @@ class _Held:
 
 
 class ToolParser:
-    """Content and calls of `tools`, the request's in OpenAI's form. cut_call: text of a call that a limit cut."""
+    """A parser of text into content and tool calls. tools: the request's tools, in OpenAI's form. is_special: the opening tag is a
+    special token. cut_call: the text of a call that a limit cut, else empty."""
 
     def __init__(
         self, notation: Notation, tools: Sequence[Mapping[str, Any]], *, is_special: bool = False
@@ -140,12 +144,12 @@ class ToolParser:
         return self._notation.open
 
     def may_begin(self, text: str) -> bool:
-        """Return whether text behind the opening tag can be the beginning of a call of one of the tools."""
+        """Return whether the text after an opening tag can be the beginning of a call of one of the tools."""
         return self._notation.may_begin(text, self._schemas)
 
     @property
     def num_held(self) -> int:
-        """The number of characters of the call that is being written; 0 where there is none, or where it has just begun."""
+        """Return the number of characters of the call that is being written; 0 where there is none, or where it has just begun."""
         return self._held.size if self._held is not None and self._held.is_settled else 0
 
     def push(self, text: str) -> list[Piece]:
@@ -156,8 +160,8 @@ class ToolParser:
         return pieces
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        """Return what was held back, when no more text arrives. cut: the answer ended at a limit; a call that is not closed, or the
-        beginning of a tag, is left out then."""
+        """End the answer, and return the pieces of the text that was held back. cut: the answer ended at a limit, so that a call that is
+        not closed, or the beginning of a tag, is left out."""
         pieces: list[Piece] = []
         while (held := self._held) is not None:
             held.add(self._scanner.rest())
@@ -181,7 +185,8 @@ class ToolParser:
         return [*pieces, Content(self._space.rest() if self._has_spoken else "")]
 
     def _go_on(self, pieces: list[Piece]) -> bool:
-        """Read one element of the text outside of calls. Returns False to wait for more text."""
+        """Read the text outside of calls up to the next opening tag, and append its pieces. Returns False where more text must arrive
+        first."""
         if self._may_close and not self._drop_close():
             return False
         text, tag = self._scanner.take(self._openers)
@@ -209,7 +214,8 @@ class ToolParser:
         return True
 
     def _drop_close(self) -> bool:
-        """Drop a closing tag that no opening one belongs to. False to wait for more text."""
+        """Remove a closing tag at the beginning of the unread text, left by a call whose opening tag was missing. Returns False where
+        more text must arrive first."""
         text, close = self._scanner.rest(), self._notation.close
         stripped = text.lstrip()
         self._may_close = close.startswith(stripped) and stripped != close
@@ -217,7 +223,8 @@ class ToolParser:
         return not self._may_close
 
     def _go_on_held(self, held: _Held, pieces: list[Piece]) -> bool:
-        """Read on in what may be a call. Returns False to wait for more text."""
+        """Add new text to the text `held`, which may be a call, and append its pieces where they are decided. Returns False where more
+        text must arrive first."""
         close = "</function>" if held.opener == _FUNCTION else self._notation.close
         if held.probe is not None:
             close = ""
@@ -252,7 +259,8 @@ class ToolParser:
         return True
 
     def _read(self, held: _Held, text: str, *, is_closed: bool = False) -> Calls | None:
-        """Return the calls of a held text; none of them while it is not closed; None where it is no call."""
+        """Return the calls of a text that is held back; an empty list while a call is open; None where the text is no call, or the limit
+        of characters to read is reached."""
         self._left_to_read -= len(text)
         if self._left_to_read < 0:
             return None
@@ -261,12 +269,13 @@ class ToolParser:
         return self._notation.read(text[len(held.opener) :], self._schemas, is_closed=is_closed)
 
     def _is_spoken_of(self, held: _Held, text: str) -> bool:
-        """Return whether a call begins a line within one that began in the middle of a line."""
+        """Return whether the text, whose own opening tag is in the middle of a line, contains a call whose tag begins a line. The first
+        tag is then content: the answer only mentions it."""
         found = re.finditer(rf"\n[ \t]*{re.escape(self._notation.open)}", text) if held.yields else ()
         return any(self.may_begin(text[m.end() : m.end() + _SETTLED]) for m in found)
 
     def _give_back(self, held: _Held, pieces: list[Piece]) -> None:
-        """Take a held text for what is said. Calls in it count where they cannot be part of an argument."""
+        """Append a text that is no call as content. Calls inside it are read where they cannot be part of an argument."""
         if held.yields or held.text[len(held.opener) :].lstrip().startswith("{"):
             self._release(held, pieces)
         else:
@@ -274,14 +283,16 @@ class ToolParser:
             pieces.append(self._said(held.text))
 
     def _release(self, held: _Held, pieces: list[Piece]) -> bool:
-        """Take the opening tag for what is said, and look at the text behind it again."""
+        """Append the opening tag of a text that is no call as content, and put the rest of the text back to be read again. Returns
+        whether there is any."""
         self._held = None
         pieces.append(self._said(held.opener))
         self._scanner.put_back(held.text[len(held.opener) :])
         return bool(self._scanner)
 
     def _go_on_fenced(self, held: _Held, probe: Place, new: str, pieces: list[Piece]) -> bool:
-        """Read on in what may be a call in a fenced code block, line by line."""
+        """Follow the lines of a text in a fenced code block that may be a call. Returns True where the block has ended, and the text
+        must be read again. new: the newest text; probe: the place before it."""
         before, start = held.size - len(new), 0
         for line in re.finditer("\n", new):
             num_closed = probe.num_closed
@@ -296,14 +307,16 @@ class ToolParser:
         return False
 
     def _end_fenced(self, held: _Held, probe: Place, pieces: list[Piece], *, cut: bool) -> None:
-        """Decide what may have been a call in a fenced code block, when no more text arrives."""
+        """Append the pieces of a text in a fenced code block that may be a call, at the end of the answer: content if the block is
+        closed or the answer was cut, else a call where it is one."""
         num_closed = probe.num_closed
         probe.end_line()
         self._leave_fence(held, held.size if cut or probe.num_closed > num_closed else 0, pieces)
         pieces += self.push("")
 
     def _leave_fence(self, held: _Held, num_said: int, pieces: list[Piece]) -> None:
-        """Take so many characters for what is said; where there are none, the fence was never closed, and counts for nothing."""
+        """Append the first num_said characters of the text as content, and put the rest back to be read again. 0: the fence was never
+        closed and is ignored."""
         self._held = None
         if num_said:
             pieces.append(self._said(held.text[:num_said]))

@@ -15,18 +15,19 @@ _NULLS = ("null", "none")
 
 
 def writes_bare(kinds: Set[str]) -> bool:
-    """Return whether Qwen's tags write a value of these JSON types as text without quotes: text, or text or null."""
+    """Return whether Qwen's tags write a value of these JSON types as text without quotes: for strings, and for strings or null."""
     return "string" in kinds and kinds <= {"string", "null"}
 
 
 def is_text(kinds: Set[str] | None) -> bool:
-    """Return whether a value is text whatever it looks like, except null. That of a parameter that is not declared (None) is text too."""
+    """Return whether a value of these JSON types is always read as text, except null. kinds: None for a parameter that is not declared,
+    whose value is text too."""
     return kinds is None or writes_bare(kinds)
 
 
 def convert(text: str, kinds: Set[str] | None) -> Any:
-    """Convert a value that was written without quotes to one of these JSON types. One that fits none of them stays text, since the
-    caller's own validation explains more."""
+    """Return a value that was written without quotes as one of these JSON types. A value that fits none of them is returned as the text,
+    so that the client's own validation can explain the fault. kinds: None for a parameter that is not declared."""
     if text.strip().lower() in _NULLS and (kinds is None or "null" in kinds):
         return None
     if kinds is None or writes_bare(kinds):
@@ -57,8 +58,8 @@ def _number(text: str) -> int | float | None:
 
 
 def loads(text: str) -> Any:
-    """Read JSON, or Python's spelling of it, which models mix up. Returns None for neither, and for NaN and Infinity, which JSON does
-    not have."""
+    """Return the value of a text that is JSON, or a Python literal, which models write by mistake. Returns None for any other text, and
+    for NaN and Infinity, which JSON does not have."""
     try:
         return json.loads(text, strict=False, parse_constant=_no_number, parse_float=finite)
     except (ValueError, RecursionError):
@@ -76,11 +77,11 @@ def _no_number(name: str) -> Any:
 
 
 def finite(text: str) -> float:
-    """Return a finite number: one beyond the largest float becomes the largest."""
+    """Return the number that a text spells; one beyond the largest float becomes the largest float."""
     return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
 
 
 def as_json(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as JSON text. Halves of characters, which UTF-8 does not have, become the sign for what is none."""
+    """Return arguments as JSON text. Lone surrogates, which UTF-8 cannot encode, become replacement characters."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

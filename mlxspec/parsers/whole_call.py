@@ -47,7 +47,8 @@ _OPENERS = (
 
 
 class WholeCall:
-    """An answer from its first character on. own: opening tags that the model's own notation has, whose calls are read as they come."""
+    """A parser of an answer that may be nothing but calls in a notation other than the model's own. own: opening tags of the model's own
+    notation; calls after these are left to ToolParser."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], own: Sequence[str]) -> None:
         self._schemas = ToolSchemas(tools)
@@ -59,7 +60,7 @@ class WholeCall:
         self._is_over = not tools
 
     def push(self, text: str) -> str:
-        """Add text of the answer. Returns the text that is part of no call."""
+        """Add text of the answer, and return the text that is certainly not part of such calls. All other text is held back."""
         if self._is_over:
             return text
         if self._rest is not None:
@@ -74,7 +75,7 @@ class WholeCall:
         return ""
 
     def finish(self) -> tuple[Calls, str]:
-        """Return the answer's calls, or its text."""
+        """End the answer, and return its calls and an empty text; or no calls and the text that was held back."""
         text = self._given_up()
         calls = whole_calls(text.strip(), self._schemas) if text else None
         return calls or [], "" if calls else text
@@ -99,14 +100,15 @@ class WholeCall:
         return re.fullmatch(form, mark) is not None and self._may_begin(inside.lstrip(), is_fenced=True)
 
     def _may_be_named(self, text: str, behind: str) -> bool:
-        """Return whether a text may begin with the name of a tool that is followed by one of these characters."""
+        """Return whether the text may begin with the name of a declared tool, followed by one of the characters in `behind`."""
         return any(
             name.startswith(text) or (text.startswith(name) and text[len(name)] in behind)
             for name in self._names
         )
 
     def _may_be_listed(self, text: str) -> bool:
-        """Return whether a text may be a JSON object whose first key is a call's, a list of them, or a list of calls in Python's form."""
+        """Return whether the text may be the beginning of a JSON object whose first key is that of a call, of a list of such objects, or
+        of a list of calls in Python's form."""
         if text[0] == "[" and text[1:].lstrip()[:1] not in ("{", ""):
             return self._may_be_named(text[1:].lstrip(), "(")
         key = text.lstrip("[").lstrip().removeprefix("{").lstrip()
@@ -120,7 +122,7 @@ class WholeCall:
 
 
 def whole_calls(text: str, schemas: ToolSchemas) -> Calls | None:
-    """Return the calls of an answer that is nothing but calls of declared tools; None for any other."""
+    """Return the calls of an answer that consists of calls of declared tools alone; None for any other answer."""
     fenced = _FENCE.fullmatch(text)
     text = (text if fenced is None else fenced[1]).strip().removeprefix(_PYTHON_TAG).strip()
     if text[:1] in ("{", "[") and not text.startswith(_TAGGED[0][0]):
@@ -148,7 +150,7 @@ def whole_calls(text: str, schemas: ToolSchemas) -> Calls | None:
 
 
 def _tagged(text: str, form: Notation, schemas: ToolSchemas) -> Calls | None:
-    """Return the calls of a text with nothing beside them, each between tags of its own."""
+    """Return the calls of a text that consists of calls alone, each between tags of the notation `form`; None for any other text."""
     found = Calls()
     for body in filter(None, (part.strip() for part in text.split(form.open))):
         inner = body.removesuffix(form.close).strip()
@@ -160,7 +162,7 @@ def _tagged(text: str, form: Notation, schemas: ToolSchemas) -> Calls | None:
 
 
 def _listed(text: str, schemas: ToolSchemas) -> Calls | None:
-    """Return calls as JSON objects: one, a list, or one after the other."""
+    """Return the calls of a text that is JSON objects: one, a list, or one after the other; None for any other text."""
     decoder, calls, at = json.JSONDecoder(), list[tuple[Any, Any]](), 0
     try:
         while at < len(text):
