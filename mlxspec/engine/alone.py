@@ -16,9 +16,10 @@ from mlxspec.engine.rounds import TimedRound
 
 
 class Orders(NamedTuple):
-    """Decisions about one step. endings: requests that end now. paused: numbers of the requests whose rows do not decode. The others are
-    for ranks. submitted: arguments of `RequestFactory.new_request` of requests that this engine does not have yet. seconds, is_warm: of the
-    last round, as TimedRound has them. ends: the ranks end."""
+    """The decisions about one step of an engine. endings: requests that end now. paused: numbers of the requests whose rows do not
+    decode in this step. The other fields are for engines that share a model among ranks. submitted: arguments of
+    `RequestFactory.new_request` for the requests that this engine does not have yet. seconds, is_warm: of the last round, as in
+    TimedRound. ends: whether the ranks end."""
 
     endings: Sequence[Ending] = ()
     paused: frozenset[int] = frozenset()
@@ -29,29 +30,31 @@ class Orders(NamedTuple):
 
 
 class Alone:
-    """The decisions of an engine whose model runs in this process alone. size: processes that run the model."""
+    """The source of the decisions of an engine whose model runs in this process alone. size: number of processes that run the model."""
 
     size = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process has the callers and the clock: among ranks rank 0."""
+        """Return whether this process receives requests from callers and reads the clock. Among ranks only rank 0 does."""
         return True
 
     def begin(self, left: int) -> int:
-        """Note that an engine has been made. left: bytes that its weights leave of its budget. Returns how many it may use."""
+        """Note that an engine has been made, and return the number of bytes that it may use for anything but weights. left: bytes of
+        this process's memory budget after the weights."""
         return left
 
     def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:
-        """Return the orders of the step that begins. paused: as callers say. checksum: of the texts that are here."""
+        """Return the decisions about the step that begins. paused: numbers of the requests whose callers do not read. checksum: computes
+        a number over the engine's texts, by which ranks find out whether their texts differ."""
         return Orders(places.out_of_time, paused)
 
     def learn(self, times: TimedRound, drafts: Drafts) -> None:
-        """Teach the policies what the last round took."""
+        """Teach the policies the time that the last round took."""
         times.teach(drafts)
 
     def fail(self, error: BaseException) -> None:
-        """Note that a computation has failed, or that a step was broken off by an error."""
+        """Note that a computation has failed, or that an error has ended a step early."""
 
     def end(self) -> None:
-        """Note that the engine takes no more steps."""
+        """Note that the engine runs no more steps."""

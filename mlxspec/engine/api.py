@@ -27,9 +27,11 @@ from mlxspec.option import by_name, of_kind, shown
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A finished answer. tokens: its ids, without the end token; finish_reason "stop", "length", or "error" with the sentence in `error`.
+    """A finished answer. tokens: its token ids, without the end token. finish_reason: "stop", "length", "cancelled", or "error"; `error`
+    is then the sentence that says why.
 
-    logprobs: one a token, None where they were not asked for; prompt_logprobs: one a token of the prompt behind its first.
+    logprobs: one for each token, None where they were not requested. prompt_logprobs: one for each token of the prompt except the first,
+    None where they were not requested.
     """
 
     text: str
@@ -42,7 +44,7 @@ class Result:
 
     @classmethod
     def of(cls, request: Request) -> Result:
-        """The result of a request that has ended."""
+        """Return the result of a request that has ended."""
         return cls(
             text=request.answer.text,
             tokens=tuple(request.history[len(request.prompt) :]),
@@ -60,9 +62,10 @@ Asking = Generator[tuple[Prompt, SamplingParams], Result | None, T]
 
 
 def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Receipt]:
-    """Makes the receipt of an answer. Yields a prompt and parameters that must be answered without drafts, and is sent the result: first
-    the answer again, then, where that differs, what the model finds likely there. Raises ConfigError for an answer that failed, and for one
-    whose text is not its tokens'; an answer without a text is its tokens."""
+    """Make the receipt of an answer, as a generator that returns it. Yields a prompt and parameters that must be answered without
+    drafts, and is sent the Result. The first is the answer's own prompt. The second, only where the texts differ, finds the likeliest
+    tokens at the first place that differs. Raises ConfigError for an answer that failed or was stopped before its first token, and
+    for one whose text does not belong to its tokens; an empty text is not compared."""
     if result.finish_reason == "error":
         raise ConfigError(f"An answer that failed cannot be proved: {result.error}")
     is_cut = result.finish_reason == "cancelled"
@@ -90,7 +93,8 @@ def proof(prompt: Prompt, result: Result, params: SamplingParams) -> Asking[Rece
 
 
 def _differing(prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> Asking[Difference]:
-    """Makes the difference of two answers to a prompt of token ids: asks what may follow the tokens that both have."""
+    """Make the Difference of two answers to one prompt, as a generator that returns it. Yields one prompt, the original one and the
+    tokens that both answers share, with parameters that request the likeliest next tokens; is sent the Result."""
     place = first_difference(answer, plain)
     if isinstance(prompt, PromptWithImages):
         there: Prompt = replace(prompt, tokens=[*prompt.tokens, *answer[:place]])
@@ -107,8 +111,8 @@ def _differing(prompt: Prompt, answer: Sequence[int], plain: Sequence[int]) -> A
 
 
 class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
-    """The half of an engine that callers meet. Attributes: tokenizer (None: token ids only), name, vision (None: text only, and
-    no_images says why)."""
+    """The part of an engine that callers use. Attributes: tokenizer (None: prompts are token ids only), name, vision (None: text only;
+    no_images is then the sentence that says why)."""
 
     tokenizer: Tokenizer | None
     name: str
@@ -116,7 +120,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     no_images: str
 
     def __repr__(self) -> str:
-        """Return what a notebook shows: the model, who drafts for it, and the longest context."""
+        """Return the line that a notebook shows: the model's name, its drafters, and the longest context in tokens."""
         engine: Any = self
         drafters = ", ".join(engine.spec.drafters) or "nothing drafts"
         return f"<mlxspec engine of {self.name}: {drafters}, {engine.max_context:,} tokens of context>"
@@ -130,8 +134,8 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     def prove(
         self, prompt: Prompt, result: Result, params: SamplingParams | None = None, **fields: Any
     ) -> Receipt:
-        """The receipt of an answer to `prompt`: it is decoded again without drafts. params, fields: those that it was asked with. Raises
-        ConfigError for an answer that failed."""
+        """Decode an answer's prompt again without drafts, and return the receipt that says whether the answer is the same. result: the
+        answer to `prompt`. params, fields: those of the answer's request. Raises ConfigError for an answer that failed."""
         if not isinstance(result, Result):
             raise ConfigError(f"Give prove the Result of one answer, not {shown(result)}.")
         if isinstance(prompt, str) and self.tokenizer is not None:
@@ -142,12 +146,13 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     def difference(
         self, prompt: Sequence[int] | PromptWithImages, answer: Sequence[int], plain: Sequence[int]
     ) -> Difference:
-        """The first place at which an answer to `prompt` differs from plain decoding's. The model is asked once more for what may follow
-        the tokens that both have."""
+        """Return the first place at which an answer to `prompt` differs from plain decoding's, with both tokens and their
+        log-probabilities. answer, plain: token ids of both texts. Runs the model once, for the log-probabilities after the tokens
+        that both share."""
         return self._plainly(_differing(prompt, answer, plain))
 
     def _plainly(self, steps: Asking[T]) -> T:
-        """Runs `steps` to its value; all that it asks is answered without drafts."""
+        """Run the generator `steps` to its end and return its value. Each prompt that it yields is answered without drafts."""
         answer: Result | None = None
         while True:
             try:
@@ -166,17 +171,18 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
         spec: SpecConfig | None = None,
         **fields: Any,
     ) -> Iterator[Event]:
-        """Events of one answer as they happen, the last one a FinishEvent. Closing the iterator cancels the request. fields: as in
-        `generate`.
+        """Return an iterator over the events of one answer as they happen. The last one is a FinishEvent. Closing the iterator cancels
+        the request. fields: as in `generate`.
 
-        Raises MlxspecError subclasses at once, before the first event is asked for.
+        Raises MlxspecError subclasses in this call, before the first event is requested.
         """
         return self._events(self._new_request(prompt, with_fields(params, fields), spec))
 
     @by_name
     def chat_prompt(self, messages: Conversation, template: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of one conversation without images, as `chat` takes it, in the model's chat format. Raises ConfigError without a
-        template, for a message that is none, and for images: `chat_input` is for those."""
+        """Return the token ids of one conversation in the model's chat format. messages, template: as in `chat`, without images. Raises
+        ConfigError where the model has no chat template, where a message is invalid, and where the conversation has images, for which
+        `chat_input` is."""
         found = self.chat_input(messages, template)
         if isinstance(found, PromptWithImages):
             raise ConfigError("A conversation with images is more than token ids; use chat_input.")
@@ -186,8 +192,9 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     def chat_input(
         self, messages: Conversation, template: Mapping[str, Any] | None = None
     ) -> list[int] | PromptWithImages:
-        """One conversation, as `chat` takes it, in the model's chat format: token ids, with the images where it holds some. Raises
-        ConfigError without a template and for a message that is none, ImageError for an image that cannot be used."""
+        """Return one conversation in the model's chat format: token ids, or a PromptWithImages where it holds images. messages,
+        template: as in `chat`. Raises ConfigError where the model has no chat template and where a message is invalid, ImageError for
+        an image that cannot be used."""
         if self.tokenizer is None or self.tokenizer.template is None:
             raise ConfigError(f"{self.name} has no chat template; give a plain prompt.")
         of_kind("template", template, Mapping)
@@ -208,23 +215,23 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
 
     @abstractmethod
     def _advance(self) -> None:
-        """Run one round; its events go where they belong."""
+        """Run one step of the engine, and put each event where its reader finds it."""
 
     @abstractmethod
     def enqueue(self, request: Request) -> None:
-        """Queue it, however many wait."""
+        """Queue a request, however many requests wait."""
 
     @abstractmethod
     def _rest(self) -> None:
-        """Do what was put off while an answer grew. Called when an answer has ended."""
+        """Do the work that was put off while an answer was decoded. Called after an answer has ended."""
 
     @abstractmethod
     def cancel(self, number: int) -> bool:
-        """End a request."""
+        """End the request of this number; return False where it is not running."""
 
     @abstractmethod
     def _new_request(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:
-        """A checked request, not yet queued."""
+        """Return a checked request that is not yet queued."""
 
     # ---
 
@@ -259,7 +266,8 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
         self._rest()
 
     def _run_until(self, requests: Sequence[Request]) -> None:
-        """Run rounds until all of these requests have ended. Other requests have their turns meanwhile, and keep their events."""
+        """Run steps until all of these requests have ended. Other requests decode in the same rounds, and their events stay in their own
+        queues."""
         try:
             for request in requests:
                 self._inboxes[request.number] = deque(maxlen=0)

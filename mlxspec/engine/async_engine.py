@@ -26,15 +26,15 @@ from mlxspec.option import by_name
 class AsyncEngine(
     Calls[Coroutine[Any, Any, Result], Coroutine[Any, Any, list[Result]], AsyncIterator[Event]]
 ):
-    """A loaded model in an event loop.
+    """A loaded model whose calls are coroutines, for use in an event loop.
 
         async with AsyncEngine("demo") as engine:
             result = await engine.generate("def main():")
             async for event in engine.chat(messages, stream=True):
                 ...
 
-    Takes what `mlxspec.load` takes. Loading begins at once, in a thread of its own; the first call waits for it. Calls made together
-    decode together. Cancelling the task that awaits an answer, or closing a stream, cancels the request.
+    Takes the arguments of `mlxspec.load`. Loading begins at once, in a thread of its own; the first call waits for it. Calls that run at
+    the same time decode together. Cancelling the task that awaits an answer, or closing a stream, cancels the request.
     """
 
     @by_name
@@ -42,11 +42,12 @@ class AsyncEngine(
         self.worker = Worker(lambda: load(model, **options))
 
     async def ready(self) -> Engine:
-        """Wait until the model is loaded. Raises what loading raised. Of the engine use what never changes: name, tokenizer, config."""
+        """Wait until the model is loaded, and return the engine. Raises what loading raised. Use only the attributes of the engine that
+        never change: name, tokenizer, config."""
         return await asyncio.to_thread(self.worker.wait_ready)
 
     async def close(self) -> None:
-        """End all requests and the thread."""
+        """End all requests and the engine's thread."""
         await asyncio.to_thread(self.worker.stop)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -93,8 +94,8 @@ class AsyncEngine(
         spec: SpecConfig | None = None,
         **fields: Any,
     ) -> Stream:
-        """Events of one answer: iterate it with `async for`; leaving `async with` cancels the request. What is wrong with the request is
-        raised by the first event."""
+        """Return the stream of one answer's events: iterate over it with `async for`; leaving its `async with` cancels the request.
+        Where the request is invalid, reading the first event raises the error."""
         return self.worker.submit(prompt, with_fields(params, fields), spec=spec)
 
 

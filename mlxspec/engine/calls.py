@@ -29,8 +29,8 @@ Events = TypeVar("Events", covariant=True)
 
 
 class Calls(ABC, Generic[One, Many, Events]):
-    """The calls that give answers. One: the type of one answer, Many: of several, Events: of the events of one answer while it is
-    written."""
+    """A kind of engine whose calls give answers. Type parameters: One is the type of one answer, Many that of several answers, Events
+    that of one answer's events while it is decoded."""
 
     @overload
     def generate(
@@ -61,12 +61,13 @@ class Calls(ABC, Generic[One, Many, Events]):
         spec: SpecConfig | None = None,
         **fields: Any,
     ) -> One | Many:
-        """Answer one prompt (a string or token ids: a Result) or several together (a list of Results, in order).
+        """Answer one prompt (a string or token ids) and return its Result, or several prompts together and return a list of Results in
+        the same order.
 
-        params: one for all prompts, or one each. fields: of SamplingParams, as in `max_tokens=3`, in place of those of params. A string is
-        continued as it stands; see `chat` for the model's chat format. Raises MlxspecError subclasses before any work; what goes wrong
-        later ends its own answer, with finish_reason "error". Where one prompt is answered, a logits processor or a sampler that fails
-        raises HookError. Of an AsyncEngine the call is awaited.
+        params: one for all prompts, or a list with one for each. fields: fields of SamplingParams, such as `max_tokens=3`, which replace
+        those of params. A string is continued as it is; `chat` uses the model's chat format. Raises MlxspecError subclasses before any
+        work. An error during decoding ends only its own answer, with finish_reason "error". Where one prompt is answered, a logits
+        processor or a sampler that fails raises HookError. In an AsyncEngine the call returns an awaitable.
         """
         return self._answer(lambda _: prompts, with_fields(params, fields), spec)
 
@@ -117,14 +118,15 @@ class Calls(ABC, Generic[One, Many, Events]):
         template: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> One | Events | Many:
-        """Answer a conversation in the model's chat format: a Result, or with `stream` its events. Several conversations decode together
-        and give a list of Results, in order. Of an AsyncEngine Results are awaited.
+        """Answer a conversation in the model's chat format, and return its Result, or with `stream` an iterator over its events. Several
+        conversations decode together and return a list of Results in the same order. In an AsyncEngine Results are awaited.
 
-        messages: {"role", "content"} mappings, or a string, which is one message of the user; or a list of such conversations. The roles
-        are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...} and {"type":
-        "image", "image": ...} with a path, bytes of a file, a Pillow image or a data: URL. params: one for all conversations, or one each.
-        template: variables of the model's chat template, as {"enable_thinking": False}; a warning names those that it does not read.
-        fields: as in `generate`. Raises ConfigError without a template, for what is no conversation, and for a keyword that names nothing.
+        messages: a list of {"role", "content"} mappings; a string, which is one message of the user; or a list of such conversations.
+        The roles are system, user, assistant and tool. The content of a message may be a list of parts, {"type": "text", "text": ...}
+        and {"type": "image", "image": ...}; an image is a path, the bytes of a file, a Pillow image or a data: URL. params: one for all
+        conversations, or a list with one for each. template: variables of the model's chat template, such as {"enable_thinking": False};
+        a warning names those that the template does not read. fields: as in `generate`. Raises ConfigError where the model has no chat
+        template, where messages are no conversation, and for an unknown keyword.
         """
         asked, single = conversations(messages)
         params = with_fields(params, fields)
@@ -143,16 +145,17 @@ class Calls(ABC, Generic[One, Many, Events]):
 
     @abstractmethod
     def _answer(self, prompts: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Any:
-        """Answer these prompts, or this one. prompts: makes them, given a loaded engine."""
+        """Answer one prompt or several, and return one Result or a list of them. prompts: makes the prompts, given the loaded engine."""
 
     @abstractmethod
     def _events_of(self, prompt: Callable[[Any], Any], params: Any, spec: SpecConfig | None) -> Events:
-        """Return the events of one answer. prompt: makes the prompt, given a loaded engine."""
+        """Return an iterator over the events of one answer. prompt: makes the prompt, given the loaded engine."""
 
 
 def ended(results: list[Any], failures: Sequence[BaseException | None], *, single: bool) -> Any:
-    """Return the one result, or all of them. failures: what ended each answer. Raises HookError for one answer that its caller's own
-    processor or sampler ended by failing; of several the others' answers would be lost."""
+    """Return `results`, or with `single` the one result in it. failures: for each answer the exception that ended it, or None. Raises
+    HookError where the only answer was ended by its caller's own logits processor or sampler; among several answers it is not raised,
+    because the other answers would be lost."""
     if not single:
         return results
     (result,), (failure,) = results, failures
@@ -164,8 +167,8 @@ def ended(results: list[Any], failures: Sequence[BaseException | None], *, singl
 def paired(
     prompts: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None
 ) -> tuple[list[tuple[Any, Any]], bool]:
-    """Return each prompt with its parameters, and whether it was one prompt and not a list. Raises ConfigError where that cannot be
-    told."""
+    """Return each prompt with its parameters, and whether `prompts` is one prompt rather than a list of them. Raises ConfigError where
+    there is no prompt, or where the numbers of prompts and of parameters differ."""
     if not isinstance(prompts, PromptWithImages) and (not isinstance(prompts, Sequence) or len(prompts) == 0):
         raise ConfigError("There is no prompt: give a string, token ids, or a list of either.")
     single = isinstance(prompts, (str, bytes, PromptWithImages)) or isinstance(prompts[0], int)
@@ -177,8 +180,8 @@ def paired(
 
 
 def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields: Mapping[str, Any]) -> Any:
-    """Return the parameters, each with these fields replaced. Raises ConfigError for a name that is no field, and for a value that is no
-    parameters."""
+    """Return the parameters with these fields replaced in each of them. Raises ConfigError for a name that is no field of
+    SamplingParams, and for an object that is no SamplingParams."""
     if not fields:
         return params
     for name in fields:
@@ -195,7 +198,8 @@ def with_fields(params: SamplingParams | Sequence[SamplingParams] | None, fields
 
 
 def conversations(messages: Conversation | Conversations) -> tuple[list[Conversation], bool]:
-    """Return the conversations, and whether it was one and not a list of them. Raises ConfigError for what is neither."""
+    """Return the conversations as a list, and whether `messages` is one conversation rather than a list of them. Raises ConfigError for
+    an argument that is neither."""
     if isinstance(messages, str):
         return [messages], True
     if not isinstance(messages, Sequence) or not messages:
@@ -209,7 +213,8 @@ def conversations(messages: Conversation | Conversations) -> tuple[list[Conversa
 
 
 def checked_messages(messages: Conversation) -> Sequence[Message]:
-    """Return a conversation as messages. Raises ConfigError for what is no message, and for an unknown role or content."""
+    """Return a conversation as a list of messages; a string becomes one message of the user. Raises ConfigError for an item that is no
+    message, and for an unknown role or content."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if not isinstance(messages, Sequence) or not messages:

@@ -17,7 +17,8 @@ _REMEMBERED = 2000  # drafts; older ones count for less and less
 
 
 class DrafterHealth:
-    """names: of the drafters that run a model. counts: by drafter, how many drafts were judged and how many of them began right."""
+    """A check for drafters whose drafts are nearly always wrong. names: the drafters that run a model. counts: by drafter's name, the
+    number of drafts that were judged, and the number of those whose first token was right."""
 
     def __init__(self, names: Collection[str], counts: dict[str, tuple[int, int]] | None = None) -> None:
         self._names = names
@@ -25,7 +26,8 @@ class DrafterHealth:
         self._told: set[str] = set()
 
     def heard(self, stats: RequestStats) -> list[str]:
-        """An answer has ended. Returns a sentence for each drafter of which it is now sure that it is hardly ever right, once."""
+        """Add the counts of an answer that has ended. Return a sentence for each drafter that is now known, beyond chance, to be hardly
+        ever right; each drafter is reported once."""
         found = []
         for name, work in stats.drafters.items():
             if name not in self._names or not work.num_judged:
@@ -46,7 +48,8 @@ class DrafterHealth:
 
 
 def is_low(judged: int, right: int) -> bool:
-    """Whether the share of right first tokens is below LOW for sure, by the upper end of Wilson's interval (E. B. Wilson, 1927)."""
+    """Return whether the share of right first tokens is below LOW with near certainty: the upper end of Wilson's score interval (E. B.
+    Wilson, 1927) is below it. judged: number of drafts; right: those whose first token was right."""
     if not judged:
         return False
     share, weight = right / judged, _SURE**2 / judged

@@ -37,8 +37,8 @@ Found = dict[int, NDArray[np.float32]]  # number of a text -> its vector (H,), o
 
 
 def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
-    """Runs texts as token ids, none longer than the context: the vectors (H,) float32 of those that ended with this
-    forward. Raises ConfigError where the model makes none."""
+    """Embed texts of token ids, none longer than the context. Runs one forward for each `next` and yields the vectors (H,) float32 of
+    the texts that ended with this forward, by their index. Raises ConfigError where the model makes no embeddings."""
     pooling = engine.pooling
     if not isinstance(pooling, Pooling):
         raise ConfigError(f"{engine.name} makes no embeddings: {pooling}.")
@@ -53,7 +53,8 @@ def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
 
 
 def ranks(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
-    """Runs texts that `judged` gives: probabilities (1,) float32 of "yes"."""
+    """Rank documents, one text of token ids from `judged` each. Runs one forward for each `next` and yields, by index, the probability
+    of "yes", (1,) float32, of the texts that ended with this forward."""
     yes, no = answers_of(engine)
 
     def made(pooled: mx.array) -> mx.array:
@@ -64,7 +65,8 @@ def ranks(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
 
 
 def answers_of(engine: Engine) -> tuple[int, int]:
-    """Ids of "yes" and "no". Raises ConfigError where they are no tokens, or the control tokens of the question are none."""
+    """Return the token ids of "yes" and "no". Raises ConfigError where the tokenizer lacks one of them or a control token of the
+    reranker's question."""
     tokenizer = engine.tokenizer
     found = (
         []
@@ -77,7 +79,8 @@ def answers_of(engine: Engine) -> tuple[int, int]:
 
 
 def judged(tokenizer: Tokenizer, query: str, document: str, instruction: str = INSTRUCTION) -> list[int]:
-    """Ids of the question whether a document answers a query. What they spell is text."""
+    """Return the token ids of the reranker's question whether a document answers a query. Control tokens that query, document or
+    instruction spell are encoded as plain text."""
     told = tokenizer.encode_plain(f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}")
     return [*tokenizer.encode(_JUDGE, special=False), *told, *tokenizer.encode(_VERDICT, special=False)]
 
@@ -85,7 +88,9 @@ def judged(tokenizer: Tokenizer, query: str, document: str, instruction: str = I
 def _read(
     engine: Engine, texts: Sequence[Sequence[int]], mode: str, made: Callable[[mx.array], mx.array]
 ) -> Iterator[Found]:
-    """made: from (B, H) float32, pooled, to what is wanted (B, ...)."""
+    """Run the texts through the model, and yield after each forward the results of the texts that ended with it, by index. mode: how
+    hidden states are pooled ("mean", "last", else the first token's). made: maps pooled hidden states (B, H) float32 to results (B,
+    ...)."""
     model, most = engine.model, engine.prefill_chunk
     is_whole = getattr(model, "reads_both_ways", False)
     for group in _groups([len(text) for text in texts], most):
@@ -116,7 +121,8 @@ def _read(
 
 
 def _shares(rows: FlatRows, length: int | None) -> mx.array:
-    """(B, N) float32: what each token is of its text's mean. length: of the one text that these are a part of."""
+    """Return the matrix (B, N) float32 that multiplies hidden states (N, H) into the means of B texts. length: tokens of the whole text,
+    where `rows` holds a part of one text; None: each row is a whole text."""
     found = np.zeros((rows.num_rows, rows.num_tokens), np.float32)
     for row, (start, width) in enumerate(zip(rows.starts, rows.widths, strict=False)):
         found[row, start : start + width] = 1 / (length or width)
@@ -124,7 +130,7 @@ def _shares(rows: FlatRows, length: int | None) -> mx.array:
 
 
 def _groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Numbers of texts that share a forward: of `most` tokens together, or one text alone."""
+    """Yield lists of the indices of texts that share a forward: at most `most` tokens together, or one text alone."""
     group: list[int] = []
     for i, length in enumerate(lengths):
         if group and (len(group) == MOST_ROWS or sum(lengths[j] for j in group) + length > most):

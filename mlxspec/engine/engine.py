@@ -78,13 +78,13 @@ _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the dis
 class Engine(EngineApi):
     """A loaded model with its drafters.
 
-    Attributes: model, tokenizer (None: token ids only), drafts (the drafters and their rows), policies (which choose between them), config,
-    spec (default for requests), stats, notices (whole sentences on what was found at loading), memory (its budget), prefix (the prefix
-    store), vision (None: text only, no_images says why), features (rows of images that the tower has computed), texts (earlier ones, which
-    `suffix` drafts from), text_files (their files, None where there are none), factory (makes its requests), ranks (the processes that run
-    its model together), health (tells of drafters that are hardly ever right; None: nobody is told), pooling (how
-    texts become vectors, see embedding.py, or why they do not), refused_adapters (by name, why they cannot be used), dtype_reason (a
-    sentence on what the model is computed in, and why; empty for one that was not loaded by `load`).
+    Attributes: model, tokenizer (None: token ids only), drafts (the drafters and their rows), policies (they choose between drafters),
+    config, spec (default for requests), stats, notices (sentences on what was found at loading), memory (its budget), prefix (the prefix
+    cache), vision (None: text only; no_images says why), features (rows of images that the vision tower has computed), texts (earlier
+    texts, from which the drafter `suffix` drafts), text_files (their files, None where there are none), factory (makes requests), ranks
+    (the processes that run the model together), health (finds drafters that are hardly ever right; None: no check), pooling (how hidden
+    states become embeddings, or the sentence why they do not), refused_adapters (by adapter's name, why it cannot be used), dtype_reason
+    (a sentence on the dtype that the model computes in, and why; empty for a model that `load` did not load).
     """
 
     @by_name
@@ -102,9 +102,10 @@ class Engine(EngineApi):
         no_images: str = NO_IMAGES,
         ranks: Alone | None = None,
     ) -> None:
-        """vision: what the model has for images, None where it reads text only; then no_images is the sentence that says why. ranks:
-        those among which the model is divided, None where it runs here alone; all ranks make their engines at the same time. Raises
-        RankError, on every rank, where ranks differ."""
+        """Make an engine that waits for requests. vision: the vision parts of the model, None where it reads text only; no_images is
+        then the sentence that says why. ranks: the processes among which the model is divided, None where it runs in this process
+        alone; all ranks make their engines at the same time. Raises ConfigError for options that contradict each other,
+        MemoryBudgetError where the weights do not fit, and RankError, on every rank, where the ranks differ."""
         super().__init__()
         if not hasattr(model, "make_cache"):
             raise ConfigError(
@@ -195,13 +196,13 @@ class Engine(EngineApi):
         compiled: Compiled | None = None,
         client: str = "",
     ) -> Request:
-        """Queue a request; its events come out of `step`.
+        """Queue a request and return it. Its events are returned by `step`.
 
-        marks: places in the prompt, in tokens, to which later prompts may share its beginning (ends of the system prompt and of turns);
-        None: behind the tokens that end a turn. deadline: seconds from now, after which it ends with finish_reason "error" wherever
-        it is. compiled: what `compile` made of params; None: it is made here. client: rows are shared out by client. Raises
-        ConfigError, GrammarError, ContextOverflowError, MemoryBudgetError, QueueFullError, EngineStoppedError; nothing is
-        queued then.
+        marks: places in the prompt, in tokens, up to which later prompts may share its beginning (ends of the system prompt and of
+        turns); None: after each token that ends a turn. deadline: seconds from now after which the request ends with finish_reason
+        "error", even while it waits. compiled: the result of `compile` for params; None: they are compiled now. client: name by which
+        rows are shared out fairly. Raises ConfigError, GrammarError, ContextOverflowError, MemoryBudgetError, QueueFullError and
+        EngineStoppedError; the request is then not queued.
         """
         self._queue.check(client)
         request = self._new_request(
@@ -217,13 +218,15 @@ class Engine(EngineApi):
         return request
 
     def compile(self, params: SamplingParams, num_rows: int = 1, owner: str = "") -> Compiled:
-        """Makes in advance what takes long to make of a request's parameters, for `submit` of up to num_rows requests of this owner. May be
-        called in any thread, and take seconds. Raises GrammarError, ConfigError."""
+        """Compile the parts of `params` that take long, such as a grammar, and return them for `submit`. num_rows: number of requests
+        that will use the result. owner: owner of those requests. May be called in any thread, and may take seconds. Raises
+        GrammarError and ConfigError."""
         return self.factory.constraints.compile(params, num_rows, owner)
 
     @property
     def stores_off(self) -> tuple[str, ...]:
-        """Sentences on what is not written to the disk at the moment, as the disk has refused."""
+        """Return a sentence for each store on disk (prefix cache, earlier texts) that is not written at the moment, because the disk has
+        refused a write."""
         disk, texts = self.prefix.disk, self.text_files
         found = {
             "The prefix cache": disk is not None and disk.files.rests,
@@ -239,13 +242,15 @@ class Engine(EngineApi):
         self._queue.put(request, bounded=False)
 
     def rest(self, numbers: frozenset[int]) -> None:
-        """Pause the rows of these requests, and of no others, from the next step on: no caller reads what they have given. They keep their
-        memory, and go on where they were once their numbers are not given any more."""
+        """Pause the rows of these requests, and of no others, from the next step on, because their callers have not read the tokens they
+        already have. numbers: of the requests. A paused row keeps its memory. It goes on where it was after a call that does not name
+        it."""
         self._unread = numbers
 
     @property
     def is_resting(self) -> bool:
-        """Whether steps do nothing but look at clocks: all requests that have begun rest, and what waits has no memory beside them."""
+        """Return whether steps only check deadlines now: all requests that have begun are paused by `rest`, and there is no memory for
+        those that wait."""
         parked = self._places.parked
         return not self._places.is_busy and bool(parked) and all(r.number in self._unread for r in parked)
 
@@ -254,13 +259,13 @@ class Engine(EngineApi):
             self.prefix.flush(_FLUSH_SECONDS)
 
     def drain(self) -> None:
-        """Take no more requests; those that are here go on."""
+        """Refuse new requests from now on; the requests that are queued or running go on."""
         self._queue.is_draining = True
 
     def close(self) -> None:
-        """Cancel what is here and let go of model, drafters, rows and prefix store, so that their memory is free where nobody else holds
-        them. Events of what was cancelled come with one more step; requests are refused from here on. Raises EngineBusyError within a
-        step."""
+        """Cancel all requests and release the model, the drafters, the rows and the prefix cache. Their memory is free unless the caller
+        holds them. One more step returns the events of the cancelled requests; new requests are refused. Raises EngineBusyError where
+        a step calls it or another thread runs one."""
         self._check_outside("close")
         self.drain()
         self.dismiss()
@@ -278,7 +283,8 @@ class Engine(EngineApi):
         device.give_back()  # compiled functions of a model and the model hold each other
 
     def write_out(self, seconds: float) -> None:
-        """Write what waits for the disk, for so long at most; nothing is written behind that."""
+        """Write what waits for the disk, for at most this number of seconds, and close the thread that writes. Nothing is written after
+        this call."""
         until = time.monotonic() + seconds
         while self.texts.has_work and time.monotonic() < until:
             self.texts.work()  # what is indexed goes to the disk
@@ -287,7 +293,7 @@ class Engine(EngineApi):
         self._file_thread.join(max(0.0, until - time.monotonic()))
 
     def dismiss(self) -> None:
-        """Let the other processes that run this model drop their engines, and take no more requests. Does nothing alone."""
+        """Let the other ranks drop their engines, and refuse new requests. Does nothing where the model runs in this process alone."""
         ranks, self.ranks = self.ranks, Alone()
         if ranks.size > 1:
             self.drain()
@@ -302,21 +308,22 @@ class Engine(EngineApi):
 
     @property
     def model(self) -> Model:
-        """Raises EngineStoppedError once the engine is closed."""
+        """Return the target model. Raises EngineStoppedError after `close`."""
         if self._model is None:
             raise EngineStoppedError("The engine has been closed.")
         return self._model
 
     def follow(self, costs: CostModel) -> None:
-        """Let requests with policy auto decide by these costs from now on. Without this call they begin with guesses, which rounds
-        replace."""
+        """Let requests with policy "auto" decide by these costs from now on. Without this call the policy begins with guessed costs,
+        which measured rounds replace."""
         self.policies.follow(Controller(costs))
         if self.health is not None:
             self.health.counts = costs.judged
 
     @property
     def prefill_chunk(self) -> int:
-        """Tokens of prompts that are read between two rounds; may be set between two steps. Raises ConfigError."""
+        """Return the number of prompt tokens that are read between two rounds. It may be set between two steps. Setting raises
+        ConfigError for an invalid number and among ranks, EngineBusyError during a step."""
         return self.memory.full_chunk
 
     @prefill_chunk.setter
@@ -331,24 +338,26 @@ class Engine(EngineApi):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits, is being read, or decodes. Events of what was cancelled may still be there for the next step."""
+        """Return whether no request waits, is read, decodes or is parked. Events of cancelled requests may still be left for the next
+        step."""
         return not (self._places.is_busy or self._queue or self._places.parked)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no place, or none at the moment."""
+        """Return the number of requests that wait for a place among the rows: queued ones and parked ones."""
         return len(self._queue) + len(self._places.parked)
 
     @property
     def num_running(self) -> int:
-        """Requests whose prompt is being read, or that decode."""
+        """Return the number of requests whose prompt is being read or that decode."""
         return len(self._prefills) + len(self._rows)
 
     def step(self) -> list[Event]:
-        """Read at most one chunk of prompts, run one round, let ended rows go. Returns events of submitted requests since the last step.
+        """Read at most one chunk of prompts, run one round over all rows, and remove the rows that ended. Return the events of submitted
+        requests since the last step.
 
-        What fails for a request ends that request with a FinishEvent; what fails in a forward of several ends those. Raises
-        EngineBusyError where a step calls it, through a drafter, a logits processor or a sampler.
+        An error that concerns one request ends that request with a FinishEvent. An error in a forward of several rows ends those. Raises
+        EngineBusyError where a drafter, a logits processor or a sampler calls it during a step.
         """
         self._advance()
         events, self._outbox = self._outbox, []
@@ -381,7 +390,8 @@ class Engine(EngineApi):
             self._awake.hold(bool(self.num_waiting or self.num_running))
 
     def _expire(self) -> None:
-        """End requests that are out of time, and let those that have ended leave."""
+        """Apply the decisions about this step: queue the requests that rank 0 has received, end those whose deadline has passed, and
+        remove those that have ended."""
         orders = self.ranks.step(self._places, self._unread, self._checksum)
         for given in orders.submitted:
             self.enqueue(self.factory.new_request(**given))
@@ -391,7 +401,8 @@ class Engine(EngineApi):
         self._retire()
 
     def _decide_alike(self) -> None:
-        """Decide from here on as the engines of the other ranks do. Raises RankError, and ConfigError for what ranks cannot do."""
+        """Prepare the engine to make the same decisions as the engines of the other ranks. Raises RankError where ranks differ, and
+        ConfigError for an option that ranks cannot have."""
         for name in ("prefix_disk", "past_texts_disk"):
             if getattr(self.config, name):
                 raise ConfigError(
@@ -404,7 +415,8 @@ class Engine(EngineApi):
             self.follow(guessed_costs(self.model, self.drafts.drafters))
 
     def _checksum(self) -> int:
-        """A number that covers the texts that have a place and what is kept, by which ranks find out whether they differ."""
+        """Return a checksum over the texts of running requests, the prompts being read and the counts of the engine. Ranks compare it to
+        find out whether they differ."""
         texts = [(r.number, len(r.history), r.history[-1]) for r in self._places.running]
         read = [p.num_done for p in self._prefills]
         counts = self.stats.num_rounds, self.stats.num_verified, self.prefix.tree.nbytes
@@ -432,7 +444,7 @@ class Engine(EngineApi):
             self._inboxes.get(event.request, self._outbox).append(event)
 
     def _admit(self) -> None:
-        """Give places to those whose turn it is."""
+        """Give free places to the waiting requests whose turn it is, reserve their memory and begin to read their prompts."""
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
         for request in self._places.admit(
             most,
@@ -451,7 +463,7 @@ class Engine(EngineApi):
                     raise
 
     def _begin(self, request: Request) -> None:
-        """Begin to read a request's prompt, and let its drafters know of it."""
+        """Begin to read a request's prompt, and begin its row in its drafters."""
         self.prefix.limit(self.memory.for_store)
         if request.spec.drafters:
             policy = self.policies.of(request.number, request.spec)
@@ -471,7 +483,7 @@ class Engine(EngineApi):
         )
 
     def _read(self) -> None:
-        """Read a chunk of prompts. Rows join only where no drafted round is on its way: `_round` reads that one first."""
+        """Read a chunk of prompts. Does nothing while a drafted round is launched and not read, because rows cannot join then."""
         if not self._prefills or self._pipeline.is_open:
             return
         for prefill, end in self._prefills.pieces(self.memory.chunk, is_busy=bool(self._rows)):
@@ -480,7 +492,7 @@ class Engine(EngineApi):
                 self._read_piece(prefill, end)
 
     def _read_piece(self, prefill: Prefill, end: int) -> None:
-        """Read a prompt up to `end`. After the last piece its row decodes."""
+        """Read a prompt up to token `end`. After the last piece its first token is sampled and its row joins the decoding rows."""
         request = prefill.request
         try:
             self._tell(prefill.advance(end))
@@ -499,7 +511,7 @@ class Engine(EngineApi):
             self._rows.join(request, prefill.cache)
 
     def _round(self) -> None:
-        """Run one round, if any row decodes."""
+        """Run one round over the decoding rows, if there are any."""
         rows, cache = self._rows.requests, self._rows.cache
         if not rows or cache is None:
             return
@@ -527,13 +539,14 @@ class Engine(EngineApi):
             self.ranks.learn(times, self.drafts)
 
     def _fail(self, requests: Iterable[Request], error: BaseException) -> None:
-        """End requests because of `error`. Raises RankError where other ranks may not have met it."""
+        """End these requests with `error`. Raises RankError where the other ranks may not have met the same error."""
         self.ranks.fail(error)
         for request in requests:
             request.fail(error)
 
     def _charge(self, seconds: float, before: tuple[float, float]) -> None:
-        """Add a round's time to the statistics of every row. before: seconds of drafting and verifying before the round."""
+        """Add a round's time to the statistics of the engine and of every row. seconds: that the round took. before: the engine's total
+        seconds of drafting and of verifying before the round."""
         self.stats.round_seconds += seconds
         drafting, verifying = self.stats.draft_seconds - before[0], self.stats.verify_seconds - before[1]
         for request in self._rows:
@@ -543,8 +556,8 @@ class Engine(EngineApi):
 
     @by_name
     def cancel(self, number: int) -> bool:
-        """End a request at any stage; False if it is not running. Its row leaves at once, or within a step at that step's end; its
-        FinishEvent comes with the next step."""
+        """End the request of this number at any stage; return whether it was running. Its row is removed at once, or, in a call from
+        within a step, at that step's end. The next step returns its FinishEvent."""
         for request in self._places.requests:
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
@@ -553,20 +566,22 @@ class Engine(EngineApi):
         return False
 
     def _retire_soon(self) -> None:
-        """Let a request leave that a caller has ended: between two steps at once, among ranks with the next step."""
+        """Remove a request that a caller has ended: at once between two steps, among ranks with the next step."""
         if self._stepping is None and self.ranks.size == 1:
             self._retire()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
-        """The Metal kernels that this process uses, and why not the others."""
+        """Return a report on each Metal kernel: whether this process uses it, and if not, why."""
         return needed()
 
     @by_name
     def probe(self, widths: Sequence[int] | None = None) -> ProbeReport:
-        """Whether verifying so many tokens at once changes numbers on this machine; kept in `stats.probe`.
+        """Test for each width whether verifying that number of tokens at once gives the same bits as plain steps on this machine. Return
+        the report, which is also kept in `stats.probe`.
 
-        widths: None for every one that drafts may have, up to a limit. Raises EngineBusyError within a step.
+        widths: tokens of a round; None: every width that drafts may have, up to a limit. Raises EngineBusyError where a step calls it or
+        another thread runs one.
         """
         self._check_outside("probe")
         for width in widths or ():
@@ -583,20 +598,20 @@ class Engine(EngineApi):
 
     @property
     def probed_widths(self) -> range:
-        """Widths that rounds may have, up to a limit; rows count as tokens."""
+        """Return the widths, in tokens over all rows, that rounds of this engine may have, up to a limit."""
         widest = max(self.drafts.longest_draft(self.spec) + 1, self.config.max_rows)
         return range(2, min(PROBE_AT_MOST, widest) + 1)
 
     @property
     def exact_width(self) -> int | None:
-        """The number of tokens up to which a round has the bits of plain steps, on this machine and at all widths up to that; None where no
-        probe has run."""
+        """Return the largest number of tokens of a round such that this width and all smaller ones gave the bits of plain steps in the
+        probe; None where no probe has run."""
         return None if self.stats.probe is None else self.stats.probe.exact_width
 
     def keep_kv_in(self, bits: int) -> None:
-        """Keep the target's keys and values in this number of bits from now on, see EngineConfig. Entries of the prefix cache in memory are
-        dropped. Raises ConfigError for a model or an engine that cannot, and EngineBusyError while requests are here; nothing has changed
-        then."""
+        """Store the target's keys and values in this number of bits from now on (EngineConfig.kv_bits). Drops the prefix cache's entries
+        in memory. Raises ConfigError where the model or the engine's options do not allow it, and EngineBusyError while there are
+        requests; nothing has changed then."""
         if bits == self.config.kv_bits:
             return
         self._check_alone(
@@ -617,19 +632,20 @@ class Engine(EngineApi):
         self.prefix.space(stride_of(self.model.make_cache(0, kv_bits=bits)))
 
     def _exact_width(self) -> int:
-        """The widest round with the bits of plain steps; rows count as tokens of it."""
+        """Check that this machine can compute exactly, run the probe, and return the widest round, in tokens over all rows, with the
+        bits of plain steps."""
         exactness.demand()
         return self.probe().exact_width
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows' state: the target's and the drafters'."""
+        """Return the bytes of the state of all rows, the target's and the drafters'."""
         drafters = sum(d.nbytes for d in self.drafts.drafters.values())
         return self._prefills.nbytes + self._rows.nbytes + drafters
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of adapters beside the weights, for `SamplingParams.adapters`."""
+        """Return the names of the adapters that requests may choose by `SamplingParams.adapters`."""
         return self.factory.adapters
 
     @property
@@ -653,7 +669,7 @@ class Engine(EngineApi):
         return request
 
     def _retire(self) -> None:
-        """Let requests that have ended leave, wherever they are."""
+        """Remove all requests that have ended, at whatever stage they are."""
         for request in self._places.take_ended():
             self._leave(request)
         leaving = [r for r in self._rows if r.finish_reason is not None]
@@ -669,7 +685,8 @@ class Engine(EngineApi):
             self._leave(request)
 
     def _keep_answers(self, leaving: Sequence[Request]) -> None:
-        """Store finished rows in the prefix cache. Skipped under `exact`: rounds do not round as the reading of prompts does."""
+        """Store the rows of finished requests in the prefix cache. Skipped under `exact`, because a round rounds otherwise than the
+        reading of a prompt."""
         cache = self._rows.cache
         if cache is None or self.config.exact:
             return
@@ -681,7 +698,8 @@ class Engine(EngineApi):
                 self.prefix.keep(request, tokens, cache, row, self.drafts, hidden[place : place + 1])
 
     def _leave(self, request: Request) -> None:
-        """Release everything of a request that has ended, and send its last event. No other method sends that."""
+        """Release everything that an ended request holds, complete its statistics, and send its FinishEvent. No other method sends a
+        FinishEvent."""
         request.count_asked(self.drafts.asked(request.number))
         if self.health is not None:
             said = self.health.heard(request.stats)

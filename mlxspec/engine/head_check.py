@@ -71,7 +71,7 @@ def check_head(
 
 
 def _verdict(data: Any) -> tuple[Shifts, HeadScore] | None:
-    """The verdict in a file, None where it cannot be used."""
+    """Return the norm shifts and the score that a cache file holds; None where the data is missing or damaged."""
     try:
         score = HeadScore(*(float(x) for x in data["score"]))
         shifts = {str(group): float(by) for group, by in data["shifts"].items()}

@@ -23,8 +23,8 @@ _KINDS = ("image", "image_url")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptWithImages:
-    """tokens: ids with all image tokens. spans: for each image, in order, the range of its image tokens. images: what the tower reads.
-    notices: what of the images the model does not see."""
+    """A prompt with images. tokens: token ids, image tokens included. spans: for each image, in order, the range of places of its image
+    tokens. images: the prepared inputs of the vision tower. notices: sentences on parts of the images that the model does not see."""
 
     tokens: Sequence[int]
     spans: Sequence[range]
@@ -36,7 +36,7 @@ class PromptWithImages:
 
 
 def row_images(prompt: PromptWithImages, vision: Vision) -> RowImages:
-    """The images of a row whose prompt this is."""
+    """Return the images of the row that decodes this prompt."""
     spans = [ImageSpan(s, p) for s, p in zip(prompt.spans, prompt.images, strict=True)]
     return RowImages(spans, len(prompt.tokens), vision.prompt, vision.bidirectional)
 
@@ -44,8 +44,8 @@ def row_images(prompt: PromptWithImages, vision: Vision) -> RowImages:
 def split_images(
     messages: Sequence[Mapping[str, Any]], limits: ImageLimits = LIMITS
 ) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
-    """Messages as chat templates read them, with {"type": "image"} in the place of each image, and the images in order. Messages without
-    images are the same objects. Raises ImageError."""
+    """Return the messages with {"type": "image"} in the place of each image, as chat templates read them, and the images in order.
+    Messages without images are returned as the same objects. Raises ImageError for a part that is no usable image."""
     found: list[ImageSource] = []
     split: list[Mapping[str, Any]] = []
     for message in messages:
@@ -65,7 +65,7 @@ def split_images(
 
 
 def is_image(part: object) -> bool:
-    """Whether a part of a message's content is an image."""
+    """Return whether a part of a message's content is an image."""
     return isinstance(part, Mapping) and part.get("type") in _KINDS
 
 
@@ -79,8 +79,10 @@ def prepared_prompt(
     max_pixels: int | None = None,
     **encoding: Any,
 ) -> PromptWithImages:
-    """text: what the chat template made of messages, with a placeholder for each image. max_pixels: of images that name none. encoding: as
-    `Tokenizer.encode` has it. Raises ImageError."""
+    """Encode a rendered conversation and prepare its images, and return the prompt. text: the chat template's output, with a placeholder
+    for each image. sources: the images, in order. max_pixels: limit for images that have no limit of their own. encoding: keyword
+    arguments of `Tokenizer.encode`. Raises ImageError for an image that cannot be used, and where the numbers of placeholders and
+    images differ."""
     family = vision.prompt
     spelled = tokenizer.token_text(family.placeholder)
     framed = family.framed(text, spelled) if spelled else text
@@ -104,7 +106,8 @@ def prepared_prompt(
 def _prepared(
     source: ImageSource, vision: Vision, limits: ImageLimits, max_pixels: int | None, notices: list[str]
 ) -> PreparedImage:
-    """notices: gets what the model does not see of the image."""
+    """Decode and resize an image, and return the vision tower's input. notices: receives sentences on parts of the image that the model
+    does not see. Raises ImageError."""
     most = max_pixels if source.max_pixels is None else source.max_pixels
     try:
         decoded = source.decoded(limits)

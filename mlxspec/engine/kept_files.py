@@ -50,7 +50,8 @@ _log = logging.getLogger("mlxspec")
 
 
 class Stored(NamedTuple):
-    """A tensor on the host. dtype: the name that safetensors has for it. pieces: (...) uint8, which are one tensor joined along axis 2."""
+    """A tensor in host memory. dtype: its name in the safetensors format. pieces: arrays (...) uint8 of the tensor's bytes; joined along
+    axis 2 they are the tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,25 +63,26 @@ class Stored(NamedTuple):
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """(n,) uint8."""
+        """Return the bytes of the whole tensor, (n,) uint8."""
         whole = self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces, axis=2)
         return np.ascontiguousarray(whole).reshape(-1)
 
 
 class KeptFile(NamedTuple):
-    """size: bytes. used: nanoseconds since 1970; 0 for a file that goes before all others."""
+    """A file's size and last use. size: bytes. used: nanoseconds since 1970; 0 for a file that is removed before all others."""
 
     size: int
     used: int
 
 
 class KeptFiles:
-    """One folder. path; limit: bytes that its files may take, None for a process that only looks. found: the files by name, without the
-    suffix; it is replaced whole at every change, so any thread may read it. num_failed: writes that the disk refused."""
+    """A folder of files within a limit of bytes. path: the folder. limit: bytes that its files may take, None for a process that only
+    reads. found: the files by name, without the suffix; the mapping is replaced at every change, so any thread may read it.
+    num_failed: number of writes that the disk refused."""
 
     def __init__(self, path: Path, limit: int | None, what: str) -> None:
-        """Make the folder, and look what is in it. what: names the files in messages ("The prefix store"). Raises ConfigError where the
-        folder cannot be used, or holds other things."""
+        """Make the folder if it is missing, and list its files. what: name of the files in messages ("The prefix cache"). Raises
+        ConfigError where the folder cannot be used, or holds files of another kind."""
         self.path, self.limit, self._what = path, limit, what
         self.found: Mapping[str, KeptFile] = {}
         self.num_failed = 0
@@ -99,16 +101,16 @@ class KeptFiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.size for file in self.found.values())
 
     @property
     def rests(self) -> bool:
-        """Whether the disk has refused lately."""
+        """Return whether nothing is written now because the disk refused a write less than REST_SECONDS ago."""
         return time.monotonic() < self._rests_until
 
     def look(self) -> None:
-        """Look through the folder again if anything has changed in it."""
+        """Update `found` from the folder, if the folder has changed."""
         seen = self.path.stat().st_mtime_ns
         if seen == self._seen:
             return
@@ -125,14 +127,15 @@ class KeptFiles:
         self.found, self._seen = found, seen
 
     def metadata(self, name: str) -> dict[str, str]:
-        """The metadata of a file; empty where it cannot be read. The data are not looked at."""
+        """Return the metadata of a file; an empty dict where the file cannot be read. The tensors are neither read nor checked."""
         with contextlib.suppress(OSError, MlxspecError), self._open(name) as file:
             return _head(file, name)[2]
         return {}
 
     def read(self, name: str, take: Callable[[str, Stored], bool]) -> dict[str, str] | None:
-        """Hand each tensor of a file to `take`, until it returns False. Returns the metadata of a file that was read to its end and is as
-        it was written, else None: what `take` was given must not be used then."""
+        """Read a file, and call `take` with each tensor's name and data until it returns False. Return the metadata where the whole file
+        was read and its checksum is right, else None; the tensors that `take` received must not be used then. A damaged file is
+        removed."""
         try:
             with self._open(name) as file:
                 head, found, metadata = _head(file, name)
@@ -167,9 +170,10 @@ class KeptFiles:
         metadata: Mapping[str, str],
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Add a file, or replace it. Returns False where it is larger than the folder may be, where it is no more wanted before one of its
-        tensors, where the disk refuses or is nearly full, and for REST_SECONDS behind that. The folder is as it was then, less the files
-        that made room."""
+        """Write a file, or replace the file of this name; return whether it was written. It is not where it is larger than the folder's
+        limit, where the disk refuses or is nearly full, within REST_SECONDS after a refusal, and where `is_wanted`, called before
+        each tensor, returns False. The folder is then as it was, except that least recently used files may have been removed to make
+        room."""
         shapes = {key: TensorEntry(t.dtype, t.shape, 0, t.nbytes) for key, t in tensors.items()}
         head = header_of(shapes, {"checksum": _UNKNOWN, **metadata})
         size = len(head) + sum(t.nbytes for t in tensors.values())
@@ -205,7 +209,7 @@ class KeptFiles:
         return True
 
     def use(self, name: str, when: int | None = None) -> None:
-        """Note that a file was used at `when`, in nanoseconds; None: now."""
+        """Note that a file was used at `when`, in nanoseconds since 1970; None: now."""
         when = time.time_ns() if when is None else when
         try:
             os.utime(self.path / (name + _SUFFIX), ns=(when, when), follow_symlinks=False)
@@ -216,12 +220,12 @@ class KeptFiles:
                 self.found = {**self.found, name: KeptFile(self.found[name].size, when)}
 
     def tidy(self) -> None:
-        """Remove what killed processes have left, and what is above the limit. Raises OSError."""
+        """Remove the partial files that killed processes have left, and the least recently used files beyond the limit. Raises OSError."""
         with self._locked():
             self._make_room(0)
 
     def _open(self, name: str) -> BinaryIO:
-        """A regular file, for reading. Raises OSError for anything else."""
+        """Open a file for reading and return it. Raises OSError where it is no regular file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(self.path / (name + _SUFFIX), flags)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -231,7 +235,8 @@ class KeptFiles:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[tuple[int, int]]:
-        """Alone in the folder, with `found` as it is, and without what killed processes have left: how many files, and their bytes."""
+        """Lock the folder against other processes, remove the partial files of killed processes, and update `found`. Yields the number
+        of those partial files and their bytes. Raises OSError where another process keeps the lock."""
         descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         until = time.monotonic() + _LOCK_SECONDS
         try:
@@ -253,7 +258,7 @@ class KeptFiles:
             os.close(descriptor)
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used files until `size` more bytes are within the limit. Only with the lock."""
+        """Remove the least recently used files until `size` more bytes are within the limit. The caller holds the lock."""
         held = sum(_taken(file.size) for file in self.found.values())
         most = None if self.limit is None else self.limit - size
         if most is None or held <= most:
@@ -267,14 +272,14 @@ class KeptFiles:
             held -= _taken(file.size)
 
     def forget(self, name: str, *, remove: bool = False) -> None:
-        """Drop a file that is of no use. remove: delete it from the folder, too; allowed only with the lock."""
+        """Remove a file from `found`. remove: delete it from the folder, too; the caller must hold the lock then."""
         if name in self.found:
             if remove:
                 (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
             self._set({other: file for other, file in self.found.items() if other != name})
 
     def _set(self, found: Mapping[str, KeptFile]) -> None:
-        """Replace what is known of the folder by what this process has made of it."""
+        """Replace `found` after a change that this process has made to the folder."""
         self.found = found
         with contextlib.suppress(OSError):
             self._seen = self.path.stat().st_mtime_ns
@@ -285,12 +290,13 @@ def _is_same(digest: str, checksum: str) -> bool:
 
 
 def _taken(size: int) -> int:
-    """Bytes that a file of this size takes."""
+    """Return the bytes that a file of this size takes on the disk."""
     return -(-size // _BLOCK) * _BLOCK
 
 
 def _write(path: Path, head: bytes, tensors: Mapping[str, Stored], is_wanted: Callable[[], bool]) -> bool:
-    """A new file, with its bytes on the disk. head: with an unknown checksum. False where it is not wanted any more."""
+    """Write a new file and flush it to the disk; return False where `is_wanted` returned False before one of the tensors. head: the
+    header, with a placeholder for the checksum."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         digest = hashlib.sha256(head)
         file.write(head)
@@ -316,7 +322,8 @@ def _sync(folder: Path) -> None:
 
 
 def _head(file: BinaryIO, name: str) -> tuple[bytes, dict[str, TensorEntry], dict[str, str]]:
-    """The header's bytes, its tensors and its metadata. Raises MlxspecError where the file is not as long as they say."""
+    """Return the header's bytes, its tensors by name, and its metadata. name: of the file, for messages. Raises MlxspecError where the
+    header is damaged or does not match the file's size."""
     size = os.fstat(file.fileno()).st_size
     first = file.read(8)
     length = header_length(first, size, name)

@@ -84,25 +84,26 @@ def load(
     ranks: Ranks | None = None,
     engine: ModelEngine = "auto",
 ) -> Engine:
-    """Load a model and its drafters.
+    """Load a model and its drafters, and return the engine.
 
-    model: `demo`, `demo-gemma`, `demo-vision`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or commit
-    of an id. draft: "off", "auto" (everything this model has: n-gram lookup, then an MTP head, else the draft model), or names in the order
-    in which they are asked. draft_model: folder or id of a small model of the same vocabulary, of an MTP head of its own, of a Gemma 4
-    assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`); "auto" takes it, not
-    the model's own head, and a list that leaves it out is refused; the demo brings its own, and `mlxspec pull` may have paired one with the
-    model, which "auto" asks beside the head. drafters: objects of your own (docs/adding-a-drafter.md); "auto" asks them first, a list in
-    `draft` names them where it wants them. spec: limits of the drafts (its `drafters` are replaced by `draft` unless that is "auto" and
-    spec names some). max_context: tokens of a row at most, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which keeps
-    the stored one on a GPU (float16 instead of bfloat16 where the GPU emulates that, see models/float16.py) and takes float32 elsewhere.
-    adapter: a folder of LoRA layers as mlx-lm's training or
-    PEFT writes it; or several by name, beside the weights, which are there once: `SamplingParams.adapters` says which of them an answer
-    has. chat_template: a file with a template that counts instead of the model's own. images: load the vision tower of a model that has
-    one. ranks: those among which the model is divided (engine/ranks.py); all of them load it together. engine: "mlx-lm" runs
-    the model by mlx-lm's code; "auto" does so where we have none.
+    model: `demo`, `demo-gemma`, `demo-vision`, a folder, or a Hugging Face id; a path object is a folder. revision: a branch, tag or
+    commit of an id. draft: "off", "auto" (everything that this model has: n-gram lookup, then an MTP head, else the draft model), or
+    names in the order of preference. draft_model: folder or id of a small model of the same vocabulary, of a separate MTP head, of a
+    Gemma 4 assistant (these two are the drafter `mtp`), of an EAGLE-3 drafter (`eagle3`), or of a block drafter (`dflash`). "auto" uses
+    it in place of the model's own head; a list in `draft` that leaves it out raises ConfigError. The demo has a draft model of its own.
+    `mlxspec pull` may have paired a drafter with the model, which "auto" uses in addition to the head. drafters: Drafter objects of your
+    own (docs/adding-a-drafter.md); "auto" puts them first, a list in `draft` names them at the place where they are to draft. spec:
+    limits of the drafts; `draft` replaces its `drafters`, unless `draft` is "auto" and spec names some. max_context: most tokens of a
+    row, as in EngineConfig. dtype: "float32", "float16", "bfloat16" or None, which on a GPU keeps the stored dtype (float16 instead of
+    bfloat16 where the GPU emulates bfloat16, see models/float16.py) and elsewhere is float32. adapter: a folder of LoRA layers in the
+    format of mlx-lm's training or of PEFT; or a mapping of names to such folders, which stay separate from the weights:
+    `SamplingParams.adapters` chooses among them for each request. chat_template: a file with a chat template that replaces the model's
+    own. images: whether to load the vision tower of a model that has one. ranks: the processes among which the model is divided
+    (engine/ranks.py); all of them load it together. engine: "mlx-lm" runs the model by mlx-lm's code; "auto" does so only for a model
+    that mlxspec has no code for.
 
-    Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. Whatever the files' headers, the tokenizer, the template
-    and the options tell is checked before any weight is read.
+    Raises MlxspecError subclasses with one sentence; nothing stays half-loaded. The files' headers, the tokenizer, the template and the
+    options are checked before any weight is read.
     """
     of_kind("spec", spec, SpecConfig)
     of_kind("config", config, EngineConfig)
@@ -137,8 +138,8 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """The arguments of `load` except the model, checked and with defaults in place. drafters: objects of the caller's, by name. names: of
-    the drafters that the caller wants; (): none, None: the choice is ours. dtype: None keeps the stored one on a GPU."""
+    """The arguments of `load` except the model, checked and with defaults in place. drafters: the caller's own Drafter objects, by name.
+    names: the drafters that the caller named; (): none, None: mlxspec chooses. dtype: None keeps the stored dtype on a GPU."""
 
     draft: str | Sequence[str]
     drafters: Mapping[str, Drafter]
@@ -164,9 +165,9 @@ class _Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Folders:
-    """The folders that are loaded. model; config: its config.json; by_mlx_lm: whether mlx-lm's code runs it. beside: the folder of the
-    draft model or of the head, None where there is none; is_named: the caller named it, it was not paired with the model. files: with
-    weights. notices: on the pair."""
+    """The folders that are loaded. model: the target's; config: its config.json; by_mlx_lm: whether mlx-lm's code runs it. beside: the
+    folder of the draft model or of the head, None where there is none; is_named: whether the caller named it, rather than a pairing
+    with the model. files: the files that hold weights. notices: sentences on the pairing."""
 
     model: ModelFolder
     config: Mapping[str, Any]
@@ -179,8 +180,8 @@ class _Folders:
 
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """The parts of an engine. names: of the drafters that draft, those without an object of their own included. modules: whatever has
-    weights, the target first. notices: whole sentences. dtype_reason: as in Engine."""
+    """The parts of an engine. names: the drafters that draft, including those without an object, such as `suffix`. modules: the modules
+    with weights, the target first. notices: sentences for the user. dtype_reason: as in Engine."""
 
     target: Assembled
     tokenizer: Tokenizer
@@ -192,7 +193,8 @@ class _Parts:
 
 
 def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) -> _Folders:
-    """Return the folders of the model and of the draft model beside it. What is not on the disk is fetched. Raises what `load` raises."""
+    """Return the folders of the model and of its draft model. Files that are not on the disk are fetched. Raises the errors that `load`
+    raises."""
     name, ranks, draft_model = hub.named(model), wanted.ranks, wanted.draft_model
     if draft_model is None and name in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
@@ -226,7 +228,8 @@ def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) 
 
 
 def _load_parts(wanted: _Wanted, folders: _Folders) -> _Parts:
-    """Return the parts of an engine with their weights: in float16 instead of bfloat16 where that is faster and holds all numbers."""
+    """Return the parts of an engine with their weights. Where bfloat16 is emulated they are loaded in float16, if float16 holds all
+    numbers and no dtype was requested."""
     # ranks may have GPUs of several generations, and must compute alike
     may_try = wanted.dtype is None and wanted.ranks is None and device.emulates_bfloat16()
     trial = Float16Trial(_read_files(folders, wanted.adapter)) if may_try else None
@@ -246,13 +249,13 @@ def _load_parts(wanted: _Wanted, folders: _Folders) -> _Parts:
 
 
 def _read_files(folders: _Folders, adapter: str | Mapping[str, str] | None) -> list[Path]:
-    """Return the files that weights are read from, those of one adapter included."""
+    """Return the weight files of target and drafter, and those of the adapter that is folded in, if there is one."""
     lora = [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
     return [*folders.files, *(path for path in lora if path.is_file())]
 
 
 def _beyond_float16(parts: _Parts) -> str | None:
-    """Return what float16 cannot hold of the weights, or of what models give for a trial prompt; None where all fits."""
+    """Return a description of a weight, or of an output for a trial prompt, that float16 cannot hold; None where it holds all."""
     head = next((d.model for d in parts.drafters if isinstance(d, Mtp)), None)
     drafting = (d.model for d in parts.drafters if isinstance(d, DraftModel))
     runs = [(parts.target.model, head), *((model, None) for model in drafting)]
@@ -265,8 +268,8 @@ def _beyond_float16(parts: _Parts) -> str | None:
 
 
 def _assemble(wanted: _Wanted, folders: _Folders, *, is_narrowed: bool) -> _Parts:
-    """Return the model, its tokenizer and its drafters, without their weights. is_narrowed: as in ModelFolder, except for block drafters.
-    Raises what `load` raises."""
+    """Return the model, its tokenizer and its drafters, without their weights. is_narrowed: whether bfloat16 is read as float16 (see
+    ModelFolder); block drafters are not narrowed. Raises the errors that `load` raises."""
     folders.model.is_narrowed = is_narrowed
     if folders.beside is not None:
         folders.beside.is_narrowed = is_narrowed and folders.beside.kind() != "dflash"
@@ -324,7 +327,8 @@ def _assemble(wanted: _Wanted, folders: _Folders, *, is_narrowed: bool) -> _Part
 
 
 def _read_weights(wanted: _Wanted, folders: _Folders, parts: _Parts) -> _Parts:
-    """Read the weights of these parts, and return those that are of use with what was found. Raises what `load` raises."""
+    """Read the weights of these parts, check them, and return the parts without a useless MTP head and with the notices on what was
+    found. Raises the errors that `load` raises."""
     modules, target, ranks = parts.modules, parts.target, wanted.ranks
     own_bytes = sum(d.weight_bytes for d in wanted.drafters.values())
     check_weights(bytes_of(*modules) + own_bytes, wanted.config.memory_budget)
@@ -348,7 +352,7 @@ def _read_weights(wanted: _Wanted, folders: _Folders, parts: _Parts) -> _Parts:
 
 
 def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
-    """Return an engine of these parts, with what earlier processes have learned about them."""
+    """Return an engine made of these parts, with the costs and bit-exact widths that earlier processes have measured for them."""
     target, ranks, adapter = parts.target, wanted.ranks, wanted.adapter
     loaded = Engine(
         target.model,
@@ -387,8 +391,8 @@ def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
 
 
 def _notices_of_mlx_lms_models(modules: Sequence[Any]) -> list[str]:
-    """Return notices on models that run by mlx-lm's code, which are no modules of ours: whether rows can share a forward, and whether
-    rejected tokens can be rolled back, is tried."""
+    """Test the models that run by mlx-lm's code, and return notices on them: whether rows can share a forward, and whether rejected
+    tokens can be rolled back. Models of mlxspec's own code are not tested."""
     adapted = [m for m in modules if not isinstance(m, nn.Module)]
     if not adapted:
         return []
@@ -403,8 +407,8 @@ def _without_useless_head(
     files: Sequence[Path],
     ranks: Ranks | None,
 ) -> tuple[list[Drafter], list[str]]:
-    """Return the drafters without an MTP head that predicts no better than chance, and the notice on that. The norms of one that stays are
-    right."""
+    """Return the drafters without an MTP head that predicts no better than chance, and notices on the heads that were left out. A head
+    that stays has its norms set to the convention that predicts best."""
     kept: list[Drafter] = []
     notices: list[str] = []
     for drafter in drafters:
@@ -420,7 +424,8 @@ def _without_useless_head(
 
 
 def _costs(engine: Engine, ranks: Ranks | None) -> CostModel:
-    """Return the costs of rounds as an earlier process has left them, among ranks on rank 0, else guesses. What rounds teach is kept."""
+    """Return the costs of rounds and drafts that an earlier process has kept (among ranks: on rank 0), with guesses where there are
+    none. Costs that are learned from now on are written to the same file."""
     drafters, file = engine.drafts.drafters, None
     if engine.ranks.leads:
         file = CostFile.of(engine.model, drafters, engine.config, engine.name, engine.ranks.size)
@@ -432,7 +437,7 @@ def _costs(engine: Engine, ranks: Ranks | None) -> CostModel:
 
 
 def _with_context(config: EngineConfig, max_context: int | None) -> EngineConfig:
-    """Return the config with `max_context` in it. Raises ConfigError where they differ."""
+    """Return the config with this `max_context`; None leaves the config as it is. Raises ConfigError where config has another value."""
     if max_context is None:
         return config
     if config.max_context not in (None, max_context):
@@ -447,8 +452,8 @@ def _dtype(name: str | None) -> mx.Dtype | None:
 
 
 def _limits(tokenizer: Tokenizer, target: Assembled, given: str | os.PathLike[str] | None) -> Iterator[str]:
-    """Yield notices on what the model cannot do with the tokenizer and the template of its folder. given: a template of the user's own.
-    Raises ConfigError where that does not compile."""
+    """Yield notices on functions that the model lacks because of the tokenizer and the chat template of its folder. given: the user's
+    own template file; raises ConfigError where that does not compile."""
     rows = target.model.vocab_size
     if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
         named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
@@ -467,7 +472,8 @@ def _unused(
     spec: SpecConfig,
     drafters: Sequence[Drafter],
 ) -> Iterator[str]:
-    """Yield notices on heads and options that are not used. asked: drafters that the caller named, None where the choice was ours."""
+    """Yield notices on heads and options that are not used. asked: drafters that the caller named; None: mlxspec has chosen. names: the
+    drafters that draft."""
     beside = next((k.name for k in KINDS if k.folders and k.name != "mtp" and k.name in names), None)
     if asked is None and "mtp" not in names:
         if target.lacks_head:

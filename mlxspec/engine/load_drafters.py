@@ -37,7 +37,8 @@ from mlxspec.option import near, of_kind, shown, texts
 
 
 def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
-    """Drafters that were given as objects, by name. Raises ConfigError for what is none, or has no name of its own."""
+    """Return the caller's Drafter objects by name. Raises ConfigError for an object that is no Drafter, and for a name that is missing,
+    invalid or taken."""
     of_kind("drafters", drafters, list, tuple)
     found: dict[str, Drafter] = {}
     for drafter in drafters:
@@ -58,7 +59,8 @@ def own_drafters(drafters: Sequence[Drafter]) -> dict[str, Drafter]:
 def asked_drafters(
     draft: str | Sequence[str], spec: SpecConfig, own: Collection[str]
 ) -> tuple[str, ...] | None:
-    """Drafter names, () for off, None for auto. own: names of drafters that were given as objects; all of them must be used."""
+    """Return the names of the drafters that the caller has chosen; () for "off", None for "auto". own: names of the caller's own Drafter
+    objects; all of them must be used. Raises ConfigError for an unknown name."""
     if draft == "auto" and not spec.drafters:
         return None
     if draft == "auto":
@@ -88,9 +90,10 @@ def drafters_that_draft(
     *,
     is_named: bool,
 ) -> tuple[str, ...]:
-    """Return the names of the drafters that draft, in order. is_named: the caller named `beside`, so it is used in place of the model's own
-    head, or refused. A drafter that is paired with the model drafts together with the head where both can. Raises ConfigError and
-    ModelError."""
+    """Return the names of the drafters that draft, in order. asked: names that the caller chose, None for "auto". beside: folder of the
+    draft model. own: names of the caller's own drafters. is_named: the caller named `beside`; its drafter then replaces the model's
+    own head, or is an error where `asked` leaves it out. A drafter that is only paired with the model drafts in addition to the head
+    where both can. Raises ConfigError and ModelError."""
     folder = None if beside is None else BY_NAME[DRAFTS_AS[beside.kind()]]
     if asked is None:
         head = () if target.mtp is None or (is_named and folder is not None) else ("mtp",)
@@ -125,9 +128,9 @@ def drafters_that_draft(
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterBuilder:
-    """Makes drafters, and collects what making them adds. beside: the folder that was named as draft model. dtype: of weights that are
-    floats, None as in `load`. modules: whatever must be evaluated before it runs, the target first. notices: sentences on what was found
-    and on what is not used."""
+    """A builder of drafters that also collects their modules and notices. beside: the folder of the draft model or head, None without
+    one. dtype: of weights that are floats; None as in `load`. modules: the modules that must be evaluated before they run, the target
+    first. notices: sentences on what was found and on what is not used."""
 
     spec: SpecConfig
     target: Assembled
@@ -138,7 +141,8 @@ class DrafterBuilder:
     notices: list[str]
 
     def drafter(self, name: str) -> Drafter:
-        """Return the drafter of this name, without its weights. Raises ConfigError and ModelError."""
+        """Return the drafter of this name, without its weights, and add its modules and notices to the builder's. Raises ConfigError and
+        ModelError where it cannot be made."""
         if name.startswith("ngram-"):
             return ngram_lookup(name, self.spec.ngram_n, self.spec.ngram_m, self.spec.ngram_min_hits)
         hides_layers = BY_NAME[name].reads_layers and not self.target.model.num_layers
@@ -171,7 +175,7 @@ class DrafterBuilder:
         )
 
     def _in_folder(self, name: str, beside: ModelFolder) -> Drafter:
-        """Return a drafter whose weights are in a folder of their own, by the class that `_CLASSES` names."""
+        """Return the drafter of this name, an EAGLE-3 or block drafter, whose weights are in the folder `beside`."""
         model, spec = self.target.model, self.spec
         made = assemble_drafter(
             beside.kind(), beside.config(), beside.read, model, self.dtype, draft_bits=spec.draft_bits
@@ -194,7 +198,8 @@ class DrafterBuilder:
         return drafter
 
     def _mtp(self) -> Drafter:
-        """A head that was named comes before the model's own; a whole model that was named lends its head only where there is no own."""
+        """Return the drafter of an MTP head. A folder of a head that the caller named is preferred to the model's own head; a whole
+        model that the caller named lends its head only where the target has none. Raises ModelError where there is no head."""
         model, beside = self.target.model, self.beside
         kind = None if beside is None else beside.kind()
         if beside is not None and kind == "assistant":
@@ -214,7 +219,8 @@ class DrafterBuilder:
         return Mtp(head, model.max_context, rows, kv_bits=self.spec.draft_kv_bits)
 
     def _check_own_tokenizer(self, beside: ModelFolder) -> None:
-        """Check the tokenizer that a drafter's folder may hold. Raises VocabularyError where it is not the target's."""
+        """Check that a tokenizer in the drafter's folder, if there is one, has the target's tokens. Raises VocabularyError where they
+        differ."""
         if has_vocabulary(beside.path):
             rows = self.target.model.vocab_size
             check_tokens(self.tokenizer, Tokenizer.from_folder(beside.path), rows, rows)
@@ -230,7 +236,7 @@ class DrafterBuilder:
             )
 
     def _head_rows(self, name: str, drafting: Drafting) -> HeadRows | None:
-        """The rows of a language-model head that a drafter proposes from, None for all of them; without their weights."""
+        """Return the rows of the language-model head that a drafter proposes from, without their weights; None: all rows."""
         spec = self.spec
         rows, said = choose_rows(
             name, drafting, self.target.model, self.tokenizer, spec.draft_vocab, spec.draft_bits
@@ -244,13 +250,14 @@ class DrafterBuilder:
 
 
 def towers_of(made: Assembled) -> list[nn.Module]:
-    """Return the vision tower of `made` in a list; an empty list if it has none."""
+    """Return the vision tower of a model in a list; an empty list where it has none."""
     tower = None if made.vision is None else made.vision.tower
     return [tower] if isinstance(tower, nn.Module) else []
 
 
 def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vision | None:
-    """The parts of a draft model that read images. They are prepared once, so its settings must be the target's."""
+    """Return the vision parts of a draft model; None, with a notice, where it cannot draft for prompts with images. Images are prepared
+    only once, so the settings of both models must be equal."""
     if target.vision is None:
         return None
     if small.vision is None:
@@ -265,8 +272,8 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
 
 
 def check_rows(tokenizer: Tokenizer, made: Assembled) -> None:
-    """Raise ModelError where ordinary text would be cut into ids for which a model has no row. Added tokens may lie beyond the rows, as
-    Gemma 3's `<image_soft_token>` does in its text models: they are refused where they would be used."""
+    """Raise ModelError where the tokenizer encodes ordinary text into ids for which the model's embedding has no row. Added tokens may
+    lie beyond the rows, as `<image_soft_token>` does in Gemma 3's text models; a request that uses one is refused."""
     rows = made.model.vocab_size
     if tokenizer.num_ordinary > rows:
         raise ModelError(

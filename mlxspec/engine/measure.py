@@ -25,13 +25,13 @@ _QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside o
 
 
 def guessed_costs(model: Model, drafters: Mapping[str, Drafter]) -> CostModel:
-    """Costs of a model of which no round has been seen."""
+    """Return guessed costs of rounds and drafts for a model of which no round has been measured."""
     guesses = {n: likely_draft(d, model) for n, d in drafters.items() if isinstance(d, ModelDrafter)}
     return CostModel(likely_rounds(model), guesses, pause=0.0 if device.has_gpu() else _PAUSE)
 
 
 def kept_costs(model: Model, drafters: Mapping[str, Drafter], data: Any) -> CostModel:
-    """Costs of which a file holds `data`, and guesses for what is not there. None: there is no file."""
+    """Return the costs that a cost file holds, with guesses where it holds none. data: the file's content; None: there is no file."""
     costs = guessed_costs(model, drafters)
     if data is not None:
         with suppress(ConfigError):  # of another version, or damaged: as good as none
@@ -40,9 +40,10 @@ def kept_costs(model: Model, drafters: Mapping[str, Drafter], data: Any) -> Cost
 
 
 def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
-    """A guess in plain rounds, from bytes and layers. A drafted token takes its share of the bytes that a plain round reads (the drafter's
-    layers and the language-model head over all that the target reads for a token), or its share of the layers where the host is what
-    a round waits for, whichever is more; waiting for the draft costs as much as a layer."""
+    """Return a guess of what a draft costs, in plain rounds, by counting bytes and layers. A drafted token costs the larger of two
+    shares: of the bytes that a plain round reads (the drafter's layers and the language-model head over all that the target reads for
+    a token), and of the target's layers, for machines on which rounds wait for the host. Waiting for the draft costs as much as a
+    layer."""
     target, own = reads(model), drafter.reads
     layer = 1.0 / (target.layers + 1)  # the head is one more
     step = min(1.0, max(own.bytes() / max(1.0, target.bytes()), (own.layers + 1) * layer))
@@ -52,7 +53,8 @@ def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
 
 
 def likely_rounds(model: Model) -> dict[int, float]:
-    """A guess of what widths cost in plain rounds: as for any model, and the bytes of the further experts that so many tokens need."""
+    """Return a guess of what a round costs, in plain rounds, by its width in tokens: the usual curve of any model, and the bytes of the
+    further experts that more tokens read."""
     read = reads(model)
     plain = max(1.0, read.bytes())
     return {w: likely(w) + (read.bytes(w) - read.bytes()) / plain for w in LADDER}

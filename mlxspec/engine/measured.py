@@ -18,19 +18,20 @@ _FOLDER = "tried"
 
 
 def keep(model: str, data: Mapping[str, Any]) -> Path:
-    """Keep what was measured of a model, which is named as it is loaded; returns the file."""
+    """Write the measured speeds of a model to a file, and return its path. model: the name that it is loaded by."""
     path = _file(model)
     kept_json.write(path, dict(data))
     return path
 
 
 def measured(model: str) -> str:
-    """Return `measured here on 3 Dec.: chat 78 -> 84 tok/s (1.05x to 1.12x); same text`; "" where nothing is kept of a model."""
+    """Return the measured speeds of a model as text, such as `measured here on 3 Dec.: chat 78 -> 84 tok/s (1.05x to 1.12x); same text`;
+    "" where nothing was measured."""
     return _said(kept_json.read(_file(model)))
 
 
 def all_measured() -> Iterator[str]:
-    """Yield the same for every model that something is kept of, its name first."""
+    """Yield for every model that was measured its name and the text that `measured` returns for it."""
     for path in kept_json.kept_files(_FOLDER):
         data = kept_json.read(path)
         if said := _said(data):
@@ -38,14 +39,15 @@ def all_measured() -> Iterator[str]:
 
 
 def sentence(data: Mapping[str, Any]) -> str:
-    """Return what was measured as one sentence: of each kind of text both speeds and the range of their ratios."""
+    """Return measured speeds as one text: for each kind of text both speeds and the range of their ratios."""
     kinds = data["kinds"]
     same = all(kind["same_text"] for kind in kinds)
     return f"{', '.join(map(_of_kind, kinds))}{'; same text' if same else ''}"
 
 
 def _of_kind(kind: Mapping[str, Any]) -> str:
-    """`chat 78 -> 84 tok/s (1.05x to 1.12x)`, without a second speed where there is no ratio of them."""
+    """Return the speeds for one kind of text, such as `chat 78 -> 84 tok/s (1.05x to 1.12x)`, without the second speed where no ratio
+    can be given."""
     off, auto, ratio = kind["off"], kind["auto"], kind["ratio"]
     if ratio["refusal"]:
         return f"{kind['kind']} {off:.0f} tok/s ({ratio['refusal']})"
@@ -64,5 +66,5 @@ def _said(data: Any) -> str:
 
 
 def _file(model: str) -> Path:
-    """Return the file of a model. A short name and its repository mean the same one."""
+    """Return the path of a model's file. A short name and the repository that it names have the same file."""
     return kept_json.machines_file(_FOLDER, repository(model))

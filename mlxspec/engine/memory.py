@@ -37,8 +37,8 @@ _ALIVE = 64
 
 
 class _Reserved(NamedTuple):
-    """The memory of one request. nbytes: of its row; length: tokens it may come to have; tower: bytes that reading its largest image
-    takes."""
+    """The memory that is reserved for one request. nbytes: of its row. length: most tokens of its row. tower: bytes that the vision
+    tower needs for its largest image."""
 
     nbytes: int
     length: int
@@ -46,9 +46,9 @@ class _Reserved(NamedTuple):
 
 
 class EngineMemory:
-    """One engine's. budget, weights, prefix_budget in bytes; verify: tokens of the widest verify of a row; full_chunk: tokens of prompts
-    that are read at once where memory allows it; config: of it kv_bits says what keys and values take. watch: over the pieces that are
-    read."""
+    """The memory plan of one engine. budget, weights, prefix_budget: bytes of all, of the weights, and at most of the prefix cache.
+    verify: tokens of a row's widest verify. full_chunk: prompt tokens that are read at once where memory allows it. config: its
+    kv_bits determines the size of keys and values. watch: limits the pieces of prompts by the time that they take."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class EngineMemory:
         vision: int = 0,
         tower: VisionTower | None = None,
     ) -> None:
-        """vision: bytes of a vision tower and of the rows that are kept of images. tower: that tower. Raises MemoryBudgetError where the
-        weights alone do not fit: no request ever would."""
+        """Compute the budget and the parts of it that weights and prefix cache take. vision: bytes of the vision tower and of the rows
+        that are kept of images. tower: that tower. Raises MemoryBudgetError where the weights alone do not fit."""
         self._model, self._drafters, self._verify = model, tuple(drafters), verify
         self.config = config
         self._streams = Streams.of(self._drafters, model.hidden_size)
@@ -76,48 +76,49 @@ class EngineMemory:
         self._reserved: dict[int, _Reserved] = {}  # by request
 
     def hold(self, num_bytes: int) -> None:
-        """Reserve these bytes of the budget for another model. Raises MemoryBudgetError where nothing would be left."""
+        """Reserve this number of bytes of the budget for another model. Raises MemoryBudgetError where nothing would be left."""
         self.weights += num_bytes
         check_weights(self.weights, self.config.memory_budget)
 
     @property
     def left(self) -> int:
-        """Bytes that the weights leave of the budget."""
+        """Return the bytes of the budget that the weights leave."""
         return self.budget - self.weights
 
     def agree(self, left: int) -> None:
-        """Plan for ranks: as the rank does that has least memory in addition to its weights, `left` bytes. Pieces of prompts do not
-        depend on one rank's clock then."""
+        """Set the budget to the one that all ranks share. left: the least number of bytes that any rank has in addition to its weights.
+        Pieces of prompts no longer depend on this rank's clock."""
         self.watch.may_shorten = False
         self.budget = self.weights + left
         if self.config.prefix_budget is None:
             self.prefix_budget = min(left // _STORE_SHARE, _STORE_AT_MOST)
 
     def close(self) -> None:
-        """Let go of model and drafters. Nothing can be asked about requests any more."""
+        """Release the model and the drafters. No method that takes a request may be called afterwards, except `release`."""
         self._drafters, self._reserved, self.weights, self.prefix_budget = (), {}, 0, 0
         self._tower, self._wide = None, []
         vars(self).pop("_model", None)
 
     def read_by(self, num_tokens: int) -> None:
-        """Set how many tokens of prompts are read at once from now on, where memory allows it."""
+        """Set the number of prompt tokens that are read at once from now on, where memory allows it."""
         self.full_chunk = num_tokens
         device.adjust(self, self.scratch)
 
     @property
     def reserved(self) -> int:
-        """Bytes of the rows that are here, as long as they may still grow."""
+        """Return the bytes that are reserved for all rows, at the longest that they may become."""
         return sum(r.nbytes for r in self._reserved.values())
 
     def needed(self, request: Request) -> int:
-        """Bytes of a row for all tokens the request may come to have, its drafters', its images and what it keeps on the host included."""
+        """Return the bytes of a request's row at its greatest length, with its drafters' state, its images and its data on the host."""
         found = self.row(request.most_tokens, request.spec) + request.host_bytes
         if request.seen is not None:  # the rows of its images
             found += request.seen.images.num_tokens * self._model.hidden_size * self._model.dtype.size
         return found
 
     def most_tokens(self, spec: SpecConfig) -> int:
-        """The longest row that has room alone, beside all that the prefix store may take; 0 where none has."""
+        """Return the length, in tokens, of the longest row that fits into memory alone, with the prefix cache at its limit; 0 where no
+        row fits."""
         left = self.budget - self.weights - self.prefix_budget
         fits, too_long = 0, self._model.max_context + 1
         while too_long - fits > 1:
@@ -129,7 +130,7 @@ class EngineMemory:
         return fits
 
     def row(self, length: int, spec: SpecConfig) -> int:
-        """Bytes of arrays of a row of so many tokens."""
+        """Return the bytes of the arrays of a row of `length` tokens, the target's and those of the drafters in spec."""
         found = row_bytes(
             self._model.make_cache(0, kv_bits=self.config.kv_bits), length, self.full_chunk, self._verify
         )
@@ -137,7 +138,7 @@ class EngineMemory:
         return found
 
     def check(self, request: Request) -> None:
-        """Raise MemoryBudgetError where a request does not fit even alone, or where macOS itself is critically short of memory."""
+        """Raise MemoryBudgetError where a request does not fit into memory even alone, or where macOS is critically short of memory."""
         if memory_pressure() == "critical":
             raise MemoryBudgetError(
                 "This Mac is critically short of memory, so no new request is taken now: close other programs and ask again."
@@ -152,8 +153,8 @@ class EngineMemory:
             )
 
     def has_room(self, request: Request) -> bool:
-        """Whether a request's bytes fit beside the rows that are here; alone they always do, having been checked. None has room beside
-        others while macOS is critically short of memory."""
+        """Return whether a request fits into memory in addition to the rows that are reserved. A request that `check` has passed always
+        fits alone. While macOS is critically short of memory no second row fits."""
         return not self._reserved or self._fits(request)
 
     def _fits(self, request: Request) -> bool:
@@ -166,14 +167,14 @@ class EngineMemory:
         return wanted <= self.budget
 
     def reserve(self, request: Request) -> None:
-        """Take its bytes."""
+        """Reserve the bytes of a request's row."""
         self._reserved[request.number] = _Reserved(
             self.needed(request), request.most_tokens, self._of_tower(request)
         )
         device.adjust(self, self.scratch)
 
     def grow(self, request: Request) -> None:
-        """Reserve the next STEP tokens of an answer where they fit beside the rows that are here; else change nothing."""
+        """Reserve memory for the next STEP tokens of a request's answer, if they fit in addition to the other rows; else change nothing."""
         own = self._reserved.pop(request.number)
         request.limit += STEP
         if self._fits(request):
@@ -183,7 +184,8 @@ class EngineMemory:
             self._reserved[request.number] = own
 
     def may_wait(self, num_tokens: int) -> bool:
-        """Whether prompts of so many tokens may wait on the host: a part of what the weights leave is for them."""
+        """Return whether prompts of this number of tokens together may wait on the host: they may take a fixed share of the budget that
+        the weights leave."""
         return num_tokens * TOKEN_BYTES <= (self.budget - self.weights) // _WAITING_SHARE
 
     def release(self, request: Request) -> None:
@@ -194,7 +196,8 @@ class EngineMemory:
 
     @property
     def chunk(self) -> int:
-        """Tokens of prompts to read at a time: fewer where the rows leave little room, or where the watch requires it."""
+        """Return the number of prompt tokens to read at a time: fewer than full_chunk where the rows leave little memory, or where
+        pieces take too long."""
         chunk = self.watch.limited(self.full_chunk)
         while chunk > self._smallest and self._free < self.activations(chunk, self._longest):
             chunk = max(self._smallest, chunk // 2)
@@ -202,7 +205,7 @@ class EngineMemory:
 
     @property
     def for_store(self) -> int:
-        """Bytes that the prefix store may have now: none while macOS is short of memory."""
+        """Return the bytes that the prefix cache may take now: none while macOS is short of memory."""
         if memory_pressure() != "normal":
             return 0
         running = max(self.activations(self.chunk, self._longest), self._largest_tower)
@@ -210,15 +213,15 @@ class EngineMemory:
 
     @property
     def scratch(self) -> int:
-        """Bytes that one forward after another needs for itself, at most, with the rows that are here: their longest context, rounded up
-        to a power of two so that it seldom changes, and not below DEFAULT_CONTEXT."""
+        """Return the most bytes that a forward allocates temporarily with the rows that are reserved. The longest context among them is
+        rounded up to a power of two, so that the result seldom changes, and is at least DEFAULT_CONTEXT."""
         longest = 1 << max(self._longest - 1, DEFAULT_CONTEXT - 1).bit_length()
         forward = self.activations(self.full_chunk, min(longest, self._model.max_context))
         return max(forward, self._largest_tower)
 
     def activations(self, chunk: int, context: int, *, rows: int | None = None) -> int:
-        """Bytes that a forward behind `context` tokens takes while it runs: reading a chunk of so many, or the widest verify of `rows` rows
-        (None: of those that are here), whichever takes more."""
+        """Return the bytes that a forward after `context` tokens allocates while it runs: the larger of reading a chunk of `chunk`
+        tokens and of the widest verify of `rows` rows (None: of all reserved rows)."""
         rows = max(1, len(self._reserved)) if rows is None else rows
         reading = self._forward(chunk, chunk, context) + 4 * self._model.vocab_size
         if chunk >= wide.RACED_ROWS[0]:
@@ -229,7 +232,7 @@ class EngineMemory:
         return max(reading, verifying + most_bytes(num, self._model.vocab_size))
 
     def _forward(self, num: int, width: int, context: int) -> int:
-        """Bytes of a forward of num tokens, up to `width` of a row, without logits."""
+        """Return the bytes, without logits, of a forward of `num` tokens, of which one row has at most `width`."""
         heads = self._model.attention_heads
         scores = max((score_bytes(h, width, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined
@@ -244,11 +247,12 @@ class EngineMemory:
 
     @property
     def _largest_tower(self) -> int:
-        """Bytes that reading one image of the rows that are here takes; images are read one at a time, and not during a forward."""
+        """Return the bytes that the vision tower needs for the largest image of the reserved rows. Images are read one at a time, and
+        not during a forward."""
         return max((r.tower for r in self._reserved.values()), default=0)
 
     def _of_tower(self, request: Request) -> int:
-        """Bytes that reading the request's largest image takes."""
+        """Return the bytes that the vision tower needs for the request's largest image."""
         if request.seen is None or self._tower is None:
             return 0
         most = max((len(span.places) for span in request.seen.images.spans), default=0)
@@ -264,7 +268,7 @@ class EngineMemory:
 
 
 def check_weights(weights: int, budget: int | None) -> int:
-    """The budget in bytes, the default one for None. Raises MemoryBudgetError where `weights` bytes leave nothing of it."""
+    """Return the budget in bytes; None means the default one. Raises MemoryBudgetError where `weights` bytes leave nothing of it."""
     budget = budget or default_budget()
     if weights >= budget:
         raise MemoryBudgetError(
@@ -275,7 +279,8 @@ def check_weights(weights: int, budget: int | None) -> int:
 
 
 def row_bytes(cache: ModelCache, length: int, prefill: int, verify: int) -> int:
-    """A row of a cache of `length` tokens, with the recurrent states that a forward writes beside those it reads. It needs no rows."""
+    """Return the bytes of a cache's row of `length` tokens, with the second copy of recurrent states that a forward writes. prefill,
+    verify: tokens of a row that one forward reads or verifies at most. The cache itself needs no rows."""
     states = sum(layer.bytes_for(length, verify) for layer in cache.layers if layer.is_recurrent)
     return states + cache.bytes_for(length, prefill=prefill, verify=verify)
 
@@ -287,7 +292,7 @@ def _shown(nbytes: int) -> str:
 
 
 def default_budget() -> int:
-    """The bytes that this machine gives to MLX, and on a Mac never so much that the system has less than 4 GiB, or 15 %, of it."""
+    """Return the bytes that this machine gives to MLX. On a Mac at least 4 GiB and at least 15 % of the memory stay for the system."""
     most = machine_memory()
     total = mx.device_info().get("memory_size") if device.has_gpu() else None
     if isinstance(total, int) and total > 0:

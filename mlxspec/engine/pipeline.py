@@ -43,7 +43,8 @@ _NO_COPIES = 20 * (50 << 20)
 
 
 class Pipeline(Rounds):
-    """Rounds of which at most one has been launched and not read. next: that round, or None."""
+    """The rounds of an engine, of which the next one may be launched before the current one is read. next: the round that is launched
+    and not read, or None."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Pipeline(Rounds):
         num_bytes: int = 0,
     ) -> None:
         """Start with no round. widest: the most tokens of a round. overlaps: whether a round with drafts may be launched before the one
-        in front of it is read. num_bytes: of weights that a round reads."""
+        in front of it is read. num_bytes: of the weights that a round reads."""
         super().__init__(drafts, stats, widest=widest)
         self.next: Round | None = None
         self._commit: UnreadCommit | None = None  # of the round that is being read, on which `next` goes on
@@ -65,18 +66,19 @@ class Pipeline(Rounds):
 
     @property
     def is_on_way(self) -> bool:  # type: ignore[override]
-        """Whether a round has been launched and not read."""
+        """Return whether a round has been launched and not read."""
         return self.next is not None
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
-        """Whether a round with drafts is on its way."""
+        """Return whether a round with drafts has been launched and not read."""
         return self.next is not None and self.next.is_open
 
     def advance(
         self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
     ) -> ReadRound:
-        """Read the round that is on its way, or one launched now; the next one is put on its way before, where that may be."""
+        """Read the round that is launched, or launch one now and read that, and return its events and time. Where possible, the next
+        round is launched before the reading. may_follow: whether these rows will decode in the next round, too."""
         stats, drafts, ahead = self._stats, self._drafts, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafts, stats, widest=self._widest)
@@ -117,8 +119,9 @@ class Pipeline(Rounds):
     def _launch_behind(
         self, last: Round, rows: Sequence[Request], model: Model, cache: ModelCache, *, holds: bool
     ) -> Round | None:
-        """Launch a round on the tokens of `last`; None if the host must read those tokens first. A row that turns out to have ended gets
-        tokens that nobody reads; rows do not see each other. holds: the round is built, and the device begins on it later."""
+        """Launch a round that continues from the tokens of the unread round `last`, and return it; None where the host must read those
+        tokens first. A row whose answer turns out to have ended gets tokens that are discarded; rows do not affect each other. holds:
+        build the round now, and let the device begin on it only after `last`."""
         if holds:
             with device.hold():
                 return self._launch_behind(last, rows, model, cache, holds=False)
@@ -149,7 +152,8 @@ class Pipeline(Rounds):
     def _drafted_behind(
         self, last: Round, rows: Sequence[Request], model: Model, cache: ModelCache
     ) -> Round | None:
-        """Launch drafts and their verify behind the accepted tokens of `last`; None where nobody drafts."""
+        """Draft from the accepted tokens of the unread round `last`, launch the verify of these drafts, and return that round; None
+        where there is no draft."""
         started, width = time.perf_counter(), last.rows.max_width
         rooms = {r.number: r.room - width for r in rows}
         if cache.needs_lengths or min(rooms.values()) < 1 or last.requests != tuple(rows):
@@ -173,8 +177,8 @@ class Pipeline(Rounds):
 
 
 def unread_of(round_: Round) -> Unread:
-    """Return the tokens that a round's rows continue with: the accepted drafts and the round's own token. Rows that are narrower than the
-    widest one repeat their last place, which is never accepted."""
+    """Return the tokens that the rows of an unread round commit: accepted drafted tokens and the round's own token. A row that is
+    narrower than the widest one repeats its last place, and the repeated places are never accepted."""
     rows, width = round_.rows, round_.rows.max_width
     shape, given, chosen, hidden = (rows.num_rows, width), round_.tokens, round_.sampled.tokens, round_.hidden
     if width == 1:
@@ -195,5 +199,5 @@ def unread_of(round_: Round) -> Unread:
 
 
 def _buffer_bytes(cache: ModelCache) -> int:
-    """Return the bytes of the buffers that keep keys and values."""
+    """Return the bytes of the buffers that hold a cache's keys and values."""
     return sum(x.nbytes for layer in cache.layers if not layer.is_recurrent for x in layer.arrays)

@@ -20,7 +20,8 @@ from mlxspec.engine.schedule import Queue, Shares, makes_room
 
 
 class Rows:
-    """One engine's. Iterating, indexing and `len` are over the decoding requests."""
+    """The rows of an engine: the decoding requests with their cache, and the snapshots of parked requests. Iterating, indexing and `len`
+    are over the decoding requests."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -37,7 +38,7 @@ class Rows:
         return self.requests[place]
 
     def join(self, request: Request, cache: ModelCache) -> None:
-        """Let a request decode. cache: its own, of one row; it must not be used again."""
+        """Add a request to the decoding rows. cache: the request's own, of one row; it must not be used again."""
         if self.cache is None:
             self.cache = cache
         else:
@@ -63,7 +64,7 @@ class Rows:
         self.leave([request])
 
     def unpark(self, request: Request, cache: ModelCache) -> None:
-        """Let a parked request decode again, from its snapshot. cache: a fresh one, of one row."""
+        """Add a parked request to the decoding rows again, from its snapshot. cache: a fresh one of one row."""
         kept = self.parked[request]
         cache.restore(kept)
         cache.scales[0] = request.scales
@@ -73,20 +74,22 @@ class Rows:
         self.join(request, cache)
 
     def lose_all(self) -> list[Request]:
-        """A forward of all rows has failed, and nothing is known of their states. Returns their requests, which stay until they leave."""
+        """Drop the cache of all rows after a failed forward, because their states are unknown. Return their requests, which stay listed
+        until they leave."""
         self.cache = None
         return self.requests
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the target's states, parked ones included."""
+        """Return the bytes of the target's states, those of parked requests included."""
         parked = sum(s.nbytes for s in self.parked.values())
         return parked + (0 if self.cache is None else self.cache.nbytes)
 
 
 class RequestPlaces:
-    """One engine's. gone: requests that have lost their place in the queue to others'. step: number of the engine's step. awaits_read: rows
-    change once the round on its way has been read."""
+    """All requests of an engine, by place: in the queue, being read, decoding, or parked. gone: requests that a full queue has dropped
+    for another client's. step: number of the engine's step. awaits_read: whether rows can only be parked or join after the launched
+    round has been read."""
 
     def __init__(self, max_waiting: int) -> None:
         self.queue, self.prefills, self.rows = Queue(max_waiting), Prefills(), Rows()
@@ -97,11 +100,11 @@ class RequestPlaces:
 
     @property
     def requests(self) -> list[Request]:
-        """All that have not left: waiting, being read, decoding."""
+        """Return all requests that have not left the engine: waiting, parked, being read and decoding."""
         return [*self.queue, *self.parked, *self.running]
 
     def end(self, endings: Sequence[Ending]) -> None:
-        """End the requests that are named."""
+        """End the requests that these endings name."""
         by_number = {ending.number: ending for ending in endings}
         for request in self.requests if by_number else ():
             if request.number in by_number:
@@ -109,22 +112,22 @@ class RequestPlaces:
 
     @property
     def parked(self) -> list[Request]:
-        """Requests that have begun and have no place."""
+        """Return the requests that have begun and have no place now."""
         return [*self.rows.parked, *self.prefills.parked]
 
     @property
     def running(self) -> list[Request]:
-        """Requests that have a place."""
+        """Return the requests that have a place: their prompt is being read, or their row decodes."""
         return [*(p.request for p in self.prefills), *self.rows]
 
     @property
     def out_of_time(self) -> list[Ending]:
-        """The requests that end now by this process's clock."""
+        """Return the endings of the requests whose deadline has passed by this process's clock, or whose grammar takes too long."""
         return [ending for r in self.requests if (ending := r.out_of_time) is not None]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request has a place, or is to be told that it has none."""
+        """Return whether a step has work: a request has a place, or the caller of a dropped request must receive its end."""
         return bool(self.prefills or self.rows or self.gone)
 
     def admit(
@@ -136,9 +139,11 @@ class RequestPlaces:
         *,
         is_on_way: bool,
     ) -> Iterator[Request]:
-        """Give places, `most` at most, to those whose turn it is. Yields those that begin; the caller takes their memory before it asks for
-        the next. Rows that rest leave their places. While a request waits for memory, only those that have begun go before it: they have
-        theirs, and will leave it. make_cache: of one row. is_on_way: whether a round is, so that no row may move."""
+        """Give places, at most `most`, to the waiting requests whose turn it is. Yields the requests that begin; the caller reserves the
+        memory of each before it continues. Requests that go on after being parked are not yielded. A request in `resting` loses its
+        place. While a new request waits for memory, only parked requests are admitted, because their memory is reserved already.
+        has_room: whether memory for a request is free. make_cache: returns a cache of one row. is_on_way: whether a round is launched
+        and not read, so that no row may move."""
         has_memory = True
         tired = [r for r in self.rows if r.number in resting]
         self.awaits_read = is_on_way and bool(tired)
@@ -181,7 +186,7 @@ class RequestPlaces:
                 self.prefills.park(request, is_parked=False)
 
     def _park(self, request: Request) -> bool:
-        """Take a request's place away. Returns False where that fails, which ends the request where it is."""
+        """Park a running request, so that its place is free; return False where that fails, which ends the request."""
         try:
             (self.rows if request in self.rows.requests else self.prefills).park(request)
         except Exception as error:
@@ -190,7 +195,8 @@ class RequestPlaces:
         return True
 
     def take_ended(self) -> list[Request]:
-        """Requests that have ended and do not decode: they have no place any more, and what was read of their prompts is kept."""
+        """Remove the requests that have ended and do not decode, and return them. What was read of their prompts is kept in the prefix
+        cache."""
         found, self.gone = self.gone, []
         for request in [r for r in (*self.queue, *self.rows.parked) if r.finish_reason is not None]:
             found.append(request)

@@ -38,10 +38,11 @@ _TOLD_AT_ONCE = 64  # positions whose logits are held together: 64 MB of a vocab
 
 
 class Prefill:
-    """One request's prompt, of which the first num_done tokens are in `cache` (one row). num_pieces: forwards and images so far.
+    """The reading of one request's prompt. The first num_done tokens are in `cache`, which has one row. num_pieces: forwards and images
+    so far.
 
-    carry (1, H): the target's final hidden of the newest token that is in, zeros before the first; with the residual streams that
-    drafters need behind it, where the request shows them.
+    carry (1, H): the target's final hidden state of the last token that is in the cache, zeros before the first token. Where the
+    request's drafters need residual streams of layers, they are joined to it, and H is larger.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Prefill:
         watch: watchdog.PromptWatch,
         kv_bits: int = PLAIN,
     ) -> None:
-        """Begins behind what the prefix store knows of the prompt, once `arrive` says so."""
+        """Begin to read a request's prompt after the longest beginning of it that the prefix cache holds. Where the disk holds more than
+        memory does, a fetch is begun, and reading begins once `arrive` returns True. watch: limits the duration of pieces on a Mac.
+        kv_bits: as in EngineConfig."""
         self.request = request
         self._model, self._drafts, self._prefix, self._watch = model, drafts, prefix, watch
         stops = prefix.stops(request.marks, len(request.prompt), prefix.branch(request))
@@ -71,7 +74,8 @@ class Prefill:
             self._begin(None)
 
     def _begin(self, fetched: Hit | None) -> None:
-        """Begin to read the prompt. fetched: the beginning of it that the disk gave, or None."""
+        """Restore the longest known beginning of the prompt, and set where reading begins. fetched: the beginning that was read from the
+        disk, or None."""
         request, drafts = self.request, self._drafts
         hit = self._prefix.find(request, drafts, fetched)
         request.shows_layers = any(
@@ -89,8 +93,9 @@ class Prefill:
                 self._logits = self._model.head(final)
 
     def arrive(self, *, is_busy: bool) -> bool:
-        """Whether the prompt may be read: what the disk knows of it is here. Takes a slice of that where others decode, else all that has
-        come. Where it cannot be read as it was written, or lacks what a drafter needs, the next shorter beginning is looked for."""
+        """Return whether the prompt can be read on: no state from the disk is still awaited. Takes what the disk has delivered: one
+        slice where other rows decode (is_busy), else all. A state that is damaged, or lacks a part that a drafter needs, is replaced
+        by the next shorter one."""
         while self._fetch is not None:
             fetch = self._fetch
             fetch.take(SLICE if is_busy else fetch.nbytes)
@@ -113,7 +118,7 @@ class Prefill:
         return True
 
     def attempt(self, work: Callable[[], bool], *, failed: bool = False) -> bool:
-        """Returns what `work` does, or `failed` where it raises, which ends the request."""
+        """Run `work` and return its result. Where it raises, the request ends with the error, and `failed` is returned."""
         try:
             return work()
         except Exception as error:
@@ -121,12 +126,12 @@ class Prefill:
             return failed
 
     def wait(self, seconds: float) -> None:
-        """Wait for this number of seconds, or until more has come from the disk."""
+        """Wait for this number of seconds, or until the disk has delivered more."""
         if self._fetch is not None:
             self._fetch.wait(seconds)
 
     def leave(self) -> None:
-        """End before the whole prompt was read. The part that has been read is kept in the prefix cache, unless reading failed."""
+        """End the reading early. The part that has been read is kept in the prefix cache, unless the request failed."""
         if self._fetch is not None:
             self._prefix.end_fetch(self._fetch)
             self._fetch = None
@@ -138,14 +143,15 @@ class Prefill:
         return self.num_done == len(self.request.prompt)
 
     def next_end(self, chunk: int) -> int:
-        """The place at which the next piece ends, at most `chunk` tokens on."""
+        """Return the place, in tokens, at which the next piece of the prompt ends: at most `chunk` tokens after num_done, unless an
+        image needs more."""
         at = bisect_right(self._stops, self.num_done)
         grid = (self.num_done // chunk + 1) * chunk
         end = min([grid, *self._stops[at : at + 1], len(self.request.prompt)])
         return end if self.request.seen is None else self.request.seen.images.edge(self.num_done, end)
 
     def read_image(self, end: int) -> bool:
-        """Run the tower over the next image that is to be read up to `end` and whose rows are not there; whether there was one."""
+        """Run the vision tower over the next image before place `end` whose rows are not computed yet; return whether there was one."""
         seen = self.request.seen
         if seen is None:
             return False
@@ -163,12 +169,13 @@ class Prefill:
         return False
 
     def _turn(self) -> None:
-        """Set the rotary positions of the tokens that follow the cache's."""
+        """Set the shift of rotary positions that the prompt's images cause for the tokens that follow."""
         if self.request.seen is not None:
             self.cache.shift(0, self.request.seen.images.shift(self.num_done))
 
     def advance(self, end: int) -> list[Event]:
-        """Read the prompt up to `end`, tell the drafters of it, and keep what later prompts may go on from."""
+        """Read the prompt up to place `end`, give its tokens to the drafters, and keep the state in the prefix cache where later prompts
+        may continue from it. Return the event that reports the progress."""
         started = time.perf_counter()
         if (end - self.num_done) * self._model.hidden_size**2 >= _WORTH_WAKING:
             device.prefill_threads()
@@ -228,8 +235,9 @@ class Prefill:
         request.stats.num_read += len(piece)
 
     def _tell_prompt(self, hidden: mx.array) -> None:
-        """Compute the log-probabilities of the prompt's next tokens from the hiddens (n, H) of those just read, a few at a time: logits of
-        all would take too much memory."""
+        """Compute the log-probabilities of the prompt's tokens that follow those just read, and add them to the request. hidden (n, H):
+        hidden states of the tokens just read. Works on a few positions at a time, because the logits of all would take too much
+        memory."""
         hidden, prompt = self._drafts.streams.final(hidden), self.request.prompt
         for start in range(0, hidden.shape[0], _TOLD_AT_ONCE):
             first = self.num_done + start + 1
@@ -242,7 +250,7 @@ class Prefill:
                 self.request.read_prompt(found, behind)
 
     def keep(self) -> None:
-        """Keep the state behind what has been read."""
+        """Keep the state after the tokens that have been read in the prefix cache."""
         if self.num_done:
             tokens = self.request.prompt[: self.num_done]
             self._prefix.keep(self.request, tokens, self.cache, 0, self._drafts, self.carry)
@@ -271,7 +279,7 @@ class Prefill:
 
 
 class Prefills:
-    """The prompts that one engine reads, the oldest request's first. Iterating and `len` are over those that are not parked."""
+    """The prompts that an engine reads, the oldest request's first. Iterating and `len` are over those that are not parked."""
 
     def __init__(self) -> None:
         self.every: list[Prefill] = []
@@ -285,11 +293,11 @@ class Prefills:
 
     @property
     def parked(self) -> list[Request]:
-        """Requests whose prompts are read on later, from where they are."""
+        """Return the requests whose prompts are partly read and parked."""
         return [p.request for p in self.every if p.is_parked]
 
     def park(self, request: Request, *, is_parked: bool = True) -> None:
-        """Pause reading a request's prompt; is_parked False: go on with it."""
+        """Pause the reading of a request's prompt; with is_parked False, continue it."""
         (prefill,) = (p for p in self.every if p.request is request)
         prefill.is_parked = is_parked
 
@@ -304,13 +312,14 @@ class Prefills:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of their states, parked ones included."""
+        """Return the bytes of the target's states of all prompts, parked ones included."""
         return sum(p.cache.nbytes for p in self.every)
 
     def pieces(self, chunk: int, *, is_busy: bool) -> Iterator[tuple[Prefill, int | None]]:
-        """Yields what is read next, together at most `chunk` tokens: a prompt, and up to where. The caller reads each piece before it asks
-        for the next one. None instead of a place: one of the prompt's images has gone through the tower, which counts as a chunk, whatever
-        its size. is_busy: whether rows decode. A request whose images or kept states fail ends with the error."""
+        """Yield the pieces to read next, at most `chunk` tokens together: the prompt and the place at which its piece ends. The caller
+        reads each piece before it continues. A pair with None instead of a place means that an image of the prompt has gone through
+        the vision tower, which counts as a whole chunk. is_busy: whether rows decode. A request whose image or stored state fails
+        ends with the error."""
         left, ready = chunk, [p for p in self if p.attempt(partial(p.arrive, is_busy=is_busy))]
         waiting = [p for p in self if p.request.finish_reason is None]
         if not ready and waiting and not is_busy:

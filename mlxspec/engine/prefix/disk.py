@@ -56,8 +56,8 @@ _log = logging.getLogger("mlxspec")
 
 @dataclass
 class DiskStats:
-    """Counts since the engine was made. num_lost: states that left memory before they were written; num_failed: files that the disk
-    refused; num_missed: files that were expected and could not be read as they were written."""
+    """Counts of a prefix cache on disk since the engine was made. num_lost: states that left memory before they were written;
+    num_failed: writes that the disk refused; num_missed: files that were expected and could not be read as they were written."""
 
     num_written: int = 0
     bytes_written: int = 0
@@ -68,8 +68,8 @@ class DiskStats:
 
 
 class Fetch:
-    """A state on its way from its file: the file thread puts tensors in, the engine's thread takes them. length: tokens that will be known.
-    nbytes: of the file. has_failed: it is gone, or not as it was written."""
+    """A state that is being read from its file. The file thread puts tensors in, the engine's thread takes them out. length: tokens of
+    the state's text. nbytes: size of the file. has_failed: the file is gone or damaged."""
 
     def __init__(self, length: int, nbytes: int, roots: Mapping[str, str]) -> None:
         self.length, self.nbytes = length, nbytes
@@ -87,7 +87,7 @@ class Fetch:
         return self._metadata is not None and not self._waiting
 
     def put(self, name: str, tensor: Stored) -> bool:
-        """Wait until there is room. False where nobody wants it any more."""
+        """Wait until there is room, and add a tensor; return False where the fetch has been cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_cancelled or self._nbytes < READ_AHEAD)
             if not self.is_cancelled:
@@ -97,13 +97,13 @@ class Fetch:
         return not self.is_cancelled
 
     def finish(self, metadata: Mapping[str, str] | None) -> None:
-        """Note that all tensors have come. metadata: of the file; None: what has come must not be used."""
+        """Note that the reading has ended. metadata: the file's; None: reading failed, and the tensors must not be used."""
         with self._changed:
             self._metadata, self.has_failed = metadata, metadata is None
             self._changed.notify_all()
 
     def take(self, most: int) -> None:
-        """Turn what has come into arrays, `most` bytes or one tensor."""
+        """Convert tensors that have been read into MLX arrays, until at least `most` bytes are converted or none is left."""
         while most > 0:
             with self._changed:
                 if not self._waiting:
@@ -115,12 +115,12 @@ class Fetch:
             most -= pieces[0].nbytes
 
     def wait(self, seconds: float) -> None:
-        """Wait until a tensor has come or reading has failed, for this number of seconds at most."""
+        """Wait until a tensor has been read or the reading has ended, for at most this number of seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self.has_failed or self.is_done, seconds)
 
     def cancel(self) -> None:
-        """Stop the reading: no caller needs it any more."""
+        """Stop the reading and drop the tensors, because no caller needs them any more."""
         with self._changed:
             self.is_cancelled = True
             self._waiting.clear()
@@ -128,7 +128,8 @@ class Fetch:
             self._changed.notify_all()
 
     def hit(self) -> Hit | None:
-        """The state in the file; None where it is not what was asked for. Parts of drafters that this engine does not have are left out."""
+        """Return the state that was read; None where the file does not hold the expected state. Parts of drafters that this engine does
+        not have are left out."""
         try:
             parts, length = {}, self.length
             for index, part in enumerate(json.loads((self._metadata or {})["parts"])):
@@ -143,7 +144,7 @@ class Fetch:
             return None
 
     def _numbered(self, stem: str) -> Iterator[mx.array]:
-        """STEM.0, STEM.1, ... as far as they go. Raises KeyError where there is none."""
+        """Yield the arrays named STEM.0, STEM.1, and so on, until one is missing. Raises KeyError where there is none."""
         num = 0
         while (name := f"{stem}.{num}") in self._arrays:
             yield self._arrays[name]
@@ -154,7 +155,7 @@ class Fetch:
 
 @dataclass(kw_only=True, eq=False)
 class _State:
-    """A state that waits to be written. older: files that it supersedes."""
+    """A state that waits to be written to a file. older: names of the files that it supersedes."""
 
     key: bytes
     length: int
@@ -169,7 +170,7 @@ class _State:
 
 
 class PrefixDisk:
-    """The files of one engine. Attributes: stats, files."""
+    """The prefix cache on disk of one engine. Attributes: stats, files."""
 
     def __init__(
         self,
@@ -179,7 +180,9 @@ class PrefixDisk:
         *,
         model: str,
     ) -> None:
-        """roots: by part, the signature of what computed it; the target's says of all files whether they may be used. model: for people."""
+        """Open the cache in a folder of files. thread: reads and writes the files. roots: for each part of a state (target, drafters)
+        the signature of the model that computed it; files with another signature of the target are not used. model: its name, which
+        is written into files for people to read."""
         self.files, self.stats = files, DiskStats()
         self._thread, self._roots, self._model = thread, dict(roots), model
         self._waiting: dict[bytes, _State] = {}
@@ -191,14 +194,14 @@ class PrefixDisk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return self.files.nbytes
 
     # --- reading
 
     def fetch(self, text: KeyedText, known: int, room: int, most: int) -> Fetch | None:
-        """Begin to read the longest beginning of `text` that has more than `known` tokens and at most `most`. room: bytes that there are
-        for it."""
+        """Begin to read the file of the longest beginning of `text` with more than `known` and at most `most` tokens, and return the
+        fetch; None where there is no such file. room: most bytes that the file may have."""
         self._thread.run(partial(_try, self.files.look))
         for length in reversed(self._own_lengths()):
             name = self._name(text, length) if known < length <= min(most, len(text)) else None
@@ -210,7 +213,7 @@ class PrefixDisk:
         return None
 
     def _read(self, fetch: Fetch, name: str, key: bytes) -> None:
-        """Read a file into `fetch`, in the file thread. Any error makes the fetch fail, because a row waits for it."""
+        """Read a file into `fetch`. Runs in the file thread. Any error makes the fetch fail, because a row waits for its end."""
         metadata: Mapping[str, str] | None = None
         try:
             metadata = self.files.read(name, fetch.put)
@@ -230,7 +233,7 @@ class PrefixDisk:
             fetch.finish(metadata)
 
     def _is_of(self, key: bytes, metadata: Mapping[str, str]) -> bool:
-        """Whether a file holds the state behind the text of this key."""
+        """Return whether a file's metadata belong to this model and to the text of this key."""
         return (metadata.get("signature"), metadata.get("text")) == (self._roots[TARGET], key.hex())
 
     # --- writing
@@ -238,8 +241,8 @@ class PrefixDisk:
     def offer(
         self, text: KeyedText, length: int, *, is_shared: bool = False, supersedes: bool = False
     ) -> None:
-        """Write the state behind the first `length` tokens to the disk, unless it is there; then note that it was used. is_shared: many
-        texts begin with these tokens. supersedes: states of fewer tokens are of no use to this text any more."""
+        """Queue the state after the first `length` tokens of a text to be written to the disk. Where its file exists, note only that it
+        was used. is_shared: many texts begin with these tokens. supersedes: states of fewer tokens are no longer useful to this text."""
         name = self._name(text, length)
         if name is not None:
             self._thread.run(partial(self.files.use, name))
@@ -265,16 +268,17 @@ class PrefixDisk:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits to be written, or is being written. Not while the disk refuses."""
+        """Return whether a state waits to be written or is being written. False while the disk refuses writes."""
         return bool(self._waiting or self._writing) and not self.files.rests
 
     @property
     def can_work(self) -> bool:
-        """Whether `work` would do anything now."""
+        """Return whether a call of `work` would do something now."""
         return self.has_work and (self._writing is None or self._writing.is_done)
 
     def work(self, tree: PrefixTree) -> None:
-        """Hand the next state to the file thread once that has written the last one. What goes wrong costs the state only."""
+        """Hand the next state to the file thread, if that has written the last one. tree: holds the states in memory. An error costs
+        only the state, not a request."""
         state = self._writing
         if state is not None and not state.is_done:
             if tree.state(state.key) is None:  # its memory is wanted
@@ -287,7 +291,7 @@ class PrefixDisk:
             self._lose(f"could not be copied ({type(error).__name__}: {error})")
 
     def flush(self, tree: PrefixTree, seconds: float) -> bool:
-        """Write all that waits, for so long at most. Returns whether it is all on disk."""
+        """Write all states that wait, for at most this number of seconds; return whether all were written."""
         until = time.monotonic() + seconds
         while (self.has_work or not self._thread.is_idle) and time.monotonic() < until:
             self.work(tree)
@@ -296,7 +300,7 @@ class PrefixDisk:
         return not self.has_work
 
     def close(self, tree: PrefixTree, seconds: float) -> None:
-        """Write what can be written in this time, and end."""
+        """Write waiting states for at most this number of seconds, and drop the others. Nothing is written afterwards."""
         if not self.flush(tree, seconds) and not self.files.rests:
             num = len(self._waiting) + (self._writing is not None)
             _log.warning("The prefix cache on disk ends with %d texts that were not written.", num)
@@ -305,7 +309,7 @@ class PrefixDisk:
             self._writing.is_cancelled = True
 
     def _begin(self, tree: PrefixTree) -> None:
-        """Show the memory of the next state that waits to the file thread, if it can be written."""
+        """Make the memory of the next waiting state readable for the file thread, and queue its writing there."""
         if not self._waiting or self.files.rests:
             return
         state = self._waiting.pop(next(iter(self._waiting)))
@@ -353,7 +357,7 @@ class PrefixDisk:
         }
 
     def _write(self, state: _State) -> None:
-        """Write a state, in the file thread."""
+        """Write a state to its file. Runs in the file thread."""
         try:
             nbytes = sum(tensor.nbytes for tensor in state.tensors.values())
             if self.files.write(
@@ -371,7 +375,7 @@ class PrefixDisk:
             state.is_done = True
 
     def _own_lengths(self) -> list[int]:
-        """Numbers of tokens of this model's files, ascending."""
+        """Return the lengths in tokens, ascending, of the texts whose states this model has files of."""
         if self.files.found is not self._seen:
             self._seen = found = self.files.found
             own = {name.split("-")[1] for name in found if name.startswith(self._roots[TARGET][:16] + "-")}
@@ -379,7 +383,7 @@ class PrefixDisk:
         return self._lengths
 
     def _name(self, text: KeyedText, length: int) -> str | None:
-        """The file of a text's first `length` tokens, if there is one."""
+        """Return the name of the file for the first `length` tokens of a text; None where there is no such file."""
         digest = self._digest(text.key(length))
         names = (f"{self._stem(length)}{kind}-{digest}" for kind in "st")
         return next((name for name in names if name in self.files.found), None)
@@ -395,19 +399,20 @@ class PrefixDisk:
         self._say(f"Texts for the prefix cache on disk {why}; metrics count them.")
 
     def _say(self, sentence: str) -> None:
-        """Log a sentence, once a process."""
+        """Log a sentence, at most once in this object's life."""
         if sentence not in self._has_said:
             self._has_said.add(sentence)
             _log.warning(sentence)
 
 
 def default_folder() -> Path:
-    """The folder of the prefix store unless somebody names one."""
+    """Return the folder of the prefix cache where the options name none."""
     return wanted_cache_folder() / "prefix"
 
 
 def open_files(path: Path, limit: int | None) -> KeptFiles:
-    """The files of a prefix store. limit: None for a process that only looks. Raises ConfigError for a folder that cannot be used."""
+    """Return the files of a prefix cache on disk. limit: most bytes of all files; None for a process that only reads. Raises ConfigError
+    for a folder that cannot be used."""
     return KeptFiles(path, limit, "The prefix cache")
 
 
@@ -419,8 +424,9 @@ def open_disk(
     thread: JobThread,
     tower: VisionTower | None = None,
 ) -> PrefixDisk | None:
-    """The prefix store on disk that an engine's options ask for; None where the states of a drafter or of a tower cannot be told apart.
-    tower: reads the images of prompts. Raises ConfigError for a folder that cannot be used."""
+    """Return the prefix cache on disk that an engine's options request; None, with a logged warning, where no signature can be computed
+    for a drafter or the vision tower. name: the model's. thread: reads and writes the files. tower: the vision tower, None without
+    one. Raises ConfigError for a folder that cannot be used."""
     hearing = [d for d in drafters if d.needs.every_hidden]
     strange = [d.name for d in hearing if d.modules is None]
     why = f"the drafter {strange[0]} does not say by which `modules` its states are made" if strange else None
@@ -440,7 +446,8 @@ def open_disk(
 
 
 def _arrays(parts: Mapping[str, Snapshot], hidden: mx.array) -> Iterator[tuple[str, Sequence[mx.array]]]:
-    """The tensors of a file by name, in pieces along the tokens. The target is part 0."""
+    """Yield the tensors of a state's file by name, each as a list of arrays to be joined along the tokens. parts: snapshots by part, the
+    target's first. hidden: of the last token."""
     for index, snapshot in enumerate(parts.values()):
         for i, pieces in enumerate(zip(*snapshot.segments, strict=True)):
             for j, arrays in enumerate(zip(*pieces, strict=True)):
@@ -452,7 +459,7 @@ def _arrays(parts: Mapping[str, Snapshot], hidden: mx.array) -> Iterator[tuple[s
 
 
 def _try(work: Callable[[], None]) -> None:
-    """Run `work`, and log an error of the disk."""
+    """Run `work`, and log an OSError that it raises."""
     try:
         work()
     except OSError as error:

@@ -31,16 +31,17 @@ NEAR = 32  # tokens: a state that saves less reading is not kept
 
 
 def stride_of(cache: ModelCache) -> int:
-    """Tokens between two states of a long prompt: the least multiple of STRIDE whose keys and values take STATE_SHARE times the bytes of a
-    state. So the states inside a prompt take at most a third of its bytes in the store. `cache` needs no rows. STRIDE where a model
-    keeps nothing token by token."""
+    """Return the number of tokens between two states that are kept of a long prompt: the least multiple of STRIDE whose keys and values
+    take at least STATE_SHARE times the bytes of a state. So states inside a prompt take at most a third of its bytes in the prefix
+    cache. cache: of the model; it needs no rows. Returns STRIDE where a model keeps nothing for each token."""
     per_token, state = cache.snapshot_bytes()
     return STRIDE if not per_token else STRIDE * max(1, -(-STATE_SHARE * state // (per_token * STRIDE)))
 
 
 class Prefix:
-    """An engine's prefix store. tree: in memory. disk: in files, None where there are none. stride, spacing: tokens between two states of a
-    long prompt without marks, and between two marks at which states are kept. near: see NEAR."""
+    """The prefix cache of an engine. tree: the part in memory. disk: the part in files, None where there is none. stride: tokens between
+    two states of a long prompt without marks. spacing: least tokens between two marks at which states are kept. near: a state that
+    saves fewer tokens than this is not kept."""
 
     def __init__(self, budget: int, *, stride: int = STRIDE, disk: PrefixDisk | None = None) -> None:
         self.tree = PrefixTree(budget)
@@ -53,47 +54,48 @@ class Prefix:
         self.is_on = budget > 0
 
     def space(self, stride: int) -> None:
-        """Set how many tokens lie between two states that are kept of a long prompt, from now on."""
+        """Set the number of tokens between two states that are kept of a long prompt, from now on."""
         self.stride, self.spacing = stride, stride // _MARKS
 
     def limit(self, budget: int) -> None:
-        """Set the store's budget in bytes, and drop what exceeds it."""
+        """Set the budget of the part in memory, in bytes, and drop states that exceed it."""
         self._allowed = budget
         self.tree.budget = max(0, budget - self._coming)
         self.tree.shrink(self.tree.budget)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything waits to be written to the disk."""
+        """Return whether a state waits to be written to the disk."""
         return self.disk is not None and self.disk.has_work
 
     @property
     def can_work(self) -> bool:
-        """Whether `work` would do anything now."""
+        """Return whether a call of `work` would do something now."""
         return self.disk is not None and self.disk.can_work
 
     def work(self) -> None:
-        """Go on with what waits for the disk, for a small part of a step."""
+        """Hand the next state that waits for the disk to the file thread. Takes a small part of a step."""
         if self.disk is not None:
             self.disk.work(self.tree)
 
     def flush(self, seconds: float) -> None:
-        """Write what waits for the disk, for so long at most."""
+        """Write the states that wait for the disk, for at most this number of seconds."""
         if self.disk is not None:
             self.disk.flush(self.tree, seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write what can be written in this time, and let go of everything."""
+        """Write the states that wait for the disk, for at most this number of seconds, and drop all states in memory."""
         disk, self.disk = self.disk, None
         if disk is not None:
             disk.close(self.tree, seconds)
         self.limit(0)
 
     def stops(self, marks: Sequence[int], num_prompt: int, branch: int = 0) -> tuple[int, ...]:
-        """Return the places at which a prompt's pieces must end so that states can be kept there. They depend on the prompt alone, not on
-        what is in the store, except `branch`. A prompt that goes on has the same ones.
+        """Return the places, in tokens, at which a prompt's pieces must end so that states can be kept there. Except for `branch`, they
+        depend on the prompt alone, so a longer prompt with the same beginning has the same ones.
 
-        branch: where an earlier prompt went on otherwise, 0 for nowhere.
+        marks: places up to which later prompts may share the beginning. num_prompt: tokens of the prompt. branch: the place at which an
+        earlier prompt differs from this one, 0 for none.
         """
         if not self.is_on:
             return ()
@@ -110,8 +112,9 @@ class Prefix:
         return tuple(sorted(found))
 
     def branch(self, request: Request) -> int:
-        """Return where the request's prompt leaves the earlier prompt of its owner with which it shares most, 0 where it continues all of
-        them or shares nothing. So the line that an agent writes anew into each system prompt is found."""
+        """Return the place at which the request's prompt first differs from the earlier prompt of its owner with which it shares most
+        tokens; 0 where it continues all earlier prompts or shares nothing. So a line that an agent changes in each system prompt is
+        found."""
         key, tokens, most = request.keyed.key(0), np.asarray(request.prompt, np.int64), 0
         for other_key, other in self._prompts:
             num = min(len(other), len(tokens))
@@ -122,25 +125,27 @@ class Prefix:
         return most
 
     def _is_anchor(self, request: Request, length: int) -> bool:
-        """Whether a text is expected to branch off behind the first `length` tokens of a request: at the first mark of its prompt (the end
-        of the system prompt), at the last one, at its end, and behind the answer."""
+        """Return whether other texts are expected to branch off after the first `length` tokens of a request: at the first mark of its
+        prompt (the end of the system prompt), at the last mark, at the prompt's end, and after the answer."""
         if length >= len(request.prompt):
             return True
         usable = [m for m in request.marks if self.near <= m < len(request.prompt)]
         return bool(usable) and length in (usable[0], usable[-1])
 
     def _is_shared(self, request: Request, length: int) -> bool:
-        """Whether many texts begin with the first `length` tokens of a request: its system prompt ends there."""
+        """Return whether a request's system prompt ends after `length` tokens, so that many texts begin with them."""
         return length == next((m for m in request.marks if self.near <= m < len(request.prompt)), 0)
 
     def num_unknown(self, request: Request, drafts: Drafts) -> int:
-        """Return how many tokens of the request's prompt follow the longest beginning that memory knows with what its drafters need."""
+        """Return how many tokens of the request's prompt must still be read: those after the longest beginning whose state is in memory
+        with the parts that its drafters need."""
         num = len(request.prompt)
         return num - self.tree.depth(request.keyed, num, _needed(request, drafts))
 
     def fetch(self, request: Request, drafts: Drafts, most: int | None = None) -> Fetch | None:
-        """Begin to read what the disk knows of the request's prompt and memory does not; None where that is not worth it. most: tokens, all
-        of the prompt if None. `end_fetch` must follow."""
+        """Begin to read from the disk a longer beginning of the request's prompt than memory holds, and return the fetch; None where
+        there is none that saves enough tokens. most: tokens of that beginning at most; None: the whole prompt. The caller must call
+        `end_fetch` later."""
         if self.disk is None or not self.is_on or request.prompt_logprobs is not None or request.scales:
             return None  # the disk knows texts of the weights alone
         text, num = request.keyed, len(request.prompt)
@@ -152,14 +157,14 @@ class Prefix:
         return fetch
 
     def end_fetch(self, fetch: Fetch) -> None:
-        """Release what a fetch holds."""
+        """Cancel a fetch and release its bytes of the budget."""
         fetch.cancel()
         self._coming -= fetch.nbytes
         self.limit(self._allowed)
 
     def find(self, request: Request, drafts: Drafts, fetched: Hit | None = None) -> Hit | None:
-        """The longest beginning of the request's prompt that is known with what its drafters need; they are told of it. fetched: what came
-        from the disk."""
+        """Return the state of the longest known beginning of the request's prompt, with the parts that its drafters need, and restore
+        the drafters' parts; None where there is none. fetched: a state that was read from the disk; it is also put into memory."""
         if not self.is_on:
             return None
         if fetched is not None:
@@ -178,7 +183,7 @@ class Prefix:
         return hit
 
     def _take(self, request: Request, hit: Hit) -> None:
-        """Put a state that came from the disk into memory, for this prompt and others."""
+        """Put a state that was read from the disk into memory, so that later prompts find it."""
         parts = {name: s for name, s in hit.parts.items() if s.length == hit.length}
         self.tree.put(request.keyed, hit.length, parts, hit.hidden)
 
@@ -191,9 +196,10 @@ class Prefix:
         drafts: Drafts,
         hidden: mx.array,
     ) -> None:
-        """Keep the state of a row of `cache`, which stands behind just these tokens. hidden (1, H): the target's, of the last one.
+        """Keep the state of a row of `cache` for later prompts. tokens: all tokens that are in the row. hidden (1, H): the target's
+        final hidden state of the last one. Does nothing where a nearby state is kept already.
 
-        Whatever goes wrong costs the request a notice only: an answer that could not be kept is an answer all the same.
+        An error adds only a notice to the request, because its answer is right without the kept state.
         """
         if not self.is_on:
             return
@@ -227,12 +233,12 @@ class Prefix:
 
 
 def _needed(request: Request, drafts: Drafts) -> list[str]:
-    """The request's drafters that cannot go on behind a beginning without a part of their own."""
+    """Return the names of the request's drafters that can continue from a state only with a part of their own."""
     drafters = drafts.drafters
     return [n for n in request.spec.drafters if n in drafters and drafters[n].needs.every_hidden]
 
 
 def covers(hit: Hit, request: Request, drafts: Drafts) -> bool:
-    """Whether the request's drafters can go on behind it."""
+    """Return whether a state has the parts, at its full length, that the request's drafters need."""
     needed = _needed(request, drafts)
     return all(name in hit.parts and hit.parts[name].length == hit.length for name in needed)

@@ -27,7 +27,7 @@ from mlxspec.platform import device, host
 
 @runtime_checkable
 class DescribesItself(Protocol):
-    """A layer of a cache that says itself what tells its states from those of another form."""
+    """A layer of a cache that describes the form of its states itself, so that states of another form get another digest."""
 
     @property
     def described(self) -> list[Any]: ...
@@ -41,8 +41,9 @@ _AT_ONCE = 16  # of those sums that are evaluated together
 def of_target(
     model: Model, config: EngineConfig, layers: Sequence[int] = (), tower: nn.Module | None = None
 ) -> str:
-    """64 hexadecimal digits. It reads all weights once. layers: those whose residual streams are kept behind the final hidden. tower: reads
-    the images of prompts. Image tokens are known by their image alone, so states behind them are told apart by the tower's weights."""
+    """Return the digest of a target, 64 hexadecimal digits. Reads all weights once. layers: ids of the layers whose residual streams are
+    kept in addition to the final hidden state. tower: the vision tower, None without one; states after image tokens depend on its
+    weights."""
     report = device.report()
     return _digest(
         FORMAT,
@@ -60,7 +61,8 @@ def of_target(
 
 
 def of_drafter(target: str, drafter: Drafter) -> str | None:
-    """64 hexadecimal digits for a drafter, None where its states are not written. target: what its target is called."""
+    """Return the digest of a drafter, 64 hexadecimal digits; None where its states are not written to files. target: the digest of its
+    target."""
     modules = drafter.modules
     if modules is None:
         return None
@@ -70,13 +72,14 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
 
 
 def of_states(target: str, drafters: Sequence[str]) -> str:
-    """64 hexadecimal digits for whole states, by the target's and those of drafters without which a state is of no use."""
+    """Return the digest of whole states, 64 hexadecimal digits. target: the target's digest. drafters: digests of the drafters without
+    whose parts a state is useless."""
     return _digest(target, sorted(drafters))
 
 
 def fingerprint(module: Any) -> str:
-    """A digest of a module's parameters: names, dtypes, shapes, and sums over all of their bits that depend on the place of each; and of
-    its config: rotary positions, windows and layers that are read change states, not weights."""
+    """Return the digest of a module's parameters and config. It covers names, dtypes, shapes and, by sums that depend on each bit's
+    place, all values; the config matters because rotary positions and windows change states, not weights."""
     named = sorted(tree_flatten(module.parameters()))
     waiting: list[mx.array] = []
     found = hashlib.sha256("\n".join(_settings(module)).encode())
@@ -91,7 +94,7 @@ def fingerprint(module: Any) -> str:
 
 
 def _settings(module: Any) -> list[str]:
-    """The frozen dataclasses among a module's own attributes, as text."""
+    """Return the frozen dataclasses among a module's own attributes (its configs), as text."""
     kept = (v for _, v in sorted(vars(module).items()) if is_dataclass(v) and not isinstance(v, type))
     return [repr(v) for v in kept if v.__dataclass_params__.frozen]  # type: ignore[attr-defined]
 
@@ -104,7 +107,7 @@ def _take(found: Any, waiting: list[mx.array]) -> None:
 
 
 def _sums(value: mx.array) -> Iterator[mx.array]:
-    """(2,) uint32 of each stretch of words."""
+    """Yield two checksums, (2,) uint32, for each stretch of an array's bytes."""
     data = value.reshape(-1).view(mx.uint8)
     for begin in range(0, data.size, 4 * _WORDS):
         part = data[begin : begin + 4 * _WORDS]

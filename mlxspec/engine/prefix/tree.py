@@ -39,7 +39,7 @@ Point = list[tuple[mx.array, ...]]  # the arrays of a part that are not kept tok
 
 
 class KeyedText:
-    """A text whose beginnings have keys: 32 bytes that tell owner, adapters (their scales) and tokens. tokens may grow at the end."""
+    """A text whose beginnings have keys: digests of 32 bytes over owner, adapter scales and tokens. tokens: may grow at the end."""
 
     def __init__(self, tokens: Sequence[int], owner: str = "", scales: Sequence[float] = ()) -> None:
         self.tokens, self.owner = tokens, owner
@@ -50,7 +50,8 @@ class KeyedText:
         return len(self.tokens)
 
     def key(self, length: int) -> bytes:
-        """The key of the first `length` tokens. It hashes the tokens behind the nearest length that was asked for before."""
+        """Return the key of the first `length` tokens. Hashes only the tokens after the nearest shorter length that was requested
+        before."""
         at = bisect_right(self._ends, length)
         begin, found = self._ends[at - 1], self._hashes[at - 1]
         if begin < length:
@@ -63,8 +64,9 @@ class KeyedText:
 
 
 class NodePart(NamedTuple):
-    """A part of a node. kv: keys and values of the tokens from `start` to the node's end, by layer. point: None once the state has been
-    dropped, empty for a part that has only keys and values."""
+    """The part of a node that belongs to the target or to one drafter. kv: keys and values of the tokens from `start` to the node's end,
+    by layer. point: the arrays that are not kept for each token; None after the state has been dropped, empty for a part that has
+    only keys and values."""
 
     start: int
     kv: list[KV]
@@ -81,8 +83,9 @@ class NodePart(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Node:
-    """length: tokens up to here. hidden (1, H): the target's of the last token; None once the state has been dropped. used: when the state
-    was last used."""
+    """A node of the tree: the state after one text, and the keys and values of the tokens since the parent. length: tokens of the text.
+    pieces: by part. hidden (1, H): the target's final hidden state of the last token; None after the state has been dropped. used: a
+    counter's value at the state's last use."""
 
     key: bytes
     length: int
@@ -94,7 +97,7 @@ class Node:
     num_children: int = 0
 
     def has(self, needed: Collection[str]) -> bool:
-        """Whether a text can continue from here by the target and these drafters."""
+        """Return whether a text can continue from this node with the parts of these drafters."""
         parts = (self.pieces.get(name) for name in needed)
         return self.hidden is not None and all(p is not None and p.point is not None for p in parts)
 
@@ -108,8 +111,8 @@ class Node:
 
 
 class Hit(NamedTuple):
-    """The state behind a text's first `length` tokens: by part a snapshot to restore, the target's of all of them and a drafter's of as
-    many as there are; hidden (1, H) of the last of them."""
+    """The state after the first `length` tokens of a text. parts: snapshots by part; the target's covers all tokens, a drafter's may
+    cover fewer. hidden (1, H): the target's final hidden state of the last token."""
 
     length: int
     parts: dict[str, Snapshot]
@@ -117,7 +120,7 @@ class Hit(NamedTuple):
 
 
 class PrefixTree:
-    """See the module. Attributes: budget, nbytes."""
+    """The prefix cache in memory: a tree of states within a budget. Attributes: budget and nbytes, both in bytes."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -128,11 +131,12 @@ class PrefixTree:
 
     @property
     def states(self) -> list[Node]:
-        """Nodes that a text can continue from."""
+        """Return the nodes that a text can continue from."""
         return [node for node in self._nodes.values() if node.hidden is not None]
 
     def find(self, text: KeyedText, needed: Collection[str] = ()) -> Hit | None:
-        """The longest beginning of `text` that has a state with these parts. It counts as used, and is an anchor from here on."""
+        """Return the state of the longest beginning of `text` that has one with the parts in `needed`; None where there is none. The
+        state counts as used and becomes an anchor."""
         found = next((n for n in reversed(self._path(text, len(text))) if n.has(needed)), None)
         if found is None:
             return None
@@ -141,16 +145,17 @@ class PrefixTree:
         return self.hit(found)
 
     def depth(self, text: KeyedText, length: int, needed: Collection[str] = ()) -> int:
-        """Tokens of the longest beginning of the first `length` that has a state with these parts."""
+        """Return the length in tokens of the longest beginning, among the first `length` tokens of `text`, that has a state with the
+        parts in `needed`; 0 where there is none."""
         return max((n.length for n in self._path(text, length) if n.has(needed)), default=0)
 
     def state(self, key: bytes) -> Node | None:
-        """The node behind the text of this key, if it has a state. It does not count as used."""
+        """Return the node of this key; None where there is none with a state. The state does not count as used."""
         found = self._nodes.get(key)
         return None if found is None or found.hidden is None else found
 
     def hit(self, node: Node) -> Hit:
-        """Return the state behind the text of `node`. Raises ValueError if the node's state has been dropped."""
+        """Return the state of a node, with the keys and values of its whole text. Raises ValueError if the state has been dropped."""
         if node.hidden is None:
             raise ValueError("the state has been dropped")
         line = list(_line(node))
@@ -159,7 +164,8 @@ class PrefixTree:
         return Hit(node.length, parts, node.hidden)
 
     def starts(self, text: KeyedText, length: int, names: Iterable[str]) -> dict[str, int]:
-        """Tells by part how many of the first tokens need no keys and values any more: a snapshot for `put` begins there."""
+        """Return for each part how many of the first `length` tokens have their keys and values in the tree already. A snapshot for
+        `put` needs only the tokens after them."""
         line = self._line_of(text, length)
         return {name: next((n.length for n in line if name in n.pieces), 0) for name in names}
 
@@ -172,11 +178,12 @@ class PrefixTree:
         *,
         is_anchor: bool = True,
     ) -> bool:
-        """Keep the state behind the first `length` tokens of a text. False where it does not fit by the rules of the module.
+        """Keep the state after the first `length` tokens of a text; return False where it does not fit into the budget by the rules of
+        eviction.
 
-        parts: snapshots, each from `starts` on or from before it; not yet evaluated at best, for nothing is computed of a state that does
-        not fit. A part that begins later is left out. hidden (1, H): the target's, of the last token. Where evaluating raises, the state is
-        not there and the tree is valid; others may have been dropped.
+        parts: snapshots by part, each from the place that `starts` returns or an earlier one; a part that begins later is left out. Best
+        not yet evaluated, because nothing is computed for a state that does not fit. hidden (1, H): the target's final hidden state of
+        the last token. Where evaluating raises, the state is not kept and the tree stays valid, but other states may have been dropped.
         """
         starts = self.starts(text, length, parts)
         pieces = {name: _piece(s, starts[name]) for name, s in parts.items() if s.start <= starts[name]}
@@ -218,17 +225,17 @@ class PrefixTree:
         return True
 
     def shrink(self, nbytes: int) -> int:
-        """Drop states until no more than `nbytes` are held; returns how many bytes were dropped."""
+        """Drop states until at most `nbytes` bytes are held; return how many bytes were dropped."""
         before = self.nbytes
         self._make_room(self.budget - max(0, nbytes), True)
         return before - self.nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all nodes."""
         self._nodes, self._lengths, self.nbytes = {}, Counter(), 0
 
     def check(self) -> None:
-        """Raise AssertionError where the invariants do not hold. For tests."""
+        """Raise AssertionError where an invariant of the tree does not hold. For tests."""
         nodes = self._nodes
         assert sum(node.nbytes for node in nodes.values()) == self.nbytes <= self.budget
         assert Counter(node.length for node in nodes.values()) == +self._lengths
@@ -247,17 +254,17 @@ class PrefixTree:
     # --- the tree
 
     def _path(self, text: KeyedText, length: int) -> list[Node]:
-        """Nodes of all beginnings of the first `length` tokens, the shortest first."""
+        """Return the nodes of all beginnings among the first `length` tokens of a text, the shortest first."""
         lengths = sorted(num for num in self._lengths if num <= length)
         return [node for num in lengths if (node := self._nodes.get(text.key(num))) is not None]
 
     def _line_of(self, text: KeyedText, length: int) -> list[Node]:
-        """The node of the longest beginning of the first `length` tokens, its parent, and so on."""
+        """Return the node of the longest beginning among the first `length` tokens of a text, then its ancestors up to the root."""
         path = self._path(text, length)
         return list(_line(path[-1])) if path else []
 
     def _touch(self, node: Node) -> None:
-        """Count a state as used, and those that it shares with other texts."""
+        """Count a node's state as used now, and those of its ancestors that other texts share."""
         for step in reversed(list(_line(node))):
             if step is node or step.num_children > 1:
                 self._clock += 1
@@ -268,7 +275,8 @@ class PrefixTree:
     def _make_room(
         self, growth: int, may_drop_anchors: bool, kept: Collection[Node] = (), but: Node | None = None
     ) -> bool:
-        """Drop states, except that of `but`, until `growth` more bytes are within the budget; nodes of `kept` stay without them."""
+        """Drop states until `growth` more bytes fit into the budget, and return whether they do. may_drop_anchors: whether anchors may
+        be dropped. kept: nodes that stay even without a state. but: a node whose state is not dropped."""
         held = [node for node in self.states if node is not but and (may_drop_anchors or not node.is_anchor)]
         for node in sorted(held, key=lambda n: (n.is_anchor, n.used)):
             if self.nbytes + growth <= self.budget:
@@ -277,14 +285,14 @@ class PrefixTree:
         return self.nbytes + growth <= self.budget
 
     def _drop(self, node: Node, kept: Collection[Node]) -> None:
-        """Drop a state, and the nodes that only it needed."""
+        """Drop a node's state, and the nodes that only this state needed. kept: nodes that stay."""
         self.nbytes -= node.state_bytes
         node.hidden, node.is_anchor = None, False
         node.pieces = {name: p._replace(point=None) if p.point else p for name, p in node.pieces.items()}
         self._prune(node, kept)
 
     def _prune(self, node: Node | None, kept: Collection[Node] = ()) -> None:
-        """Drop a node that nothing needs, and those before it that only it needed."""
+        """Remove a node without a state and without children, and then each ancestor that became such a node. kept: nodes that stay."""
         while node is not None and not node.num_children and node.hidden is None and node not in kept:
             self.nbytes -= node.nbytes
             del self._nodes[node.key]
@@ -297,14 +305,15 @@ class PrefixTree:
 
 
 def _line(node: Node | None) -> Iterator[Node]:
-    """A node, its parent, and so on."""
+    """Yield a node, then its ancestors up to the root."""
     while node is not None:
         yield node
         node = node.parent
 
 
 def _longest(line: Sequence[Node], name: str) -> Snapshot | None:
-    """The snapshot of the longest beginning for which a part can be restored. line: a node, its parent, and so on."""
+    """Return a part's snapshot of the longest beginning for which it is complete; None where there is none. line: a node and its
+    ancestors. name: of the part."""
     end, segments, length, point = -1, [], 0, None
     for node in line:
         piece = node.pieces.get(name)
@@ -324,7 +333,8 @@ def _longest(line: Sequence[Node], name: str) -> Snapshot | None:
 
 
 def _piece(snapshot: Snapshot, start: int) -> NodePart:
-    """A snapshot's part of a node whose keys and values begin at token `start`, in memory of its own."""
+    """Return the part of a node that holds a snapshot's keys and values from token `start` on, copied into memory of its own where the
+    snapshot begins earlier."""
     (segment,) = snapshot.segments
     if start > snapshot.start:
         segment = [tuple(copied(x[:, :, start - snapshot.start :]) for x in kv) for kv in segment]
