@@ -24,8 +24,9 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFormat:
-    """field: what the request called it. value: a schema (an object) or a text, by `kind`, which is a field of SamplingParams. is_strict:
-    the request asks for a schema to be held to the last keyword."""
+    """The format that a whole answer must have. field: the name of the request's field that sets it. kind: the field of SamplingParams
+    that enforces it. value: a JSON schema (an object) or a text, depending on `kind`. is_strict: the request requires that every
+    keyword of the schema is enforced."""
 
     field: str
     kind: Kind
@@ -36,8 +37,9 @@ class AnswerFormat:
 def answer_format(
     given: Mapping[str, Any], own: AnswerFormat | None = None, under: str = ""
 ) -> AnswerFormat | None:
-    """The format that a request asks for; None for free text. given: values of FORMATS by name. own: what an API's own field asks for.
-    under: what stands in front of the names in a body. Raises BadField where two are asked for, GrammarError for broken GBNF."""
+    """Return the format that a request sets for its answer; None for free text. given: the values of the fields in FORMATS, by name.
+    own: the format that the API's own field sets. under: the text before those names in the body, for errors. Raises BadField where
+    two fields set a format, GrammarError for invalid GBNF."""
     made = (make(under + name, given[name]) for name, make in FORMATS.items() if given.get(name) is not None)
     found = [own, *made]
     first, second = [*filter(None, found), None, None][:2]
@@ -47,8 +49,8 @@ def answer_format(
 
 
 def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
-    """Return the part of a schema that a grammar holds, and sentences on the rest. Raises BadField where the request is strict,
-    GrammarError for what is no schema."""
+    """Return the JSON schema that the grammar of an answer enforces, and sentences on the keywords that it leaves out. Raises BadField
+    for such a keyword where the request is strict, GrammarError for a value that is no schema."""
     try:
         schema = Schema(wanted.value)
     except GrammarError as error:
@@ -57,7 +59,8 @@ def held_schema(wanted: AnswerFormat) -> tuple[dict[str, Any], list[str]]:
 
 
 def held(left_out: Sequence[Unheld], field: str, *, strict: bool) -> list[str]:
-    """Sentences on keywords that no grammar holds. Raises BadField for the first where the request is strict."""
+    """Return sentences on keywords of a schema that no grammar enforces, for the first 20 of them. field: the request's field that holds
+    the schema. strict: raise BadField where there is such a keyword."""
     if left_out and strict:
         place = left_out[0].place
         raise BadField(
@@ -71,7 +74,8 @@ def held(left_out: Sequence[Unheld], field: str, *, strict: bool) -> list[str]:
 
 
 def _json(field: str, value: Any) -> AnswerFormat:
-    """A schema as an object or as its text."""
+    """Return the format of a field that holds a JSON schema, as an object or as JSON text. Raises BadField for a text that is no JSON
+    object."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -95,7 +99,7 @@ def _lark(field: str, value: str) -> AnswerFormat:
 
 
 def _grammar(field: str, value: str) -> AnswerFormat:
-    """GBNF, which is told by its `::=`, or Lark."""
+    """Return the format of a field that holds a grammar: GBNF where the text contains `::=`, else Lark."""
     return _lark(field, _lark_of_gbnf(field, value) if "::=" in value else value)
 
 

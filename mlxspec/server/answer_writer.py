@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """The form in which a stream's objects become bytes. comment: a text that clients ignore, None where the format has no comments."""
+    """The form in which a stream's objects become bytes. media: the Content-Type. frame: returns the bytes of one object. last: bytes at
+    the end of the stream. comment: returns the bytes of a text that clients ignore; None where the form has no comments."""
 
     media: str
     frame: Callable[[Any], bytes]
@@ -31,7 +32,7 @@ class Wire:
 
 
 def encode(value: Any) -> str:
-    """Return a value as JSON. Large values take long, and need not be written in the event loop."""
+    """Return a value as JSON text. Call it outside of the event loop for large values, which take long."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
@@ -40,7 +41,7 @@ def _data(value: Any) -> bytes:
 
 
 def _named(value: Any) -> bytes:
-    """An event that is called after the value's member `type`."""
+    """Return a server-sent event with the name that the value's member `type` has."""
     return f"event: {value['type']}\n".encode() + _data(value)
 
 
@@ -56,7 +57,8 @@ LINES = Wire(media=JSON_LINES, frame=lambda value: encode(value).encode() + b"\n
 
 
 def beside(wanted: Extras, update: Delta, place: int = 0) -> dict[str, Any]:
-    """Members of the chunk that holds piece `place` of an update."""
+    """Return the members that the request wants in a chunk in addition to its text. update: the update that the chunk is part of; place:
+    the number of the chunk's piece in the update."""
     out: dict[str, Any] = {"timings": timings([update.stats])} if wanted.timings else {}
     if wanted.usages:
         out["usage"] = usage([update.stats], 1)
@@ -67,11 +69,13 @@ def beside(wanted: Extras, update: Delta, place: int = 0) -> dict[str, Any]:
 
 
 class AnswerWriter:
-    """One response to a job. Streamed: `begin`, `chunks` for each update, `pause` when there was none for a while, `end`; `failed`
-    in place of the rest where an error ends it. Whole: `take` for each update, then `whole`.
+    """A writer of one response to a job, in the objects of one API. A streamed response: `begin`, `chunks` for each update, `pause`
+    where no update arrived for a while, `end`; `failed` replaces the rest where an error ends the stream. A whole response: `take`
+    for each update, then `whole`.
 
-    An API says how it writes progress, the events of blocks (or a whole Delta), the end of an answer, and the whole. call_prefix: what ids
-    of calls begin with.
+    Each subclass writes the progress of a prompt (`_progressed`), events of blocks (`_written`, or `_grown` for all text of an update),
+    the end of an answer (`_ended`) and the whole response. wire: the form of the stream. call_prefix: the beginning of the ids of tool
+    calls.
     """
 
     wire: Wire = DATA
@@ -98,7 +102,7 @@ class AnswerWriter:
             yield from self._ended(answer, update)
 
     def pause(self) -> dict[str, Any] | None:
-        """Return an object that tells the client that the server is there; None where the wire's comment is enough."""
+        """Return an object that shows a waiting client that the server is working; None where a comment of the wire is enough."""
         return None
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -114,15 +118,15 @@ class AnswerWriter:
             self._answers[update.choice].end = update
 
     def whole(self) -> Any:
-        """Return the body of answers that have ended."""
+        """Return the body of a response that is not streamed. All answers have ended."""
         raise NotImplementedError
 
     def _progressed(self, update: Progress) -> dict[str, Any]:
-        """The object for a piece of the prompt that has been read."""
+        """Return the object for the progress of a prompt that is being read."""
         raise NotImplementedError
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
-        """The objects for more of an answer."""
+        """Yield the objects for new text of an answer, and add the text to the answer."""
         for place, event in answer.take(update):
             yield from self._written(event, self._beside(update, place))
 
@@ -130,11 +134,11 @@ class AnswerWriter:
         return beside(self._job.extras, update, place)
 
     def _written(self, event: BlockEvent, beside: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The objects for what happened to a block. beside: members for the one that holds its text."""
+        """Yield the objects for one event of a block. beside: members to add to the object that holds the block's new text."""
         yield from ()
 
     def _ended(self, answer: Answer, end: End) -> Iterator[dict[str, Any]]:
-        """The last objects of an answer."""
+        """Yield the last objects of an answer."""
         raise NotImplementedError
 
     def _stats(self) -> list[RequestStats]:
@@ -142,7 +146,7 @@ class AnswerWriter:
         return [answer.end.stats for answer in self._answers if answer.end is not None]
 
     def _measured(self) -> dict[str, Any]:
-        """Return what this server says in addition to the API's own fields."""
+        """Return the members `timings` and `mlxspec`, which this server adds to an API's own fields."""
         stats = self._stats()
         ends = [answer.end for answer in self._answers if answer.end is not None]
         receipts = [end.receipt for end in ends if end.receipt is not None]
@@ -153,7 +157,7 @@ Read = tuple[Job, Callable[[str, Job], AnswerWriter]]  # what an API's reader ma
 
 
 class SingleWriter(AnswerWriter):
-    """A response that is one answer."""
+    """A writer of a response that has exactly one answer."""
 
     @property
     def _answer(self) -> Answer:
@@ -165,13 +169,14 @@ class SingleWriter(AnswerWriter):
         return self._whole(self._answer.end)
 
     def _whole(self, end: End) -> dict[str, Any]:
-        """The answer as one object."""
+        """Return the body of the response as one object."""
         raise NotImplementedError
 
 
 class ChoicesWriter(AnswerWriter):
-    """A response of OpenAI's older routes, whose answers are its choices. id_prefix: what its id begins with. kind, chunk_kind: the member
-    `object`, whole and in a stream. nothing: what a chunk without text says."""
+    """A writer of a response whose answers are its `choices`, as in OpenAI's chat completions and completions. id_prefix: the beginning
+    of the response's id. kind, chunk_kind: the member `object` of a whole response and of a chunk. nothing: the members of a chunk
+    without text."""
 
     id_prefix: str
     kind: str
@@ -200,11 +205,12 @@ class ChoicesWriter(AnswerWriter):
         return {**self._head, "object": self.kind, "choices": choices, **self._used()}
 
     def _said(self, answer: Answer) -> dict[str, Any]:
-        """Return what a whole answer says, and its log-probabilities."""
+        """Return the members of a choice that hold a whole answer's text and its log-probabilities."""
         raise NotImplementedError
 
     def _ids(self, number: int, tokens: Sequence[int], *, has_prompt: bool = False) -> dict[str, Any]:
-        """vLLM's members with the token ids of an answer and of its prompt, where the request wants them."""
+        """Return vLLM's members with token ids of answer `number`, empty where the request does not want them. tokens: the answer's ids.
+        has_prompt: add the prompt's ids."""
         if not self._job.returns_ids:
             return {}
         prompt = {"prompt_token_ids": list(token_ids(self._job.asks[number].prompt))} if has_prompt else {}

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class AnswersFile:
-    """One file of records. A file that is made here is one that only its owner may read, as it holds prompts."""
+    """A file to which a record of each answer, with its prompt, is appended. A new file is readable by its owner only."""
 
     def __init__(self, name: str) -> None:
-        """Raises ConfigError for a file that cannot be written."""
+        """Open the file, or create it. Raises ConfigError where it cannot be written."""
         try:
             path = Path(name).expanduser()
             self._number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -55,7 +55,7 @@ class AnswersFile:
 
 
 def _ends_within_a_line(path: Path, number: int) -> bool:
-    """Whether the open file has a last line without an end, as a writer leaves it that was killed."""
+    """Return whether the open file's last line has no end, because an earlier writer was killed. number: the file's descriptor."""
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False

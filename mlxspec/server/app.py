@@ -77,7 +77,7 @@ Teller = Callable[[Any, "Engine"], Mapping[str, Any]]
 
 
 class Server:
-    """Handlers over a table of models. `app` is the ASGI application, its guard included."""
+    """The handlers of all routes, over a table of models. app: the ASGI application, with the checks of Guard around it."""
 
     def __init__(self, models: Models, config: ServerConfig, library: Library) -> None:
         self.models, self.config, self.library = models, config, library
@@ -106,7 +106,7 @@ class Server:
         )
 
     def _handler(self, name: str) -> Work:
-        """Return what answers an operation: by the tables below, or the method of its name behind an underscore."""
+        """Return the function that answers an operation of the routes: from the tables of this module, or the method named `_` + name."""
         if name in _ANSWERED:
             return partial(self._answer, read=_ANSWERED[name])
         if name in _OLLAMA:
@@ -125,7 +125,8 @@ class Server:
     # --- answers
 
     async def _ollama(self, asked: Asked, reply: Reply, *, read: Reader) -> None:
-        """Answer a request of Ollama's API. One without a conversation or a prompt only loads the model."""
+        """Answer a request of Ollama's API for a conversation or a prompt. A request without either only loads the model, or unloads it
+        by `keep_alive`. read: makes the job of the request."""
         form = asked.form
         form.model = ollama_name(form.model, self.models.names)
         name, leaves = self.models.resolve(form.model), unloads(form.keep_alive)
@@ -169,7 +170,7 @@ class Server:
                 _expect_next(job, run.answer, loaded.worker, asked.turn.client)
 
     def _context(self, asked: Asked, loaded: Loaded) -> Context:
-        """Collect what the reader of a request needs besides its form."""
+        """Return the model and the settings that the reader of a request needs in addition to the request's form."""
         model = asked.form.model
         other = model is not None and model not in self.models.names
         unknown = [f"{str(model)[:100]} is not served here; {loaded.name} answers."] if other else []
@@ -235,15 +236,16 @@ class Server:
         return replace(known.params or self.config.params, adapters=scales)
 
     def _defaults_of(self, loaded: Loaded, asked: Asked) -> SamplingParams:
-        """`_defaults` for a request to a model that is in memory."""
+        """Return the default sampling parameters of a request to a model that is in memory. Raises ApiError as `_defaults` does, and
+        EngineStoppedError where the model has left memory."""
         known = self.models.known(loaded.name)
         if known is None:
             raise EngineStoppedError("The model is not in memory any more.")
         return self._defaults(loaded.name, known, owner_of(asked.request.headers))
 
     def _known(self, asked: Asked) -> tuple[str, Known, SamplingParams]:
-        """The model that a GET's `model` means, what is known of it, and what holds where a request says nothing. Loads nothing: any
-        page of the web can send a GET. Raises ApiError for a model that has never been loaded."""
+        """Return the name of the model that the query parameter `model` of a GET means, the facts about it, and its default sampling
+        parameters. Loads no model, since any web page can send a GET. Raises ApiError for a model that has never been loaded."""
         name = self.models.resolve(asked.request.query_params.get("model"))
         known = self.models.known(name)
         if known is None:
@@ -258,8 +260,8 @@ class Server:
         return name, known, self._defaults(name, known, owner_of(asked.request.headers))
 
     async def _prepare(self, turn: ClientTurn, make: Callable[[], T]) -> T:
-        """Run `make` in a thread, slow requests in one of their own, and return its result: grammars may take long to compile, and images
-        to decode."""
+        """Run `make` in a thread of the client's turn, and return its result. Compiling a grammar or decoding an image may take long.
+        Raises ApiError after `prepare_seconds`."""
         try:
             async with asyncio.timeout(self.config.limits.prepare_seconds):
                 return await turn.run(make)
@@ -278,8 +280,8 @@ class Server:
         await self._vectors(asked, reply, read=embeddings.native_embeddings)
 
     async def _vectors(self, asked: Asked, reply: Reply, *, read: ReadTexts) -> None:
-        """Answer a request for embeddings or a rerank. read: of the form, the model that is asked, and whether it is one that is held in
-        addition to those that answer."""
+        """Answer a request for embeddings or a rerank. read: returns the texts of the request, from its form, the engine that makes the
+        vectors, and whether this engine is held for vectors alone."""
         name, model = self.models.for_vectors(asked.form.model)
         async with self.models.use(model) as loaded:
             beside = self.models.beside(name)
@@ -296,7 +298,7 @@ class Server:
     # --- prompts and tokens
 
     async def _tell(self, asked: Asked, reply: Reply, *, found: Teller) -> None:
-        """Answer with what `found` says about the model that is asked for."""
+        """Answer with the JSON object that `found` returns for the request's form and the engine of its model."""
         async with self.models.use(self.models.resolve(asked.form.model)) as loaded:
             said = await self._prepare(asked.turn, lambda: encode(found(asked.form, loaded.engine)))
             await reply.text(said, "application/json")
@@ -333,8 +335,8 @@ class Server:
         await reply.json({"success": True})
 
     async def _load(self, asked: Asked) -> int:
-        """Load a model that is served, or another one of this machine's on a server of its user's alone. Returns its context in tokens.
-        Raises ApiError."""
+        """Load the model that a request names, and return its context in tokens. A model that is not served yet is added to the served
+        ones, for requests of this machine's user alone. Raises ApiError."""
         name = asked.form.model
         if name not in self.models.names:
             if name in self.models.listed:
@@ -353,7 +355,7 @@ class Server:
         await reply.json({"success": True})
 
     async def _leave(self, name: str) -> None:
-        """Unload a model. Raises ApiError for one that is not served, not in memory, or in use."""
+        """Unload a model. Raises ApiError for a name that is not served, and for a model that is not in memory or is in use."""
         if name not in self.models.names:
             raise self.models.unknown(name)
         if not self.models.meta(name)["loaded"]:
@@ -382,7 +384,8 @@ class Server:
     async def _for_lm_studio(
         self, asked: Asked, tell: Callable[[lm_studio_api.ModelTold], dict[str, Any]], *names: str
     ) -> list[dict[str, Any]]:
-        """Return what `tell` makes of these models, or of all."""
+        """Return one object of LM Studio's API for each of these models, or for all of them where no name is given. tell: makes the
+        object."""
         found, wanted = [], names or self.models.listed
         read = await asked.turn.run(lambda: [lm_studio_api.stored(self.library.model_of(n)) for n in wanted])
         for name, stored in zip(wanted, read, strict=True):
@@ -399,7 +402,7 @@ class Server:
         return found
 
     async def _pull(self, asked: Asked, reply: Reply) -> None:
-        """Fetch a model, in Ollama's form. A client that goes away ends no download."""
+        """Download a model, and answer in Ollama's form. The download continues if the client disconnects."""
         check_is_own(self.config, asked.request.headers)
         fetch = self.library.fetch(asked.form.model or "")
         streams = asked.form.stream is not False
@@ -439,8 +442,8 @@ class Server:
         await reply.json(self._described(name, asked))
 
     def _described(self, name: str, asked: Asked) -> dict[str, Any]:
-        """Return a model in the fields of OpenAI, vLLM, OpenRouter and Anthropic, from which clients read what it can do. Anthropic's
-        clients know another kind of `capabilities`, and take null for not known."""
+        """Return the description of a model, in the fields of OpenAI, vLLM, OpenRouter and Anthropic together. Anthropic's clients
+        expect another kind of `capabilities`, so they get null, which means unknown."""
         meta = self.models.meta(name)
         created = datetime.datetime.fromtimestamp(self.models.created, datetime.UTC)
         length = meta.get("n_ctx")
@@ -499,7 +502,8 @@ class Server:
         await reply.json(llama_api.adapters(known, defaults.adapters))
 
     async def _set_lora_adapters(self, asked: Asked, reply: Reply) -> None:
-        """Set the adapters of later requests of this key. Requests that run, and those of other keys, keep theirs."""
+        """Set the adapter scales of later requests with this API key, from the request's body. Requests that run, and those of other
+        keys, keep their scales."""
         async with self.models.use(self.models.resolve(asked.request.query_params.get("model"))) as loaded:
             self._defaults_of(loaded, asked)
             key = owner_of(asked.request.headers), loaded.name
@@ -537,8 +541,8 @@ class Server:
 
 
 def _expect_next(job: Job, answer: Sequence[Piece] | None, worker: Worker, client: str) -> None:
-    """Let the engine read the beginning of a conversation's next prompt while it is idle. Returns at once; no client waits for it, and
-    where it fails the next prompt is read when it arrives."""
+    """Let the engine prefill, while it is idle, the beginning of a conversation's next prompt. Returns at once. If this fails, the next
+    prompt is read when it arrives. answer: the pieces of the job's answer; None where it is not complete."""
     follows = job.follows
     if follows is None or answer is None or worker.num_open:
         return
@@ -551,12 +555,13 @@ def _expect_next(job: Job, answer: Sequence[Piece] | None, worker: Worker, clien
 
 
 def _counted(read: Callable[[Any], ChatRequest], **more: str) -> Teller:
-    """Counts the tokens of the prompt that a conversation becomes. more: members beside their number."""
+    """Return a function that counts the tokens of a conversation's prompt, as the member `input_tokens` of an object. read: makes the
+    conversation from the request's form. more: other members of the object."""
     return lambda form, engine: {**more, "input_tokens": len(rendered(read(form), engine)[1])}
 
 
 def _applied(form: chat_api.ChatCompletionRequest, engine: Engine) -> dict[str, Any]:
-    """The prompt that a conversation becomes, as text."""
+    """Return the prompt of a conversation, as the text that the chat template renders, in the member `prompt`."""
     return {"prompt": rendered(chat_api.conversation(form), engine)[0]}
 
 
@@ -597,7 +602,8 @@ _ELSEWHERE = {  # routes of Ollama's that are not here
 
 
 def with_usual_paths(app: App) -> App:
-    """An application that takes paths as base URLs with a fault make them: /v1 twice, and a slash at the end."""
+    """Return an ASGI application that accepts the paths of clients with a wrong base URL, and passes requests on to `app`: /v1 may be
+    repeated, and a slash may be at the end."""
 
     async def taken(scope: Any, receive: Any, send: Any) -> None:
         path = scope.get("path", "/")
@@ -613,7 +619,7 @@ def with_usual_paths(app: App) -> App:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """No such route, or not with this method."""
+    """Return the error response for a path that has no route, or not for the request's method."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     base = request.base_url
     headers = getattr(error, "headers", None) or {}

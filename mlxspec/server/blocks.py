@@ -23,8 +23,8 @@ BlockKind = Literal["thinking", "text", "call"]
 
 @dataclass(kw_only=True)
 class Block:
-    """number: its place among the answer's blocks. text: what it holds so far, of a call its arguments as JSON text. call_id, name: of a
-    call."""
+    """A part of an answer: thinking, text, or one tool call. number: its place among the answer's blocks. text: its text so far; for a
+    call, its arguments as JSON text. call_id, name: of a call, else empty."""
 
     number: int
     kind: BlockKind
@@ -33,26 +33,27 @@ class Block:
     name: str = ""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a call as an object. Text that is none, because the answer was cut, is its member `arguments`."""
+        """Return the arguments of a call as an object. Text that is no JSON object, because the answer was cut, becomes the object's
+        member `arguments`."""
         found = loads(self.text or "{}")
         return found if isinstance(found, dict) else {"arguments": self.text}
 
     def custom_input(self) -> str:
-        """The text that a custom tool is called with: the member `input` of its arguments."""
+        """Return the text that a custom tool is called with: the member `input` of the call's arguments."""
         found = self.arguments().get("input")
         return found if isinstance(found, str) else self.text
 
 
 @dataclass(frozen=True)
 class BlockBegin:
-    """`block` has been opened."""
+    """The event that `block` has been opened."""
 
     block: Block
 
 
 @dataclass(frozen=True)
 class BlockMore:
-    """`text` has been added to `block`."""
+    """The event that `text` has been added to `block`."""
 
     block: Block
     text: str
@@ -60,7 +61,7 @@ class BlockMore:
 
 @dataclass(frozen=True)
 class BlockEnd:
-    """`block` will not change any more."""
+    """The event that `block` is complete."""
 
     block: Block
 
@@ -69,8 +70,9 @@ BlockEvent = BlockBegin | BlockMore | BlockEnd
 
 
 class Answer:
-    """One answer as it grows. blocks: those so far. logprobs, tokens: of all its text. num_thinking: tokens that gave nothing but thinking.
-    end: once it is complete. call_prefix: what ids of calls begin with."""
+    """One answer as it grows. number: its place among the answers of the request. blocks: its parts so far. logprobs, tokens: of all
+    text so far. num_thinking: the number of tokens that produced nothing but thinking. end: the update that completed the answer;
+    None before. call_prefix: the beginning of the ids of calls."""
 
     def __init__(self, number: int = 0, call_prefix: str = "call_") -> None:
         self.number, self._prefix = number, call_prefix
@@ -82,7 +84,7 @@ class Answer:
         self._open: Block | None = None
 
     def take(self, update: Delta) -> list[tuple[int, BlockEvent]]:
-        """Return what an update does to the blocks, each with the number of the piece that does it."""
+        """Add an update to the answer, and return the events of its blocks, each with the place of the update's piece that caused it."""
         self.logprobs += update.logprobs
         self.tokens += update.tokens
         was_thinking = self._open is not None and self._open.kind == "thinking"
@@ -91,12 +93,12 @@ class Answer:
         return [(place, event) for place, piece in enumerate(update.pieces) for event in self._push(piece)]
 
     def close(self) -> list[BlockEvent]:
-        """The end of the open block, if one is open."""
+        """Close the open block, and return its end as a list of one event; empty where no block is open."""
         block, self._open = self._open, None
         return [] if block is None else [BlockEnd(block)]
 
     def text(self, kind: BlockKind) -> str:
-        """All text of this kind."""
+        """Return the joined text of all blocks of this kind."""
         return "".join(b.text for b in self.blocks if b.kind == kind)
 
     @property

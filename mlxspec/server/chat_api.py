@@ -86,7 +86,7 @@ class AllowedFunctions(t.Fields):
 
 
 class AllowedTools(t.Fields):
-    """The model is told of all tools, and may call these."""
+    """A choice of tools: the prompt lists all tools of the request, and the model may call these."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
@@ -109,14 +109,14 @@ class ResponseFormat(t.Fields):
 
 
 class ThinkingAskedFor(t.Fields):
-    """The form of GLM's, DeepSeek's and Kimi's clients."""
+    """A setting of thinking, in the form of GLM's, DeepSeek's and Kimi's clients."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: shared.Budget | None = None
 
 
 class ReasoningAskedFor(t.Fields):
-    """The form of OpenRouter's clients."""
+    """A setting of thinking, in the form of OpenRouter's clients."""
 
     effort: shared.Effort | None = None
     max_tokens: shared.Budget | None = None
@@ -192,7 +192,7 @@ _LEAST = -9999.0  # JSON has no infinity
 
 
 def conversation(form: ChatCompletionRequest) -> ChatRequest:
-    """Read what the model is told. Raises BadField, GrammarError."""
+    """Return the conversation of a request, in the form that all APIs share. Raises BadField, GrammarError."""
     messages, notices, customs = normalize(form.messages), list[str](), list[CustomGrammar]()
     _take_thinking(form)
     goes_on = _goes_on(form, messages)
@@ -211,7 +211,8 @@ def conversation(form: ChatCompletionRequest) -> ChatRequest:
 
 
 def read(form: ChatCompletionRequest, at: Context) -> Read:
-    """The job of a request, and what writes its answers. Raises MlxspecErrors."""
+    """Return the job of a request, and the function that makes the writer of its answers from the model's name and the job. Raises
+    subclasses of MlxspecError for a request that cannot be honoured."""
     check_number(form.n or 1, 1, at.limits)
     if form.top_logprobs and not form.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs to be true.")
@@ -231,7 +232,8 @@ def read(form: ChatCompletionRequest, at: Context) -> Read:
 
 
 def _take_thinking(form: ChatCompletionRequest) -> None:
-    """Put what `thinking` and `reasoning` ask for under this server's names. Raises BadField."""
+    """Copy the values of `thinking` and `reasoning` to this server's own fields of the form. Raises BadField where two fields contradict
+    each other."""
     thinking, reasoning = form.thinking, form.reasoning
     found: dict[str, dict[str, Any]] = {}
     if thinking is not None:
@@ -267,7 +269,8 @@ def _wanted(given: ResponseFormat | None) -> AnswerFormat | None:
 def _tools(
     tools: Sequence[Tool], notices: list[str], customs: list[CustomGrammar]
 ) -> list[Mapping[str, Any]]:
-    """The tools that a client runs; a custom one is a function with one text. Raises BadField."""
+    """Return the tools that the client runs, in OpenAI's nested form. A custom tool becomes a function with one text argument. notices:
+    receives a sentence for each tool that is left out; customs: receives the grammars of custom tools. Raises BadField."""
     out: list[Mapping[str, Any]] = []
     for i, tool in enumerate(tools):
         if tool.type not in ("function", "custom"):
@@ -304,7 +307,7 @@ def _tool_choice(
 
 
 def _chosen(tool: NamedTool) -> str:
-    """The name of a tool that a choice names. Raises BadField."""
+    """Return the name of the tool in a `tool_choice`. Raises BadField where it has none."""
     named = tool.function if tool.type == "function" else tool.custom
     if named is None:
         raise BadField("tool_choice", f"tool_choice: a tool of the type {tool.type} needs its {tool.type}.")
@@ -312,7 +315,8 @@ def _chosen(tool: NamedTool) -> str:
 
 
 def _goes_on(form: ChatCompletionRequest, messages: Sequence[TemplateMessage]) -> GoesOn | None:
-    """A last message of the assistant's is continued unless the request says otherwise. Raises BadField."""
+    """Return which part of the last message the answer continues; None for a new message. A last message of the assistant is continued
+    unless the request's fields disable this. Raises BadField for contradictory fields, and a message that cannot be continued."""
     asked = form.continue_final_message
     if asked and form.add_generation_prompt:
         raise BadField(
@@ -330,13 +334,14 @@ def _goes_on(form: ChatCompletionRequest, messages: Sequence[TemplateMessage]) -
 
 
 class ChatWriter(ChoicesWriter):
-    """Calls of custom tools are given when they are complete: their text stands inside of JSON until then."""
+    """A writer of chat completions. A call of a custom tool is sent when it is complete, because its text is part of a JSON string until
+    then."""
 
     id_prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     nothing: Mapping[str, Any] = {"delta": {}}
 
     def __init__(self, model: str, job: Job, *, custom: Collection[str] = ()) -> None:
-        """custom: names of custom tools."""
+        """Make the writer of a job's answers. custom: names of custom tools."""
         super().__init__(model, job)
         self._custom = custom
 

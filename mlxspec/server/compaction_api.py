@@ -46,7 +46,8 @@ CompactedAnswer = t.answer(
 
 
 def read(form: ResponsesRequest, at: Context) -> Read:
-    """Return the job that writes the summary, and what writes the answer. Raises MlxspecErrors."""
+    """Return the job that makes the model write a summary, and the function that makes the writer of the response from the model's name
+    and the job. Raises subclasses of MlxspecError."""
     if form.stream:
         raise BadField("stream", "stream: a compaction is answered whole.")
     if form.text is not None and form.text.format is not None and form.text.format.type != "text":
@@ -68,7 +69,7 @@ def read(form: ResponsesRequest, at: Context) -> Read:
 
 
 def _parts(item: MessageItem) -> list[dict[str, Any]]:
-    """Return the texts and images of a message in the form in which they were sent."""
+    """Return the texts and images of a message as parts of the Responses API, as the client sent them."""
     return [
         {"type": "input_image", "image_url": piece.data}
         if isinstance(piece, ImageText)
@@ -78,14 +79,14 @@ def _parts(item: MessageItem) -> list[dict[str, Any]]:
 
 
 class CompactionWriter(ResponsesWriter):
-    """The answer to a request for a compaction. kept: the parts of each message of the user."""
+    """A writer of the response to a request for a compaction. kept: the parts of each message of the user, which the response repeats."""
 
     def __init__(self, model: str, job: Job, *, kept: Sequence[list[dict[str, Any]]]) -> None:
         super().__init__(model, job, is_sealed=False, tools=(), echo={})
         self._kept = kept
 
     def _whole(self, end: End) -> dict[str, Any]:
-        """Return the answer as one object. Raises BadField where the model wrote no summary, or not all of it."""
+        """Return the body of the response: the user's messages and the summary. Raises BadField where the summary is empty or was cut."""
         summary = "".join(block.text for block in self._answer.blocks if block.kind == "text").strip()
         if end.reason == "length" or not summary:
             raise BadField(

@@ -60,7 +60,7 @@ class CompletionRequest(WithPrompt):
 
 
 class Native(shared.Continued):
-    """The fields that llama.cpp's own forms share."""
+    """Fields that the requests of llama.cpp's own API share."""
 
     max_tokens: _LengthOrNone | None = t.optional("-1: to the context's end; 0: the prompt is read and kept")
     n_predict: _LengthOrNone | None = t.optional("llama.cpp's name of max_tokens", same_as="max_tokens")
@@ -75,7 +75,7 @@ class Native(shared.Continued):
 
 
 class NativeRequest(Native, WithPrompt):
-    """llama.cpp's own form of the same."""
+    """A request to continue a text, in llama.cpp's form."""
 
 
 class NearbyFile(t.Fields):
@@ -85,7 +85,7 @@ class NearbyFile(t.Fields):
 
 
 class InfillRequest(Native):
-    """A request to fill in a middle. Fields that editors always send and this server cannot honour are ignored, with a notice."""
+    """A request to fill a gap in a text. Fields that editors always send and this server cannot honour are ignored, with a notice."""
 
     input_prefix: t.Text
     input_suffix: t.Text
@@ -100,7 +100,7 @@ class InfillRequest(Native):
 
 
 class TokenizeRequest(shared.Body):
-    """A request for ids, in llama.cpp's form with `content`, in vLLM's with `prompt`."""
+    """A request for the token ids of a text, in llama.cpp's form with `content` or in vLLM's with `prompt`, or of a conversation."""
 
     content: t.Tokenized | None = None
     prompt: t.Tokenized | None = None
@@ -142,7 +142,7 @@ NativeAnswer = t.answer(
 
 
 class NativeAnswers(RootModel[NativeAnswer | list[NativeAnswer]]):  # type: ignore[valid-type]
-    """One answer, or several in a list."""
+    """One answer as an object, or several in a list."""
 
 
 TokenizeAnswer = t.answer(
@@ -158,9 +158,10 @@ Prompts = Any  # as shared.prompts describes them: one or several, each a text, 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One or several prompts that are continued as they stand, or before a gap that `suffix` is behind. files: (name, text) of others, for
-    the gap. logprobs: how many likeliest tokens each place has; None without log-probabilities. echo: the answer begins with its prompt.
-    shows_prompts: the answer tells it elsewhere."""
+    """The prompts of a request to continue texts. given: one or several; an answer continues its prompt, or fills the gap between the
+    prompt and `suffix`. files: (name, text) of other files, for the gap. logprobs: the number of most probable tokens to return at
+    each place; None without log-probabilities. echo: the answer begins with its prompt. shows_prompts: the response has the prompt in
+    a member of its own."""
 
     given: Prompts
     own: Own
@@ -173,7 +174,8 @@ class Text:
 
 
 def read(form: CompletionRequest, at: Context) -> Read:
-    """The job of a request, and what writes its answers. Raises MlxspecErrors."""
+    """Return the job of a request, and the function that makes the writer of its answers from the model's name and the job. Raises
+    subclasses of MlxspecError for a request that cannot be honoured."""
     own = _own(form, stream_options=form.stream_options, returns_ids=bool(form.return_token_ids))
     text = Text(
         given=form.prompt,
@@ -188,12 +190,12 @@ def read(form: CompletionRequest, at: Context) -> Read:
 
 
 def read_native(form: NativeRequest, at: Context) -> Read:
-    """Read a request in llama.cpp's form, as `read` does."""
+    """Return the job and the writer's function of a request of llama.cpp's /completion, as `read` does."""
     return _native(form, at, Text(given=form.prompt, own=_own(form)))
 
 
 def read_infill(form: InfillRequest, at: Context) -> Read:
-    """Read a request of /infill, as `read` does."""
+    """Return the job and the writer's function of a request of llama.cpp's /infill, as `read` does."""
     before = form.input_prefix + (form.prompt or "")
     files = [(f.filename or "file", f.text) for f in form.input_extra or ()]
     text = Text(given=before, own=_own(form), suffix=form.input_suffix, files=files)
@@ -212,7 +214,8 @@ def _own(form: shared.Continued, **more: Any) -> Own:
 
 
 def text_prompts(text: Text, at: Context, *, has_gap: bool = False) -> Prepared:
-    """has_gap: there is one, though nothing may stand behind it. Raises MlxspecErrors."""
+    """Return the prompts of a request as token ids, with the parameters of their answers. has_gap: the answers fill a gap, even where
+    the suffix is empty. Raises subclasses of MlxspecError."""
     engine, own = at.engine, text.own
     several = text.given if has_several(text.given) else [text.given]
     check_number(own.num, len(several), at.limits)
@@ -239,7 +242,7 @@ def text_prompts(text: Text, at: Context, *, has_gap: bool = False) -> Prepared:
 
 
 def _with_prompts(job: Job, text: Text, at: Context) -> Job:
-    """The job with what its answers tell of their prompts."""
+    """Return the job with the texts of its prompts, and of their first tokens, where the answers contain them."""
     decode = tokenizer_of(at.engine).decode
     shown = job.asks if text.shows_prompts or text.echo else ()
     first = job.asks if job.asks[0].params.prompt_logprobs else ()
@@ -265,12 +268,13 @@ def _prompts(several: Sequence[Any], engine: Engine) -> list[list[int]]:
 
 
 def form_of(engine: Engine) -> FillIn | None:
-    """Return how the model's vocabulary writes a gap, None where it cannot."""
+    """Return how the model's vocabulary writes a gap in a text; None where it has no tokens for a gap."""
     return None if engine.tokenizer is None else FillIn.of(engine.tokenizer, engine.model.vocab_size)
 
 
 def _gaps(several: Sequence[Any], text: Text, engine: Engine) -> tuple[list[list[int]], Sequence[int]]:
-    """The prompts of gaps in texts, and ids that end what fills one. Raises BadField, ContextOverflowError, ConfigError."""
+    """Return the token ids of a prompt for each of these texts before a gap, and the ids that end the text in the gap. Raises BadField,
+    ContextOverflowError, ConfigError."""
     form = form_of(engine)
     if form is None:
         raise BadField(
@@ -288,7 +292,7 @@ def _gaps(several: Sequence[Any], text: Text, engine: Engine) -> tuple[list[list
 
 
 def tokenized(form: TokenizeRequest, engine: Engine) -> dict[str, Any]:
-    """The answer of /tokenize. Raises BadField, ConfigError."""
+    """Return the answer of /tokenize. Raises BadField, and ConfigError for a model without a tokenizer."""
     if sum(given is not None for given in (form.content, form.prompt, form.messages)) != 1:
         raise BadField("content", "Give one of content, prompt and messages.")
     tokenizer = tokenizer_of(engine)
@@ -312,7 +316,7 @@ def tokenized(form: TokenizeRequest, engine: Engine) -> dict[str, Any]:
 
 
 def detokenized(form: DetokenizeRequest, engine: Engine) -> dict[str, Any]:
-    """The answer of /detokenize. Raises BadField, ConfigError."""
+    """Return the answer of /detokenize. Raises BadField, and ConfigError for a model without a tokenizer."""
     tokenizer = tokenizer_of(engine)
     if any(token >= engine.model.vocab_size for token in form.tokens):
         raise BadField(
@@ -329,13 +333,14 @@ _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "stop", "ig
 
 
 class CompletionWriter(ChoicesWriter):
-    """Writes choices, each behind its prompt where the request asks for `echo`."""
+    """A writer of OpenAI's completions. With `echo` each choice's text begins with its prompt."""
 
     id_prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
     nothing: Mapping[str, Any] = {"text": ""}
 
     def __init__(self, model: str, job: Job, *, echo: bool, is_wanted: bool) -> None:
-        """is_wanted: False where the prompt was to be read, and no more."""
+        """Make the writer of a job's answers. is_wanted: False where the request has max_tokens 0, so that the sampled token is left
+        out."""
         super().__init__(model, job)
         self._is_wanted = is_wanted
         self._echo = job.prompts if echo else ("",) * len(job.asks)
@@ -378,7 +383,8 @@ def _text(update: Delta) -> str:
 
 
 def _logprobs(found: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]] | None:
-    """The older form of log-probabilities: parallel lists, offsets in characters of the answer's text."""
+    """Return log-probabilities in the form of OpenAI's completions, as parallel lists; None where there are none. offset: the characters
+    of the text before the first token."""
     if not found:
         return None
     texts = [_shown(entry.data) for entry in found]
@@ -391,7 +397,7 @@ def _logprobs(found: Sequence[TokenLogprob], offset: int) -> dict[str, list[Any]
 
 
 def _with_first(first: str, found: dict[str, list[Any]] | None) -> dict[str, list[Any]]:
-    """Log-probabilities with a prompt's first token in front, which has none."""
+    """Return these log-probabilities with a prompt's first token before them, which has none of its own. first: the token's text."""
     lead = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
     return {name: [own, *(found or {}).get(name, [])] for name, own in lead.items()}
 
@@ -401,12 +407,14 @@ def _shown(data: bytes) -> str:
 
 
 class LlamaWriter(AnswerWriter):
-    """Several answers are a list of objects, told apart by `index`. Fields about slots are left out, because this server has none."""
+    """A writer of llama.cpp's completions. Several answers are a list of objects, distinguished by `index`. llama.cpp's fields about
+    slots are left out, because this server has no slots."""
 
     wire = DATA_WITHOUT_DONE  # the object with `stop` is the last
 
     def __init__(self, model: str, job: Job, *, is_wanted: bool, returns_tokens: bool) -> None:
-        """is_wanted: False where the prompt was to be read, and no more."""
+        """Make the writer of a job's answers. is_wanted: False where the request has max_tokens 0, so that the sampled token is left
+        out. returns_tokens: whole answers have token ids."""
         super().__init__(model, job)
         self._is_wanted, self._returns_tokens = is_wanted, returns_tokens
 
@@ -458,7 +466,7 @@ class LlamaWriter(AnswerWriter):
 
 
 def _probabilities(found: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """llama.cpp's form of log-probabilities."""
+    """Return log-probabilities as llama.cpp's member `completion_probabilities`; empty where there are none."""
 
     def entry(token: int, data: bytes, logprob: float) -> dict[str, Any]:
         return {"id": token, "token": _shown(data), "bytes": list(data), "logprob": finite(logprob)}

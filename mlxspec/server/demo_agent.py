@@ -34,13 +34,15 @@ def scripted_rules(
     form: ChatFormat,
     engine: Engine,
 ) -> Rules:
-    """Make the rules of answers that follow the script."""
+    """Return the rules of an answer of `demo-agent`, which follows a script: a call of the shell, then one sentence. Parameters and
+    errors are those of `rules_of`."""
     found = rules_of(*_scripted(talk, tools, choice), form, engine)
     return replace(found, notices=[*found.notices, NOTICE])
 
 
 def _scripted(talk: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> Asked:
-    """Replace what the grammar of an answer is made of by the script. A request that says itself what its answer is stays as it is."""
+    """Return the conversation, the tools and the tool choice with the script's next step in them. They are returned unchanged where the
+    request itself sets a format or requires a call."""
     if talk.wanted is not None or choice.kind == "required":
         return talk, tools, choice
     roles = [m["role"] for m in talk.messages]
@@ -54,7 +56,7 @@ def _scripted(talk: ChatRequest, tools: Sequence[Mapping[str, Any]], choice: Too
 
 
 def _call_of(tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The tool with one call that it allows; None for a tool that runs no command."""
+    """Return a copy of the tool whose schema allows exactly one call, of the command ECHO; None for a tool that runs no command."""
     function = function_of(tool)
     parameters = function.get("parameters") or {}
     given = parameters.get("properties") or {}

@@ -39,7 +39,7 @@ Size = Annotated[int, t.Range(1, 1 << 20)]
 
 
 class VectorsBody(t.Fields):
-    """The fields that all three forms share. Nothing is sampled, so fields about that are unknown ones."""
+    """Fields that all requests for embeddings and ranks share. Fields about sampling are unknown here, since nothing is sampled."""
 
     model: shared.ModelName | None = None
     refused: ClassVar = t.refuse("priority", shared.IN_TURN, 0)
@@ -94,7 +94,7 @@ _NativeEmbedding = t.answer("NativeEmbedding", index=Count, embedding=list[list[
 
 
 class NativeEmbedAnswer(RootModel[list[_NativeEmbedding]]):  # type: ignore[valid-type]
-    """Vectors, each alone in a list, as llama.cpp gives those of a pooled text."""
+    """The vectors of texts, each in a list of its own, as in llama.cpp's answers with pooling."""
 
 
 OllamaEmbedAnswer = t.answer(
@@ -117,15 +117,17 @@ _NANO = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """The texts of a request. begin: in the engine's thread, with the texts' ids. answer: of the model's name and what was found, by
-    number."""
+    """The texts of a request for vectors. ids: token ids of each text. begin: called in the engine's thread with the ids; its iterator
+    does one forward a step, and yields the vectors or ranks that are complete, by the texts' numbers. answer: returns the response's
+    body from the model's name and all results."""
 
     ids: Sequence[Sequence[int]]
     begin: Callable[[Sequence[Sequence[int]]], Iterator[Found]]
     answer: Callable[[str, Found], Any]
 
     async def run(self, worker: Worker) -> Found:
-        """One forward between two rounds, again and again; other clients' come between them. Raises what the engine raises."""
+        """Run the texts through the model, and return the results by the texts' numbers. Between two forwards the engine runs rounds and
+        forwards of other requests. Raises the engine's errors."""
         found: Found = {}
         running: list[Iterator[Found]] = []
 
@@ -144,7 +146,7 @@ class Texts:
 
 
 def native_embeddings(form: NativeEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Read a request of llama.cpp's /embedding. Raises as `embeddings` does."""
+    """Return the texts of a request of llama.cpp's /embedding. Raises as `embeddings` does."""
     wanted = EmbeddingsRequest(model=form.model, input=form.content)
     texts = embeddings(wanted, engine, is_beside=is_beside)
 
@@ -157,7 +159,7 @@ def native_embeddings(form: NativeEmbedRequest, engine: Engine, *, is_beside: bo
 
 
 def embeddings(form: EmbeddingsRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Read a request of /v1/embeddings. Raises BadField, ConfigError, ContextOverflowError."""
+    """Return the texts of a request of /v1/embeddings. is_beside: not used here. Raises BadField, ConfigError, ContextOverflowError."""
     given, size = form.input, _size(form.dimensions, engine)
     several = given if has_several(given) else [given]
     tokenizer = tokenizer_of(engine)
@@ -174,7 +176,7 @@ def embeddings(form: EmbeddingsRequest, engine: Engine, *, is_beside: bool) -> T
 
 
 def ollama_embeddings(form: OllamaEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Read a request of /api/embed. Raises as `embeddings` does."""
+    """Return the texts of a request of Ollama's /api/embed. Raises as `embeddings` does."""
     given, size, started = form.input, _size(form.dimensions, engine), time.monotonic()
     several = given if isinstance(given, list) else [given]
     tokenizer, cuts = tokenizer_of(engine), form.truncate is not False
@@ -193,7 +195,8 @@ def ollama_embeddings(form: OllamaEmbedRequest, engine: Engine, *, is_beside: bo
 
 
 def reranking(form: RerankRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Read a request of /v1/rerank. is_beside: the model is one that ranks. Raises BadField, ConfigError, ContextOverflowError."""
+    """Return the texts of a request of /v1/rerank. is_beside: the engine is held for vectors alone, as a reranker must be. Raises
+    BadField, ConfigError, ContextOverflowError."""
     if not is_beside or isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} ranks nothing; {_RERANKERS}.")
     answers_of(engine)
@@ -216,7 +219,8 @@ def reranking(form: RerankRequest, engine: Engine, *, is_beside: bool) -> Texts:
 
 
 def _size(wanted: int | None, engine: Engine) -> int | None:
-    """Numbers of a vector, where fewer than all are wanted. Raises BadField, and ConfigError where the model makes none."""
+    """Return the requested size of vectors; None for the model's own. Raises BadField for a size above the model's, ConfigError for a
+    model that makes no embeddings."""
     if not isinstance(engine.pooling, Pooling):
         raise ConfigError(f"{engine.name} makes no embeddings: {engine.pooling}; {_EXAMPLES}.")
     most = engine.pooling.size or engine.model.hidden_size
@@ -226,7 +230,7 @@ def _size(wanted: int | None, engine: Engine) -> int | None:
 
 
 def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
-    """The first numbers of a vector, of length 1 where all of it was."""
+    """Return the first `size` numbers of a vector; size None: all. The result has length 1 where the model's vectors have."""
     if size is None:
         return vector
     short = vector[:size]
@@ -235,7 +239,9 @@ def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
 
 
 def _ids(text: Any, tokenizer: Tokenizer, engine: Engine, path: str, *, cuts: bool = False) -> list[int]:
-    """cuts: a text longer than the context loses its end, but not what the tokenizer puts behind it."""
+    """Return the token ids of a text. path: the text's place in the body, for errors. cuts: a text longer than the context is cut before
+    the tokens that the tokenizer adds at its end; without cuts it raises ContextOverflowError. Raises BadField for a text without
+    tokens."""
     found, size = ids_of(text, tokenizer.encode), engine.model.vocab_size
     end = tokenizer.around[1]
     if cuts and len(found) > engine.max_context:

@@ -33,7 +33,8 @@ _TABLE: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
 
 
 class ApiError(MlxspecError):
-    """An answer that is an error, with its status."""
+    """An error that is sent to the client as the response. status: its HTTP status; kind, param, code: members of OpenAI's error object;
+    more: further members."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ApiError(MlxspecError):
 
 
 class BadField(ConfigError):
-    """A field of a request that cannot be honoured. param: where it stands, like `messages[0].role`."""
+    """An error of a field of a request that cannot be honoured. param: the field's place in the body, like `messages[0].role`."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -74,7 +75,7 @@ class BadField(ConfigError):
 
 
 def to_api_error(error: BaseException) -> ApiError:
-    """Any exception as what a client is told. Of what we did not expect it is told no more than that."""
+    """Return the error that a client receives for an exception. For an unexpected exception it has no details, which only the log has."""
     if isinstance(error, ApiError):
         return error
     for kind, status, name, code in _TABLE:
@@ -105,7 +106,7 @@ _ANTHROPIC_TYPES = {
 
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    """The object to send for an error of a request to `path`."""
+    """Return the JSON object of an error in the form of the API that `path`, the request's path, belongs to."""
     inner = path.removeprefix("/v1")
     if inner == "/messages" or inner.startswith("/messages/"):
         return anthropic_error(error)
@@ -113,7 +114,8 @@ def error_body(error: ApiError, path: str) -> dict[str, Any]:
 
 
 def is_ollamas(path: str) -> bool:
-    """Return whether errors of a path have Ollama's form; those of LM Studio's API have OpenAI's."""
+    """Return whether errors of a path have Ollama's form. Paths of LM Studio's API are also below /api, but their errors have OpenAI's
+    form."""
     return path.startswith("/api/") and not path.startswith(("/api/v0/", "/api/v1/"))
 
 

@@ -33,8 +33,8 @@ class TemplateCall(TypedDict):
 
 
 class TemplateMessage(TypedDict, total=False):
-    """A message as chat templates read it. role: system, user, assistant or tool. content: a text, or parts once images are in their
-    places."""
+    """A message in the form that chat templates read. role: system, user, assistant or tool. content: a text, or a list of parts once
+    images are in their places."""
 
     role: Required[str]
     content: Required[Any]
@@ -47,8 +47,9 @@ class TemplateMessage(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolChoice:
-    """The tools that an answer may or must call. named: the only one that may be called, once. allowed: those that may be called; None for
-    all. The prompt names all tools, so that it begins as it does without a choice."""
+    """The tools that an answer may or must call. kind: whether it must, may or must not call a tool. named: the only tool that may be
+    called, and once. allowed: the tools that may be called; None for all. The prompt lists all tools in every case, so that its
+    beginning does not depend on the choice."""
 
     kind: Literal["auto", "none", "required"]
     named: str | None = None
@@ -62,7 +63,8 @@ class ToolChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class CustomGrammar:
-    """The grammar that the text of a custom tool follows. tool: its name; path: where the request has it; syntax: `lark` or `regex`."""
+    """The grammar that the text of a custom tool must follow. tool: the tool's name; path: the tool's place in the request; syntax:
+    `lark` or `regex`; definition: the grammar."""
 
     tool: str
     path: str
@@ -72,10 +74,10 @@ class CustomGrammar:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """tools: in OpenAI's nested form. tool_choice: None leaves it to the model.
-    several_calls: whether an answer may call more than one tool. goes_on: which part of the last message the answer continues.
-    opens_answer: False ends the prompt behind the last message. template: variables of the chat template. wanted: the format of the whole
-    answer. customs: custom tools whose text follows a grammar. notices: sentences about what was left out."""
+    """A conversation that is to be answered, independent of an API. tools: in OpenAI's nested form. tool_choice: None leaves it to the
+    model. several_calls: whether an answer may have more than one tool call. goes_on: which part of the last message the answer
+    continues; None for a new message. opens_answer: False ends the prompt after the last message. template: variables for the chat
+    template. wanted: the format of the whole answer. customs: grammars of custom tools. notices: sentences about what was left out."""
 
     messages: Sequence[TemplateMessage]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -91,7 +93,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest:
-    """One answer that is wanted."""
+    """The prompt and the sampling parameters of one answer."""
 
     prompt: Sequence[int] | PromptWithImages
     params: SamplingParams
@@ -99,9 +101,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
-    """Members of a stream beside the text. usage: a last chunk with it (stream_options.include_usage). usages: beside that, in every chunk
-    with text, its answer's (stream_options.continuous_usage_stats). progress: chunks while a prompt is read (return_progress). timings: in
-    every chunk with text (timings_per_token). drafted: in every chunk with text, how much of it was drafted (return_drafted)."""
+    """The additions to a stream that a request wants. usage: a last chunk with the token counts (stream_options.include_usage). usages:
+    in addition, the answer's token counts in every chunk with text (stream_options.continuous_usage_stats). progress: chunks while a
+    prompt is read (return_progress). timings: timings in every chunk with text (timings_per_token). drafted: in every chunk with
+    text, the number of its drafted characters (return_drafted)."""
 
     usage: bool = False
     usages: bool = False
@@ -112,14 +115,17 @@ class Extras:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All answers of one request. `parser()` gives a fresh parser for one of them, None for plain text. tools: those that may be
-    called. goes_on: which part of the last message the answers continue. compiled: of the parameters that all answers share. notices:
-    what the client is told of its request. prompts: of each answer as text, where the client wants to see it. first_tokens: of each
-    prompt as text, where log-probabilities of prompts are wanted. special: tags of calls that are special tokens. is_held: a format
-    that the request asked for holds the text. loosen: writes the grammar of its calls anew. fingerprint: of the model. proves: each
-    answer is decoded again without drafts, and the client gets a receipt. follows: of the pieces of a conversation's answer, the
-    token ids with which its next prompt begins. streams: whether answers are sent as they grow. returns_ids:
-    whether token ids are sent beside the text."""
+    """All answers of one request, independent of an API. `parser()` returns a new parser for one answer, None where the answer is plain
+    text.
+
+    asks: the prompt and parameters of each answer. tools: the tools that may be called. goes_on: which part of the last message the
+    answers continue. compiled: the compiled constraints, which all answers share. notices: sentences for the client. prompts: the text
+    of each answer's prompt, where the response contains it; first_tokens: the text of each prompt's first token, where log-probabilities
+    of prompts are wanted. special: tags of calls that are special tokens. is_held: a format that the request sets constrains the text.
+    loosen: makes a less strict grammar of calls, where one cannot be compiled. fingerprint: of the model. proves: each answer is decoded
+    again without drafts, and the client gets a receipt. follows: returns the token ids with which the conversation's next prompt begins,
+    from the pieces of the answer. streams: answers are sent as they grow. returns_ids: token ids are sent in addition to the text.
+    """
 
     asks: tuple[AnswerRequest, ...]
     spec: SpecConfig
@@ -154,7 +160,7 @@ class Job:
 
 
 def function_of(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the description of the function that a tool in OpenAI's nested form is."""
+    """Return the function's description in a tool that is in OpenAI's nested form."""
     found: Mapping[str, Any] = tool["function"]
     return found
 
@@ -165,8 +171,8 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def goes_on_with(messages: Sequence[TemplateMessage], path: str) -> GoesOn | None:
-    """Return what of the last message an answer continues; None unless it is the assistant's. path: where the API has that message. Raises
-    BadField where it cannot be continued."""
+    """Return which part of the last message the answer continues; None unless this message is the assistant's. path: the message's place
+    in the body, for errors. Raises BadField where it cannot be continued."""
     if not messages or messages[-1]["role"] != "assistant":
         return None
     last = messages[-1]

@@ -41,8 +41,8 @@ EndCause = Literal["end", "stop_string", "limit", "context"]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of answer `choice`: num_done of the prompt's num_total tokens are in, num_cached of them from the prefix cache. seconds:
-    since the prompt began to be read."""
+    """The progress of the prompt of answer `choice`: num_done of its num_total tokens are in the cache, num_cached of these from the
+    prefix cache. seconds: the time since the prompt began to be read."""
 
     choice: int
     num_done: int
@@ -53,9 +53,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """More of answer `choice`. pieces may be empty while tokens came whose text is held back. stats: as they are now; the engine goes on
-    counting in them. drafted: for each piece, how many characters at its beginning come from accepted draft tokens; drafter: who drafted
-    them."""
+    """New text of answer `choice`. pieces: empty where tokens were committed whose text is held back. stats: the request's statistics,
+    which the engine goes on changing. tokens, logprobs: of the new tokens. drafted: for each piece, the number of characters at its
+    beginning that are from accepted drafted tokens; drafter: the name of the drafter that drafted them."""
 
     choice: int
     pieces: Sequence[Piece]
@@ -68,9 +68,9 @@ class Delta:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Answer `choice` is complete. cause: the model (or a grammar) ended it, a stop string did, or there was no room for more tokens,
-    by the request's limit or in the context. stop_string: the one that ended it. prompt_logprobs: where they are wanted. receipt: whether
-    plain decoding gives the same tokens, where that is wanted."""
+    """The end of answer `choice`. reason: as OpenAI's `finish_reason`. cause: `end`, an end token or the end of a grammar;
+    `stop_string`; `limit`, the request's max_tokens; `context`, the end of the context. stop_string: the one that ended the answer.
+    prompt_logprobs: the prompt's log-probabilities, where requested. receipt: the comparison with plain decoding, where requested."""
 
     choice: int
     reason: EndReason
@@ -85,12 +85,15 @@ Update = Progress | Delta | End
 
 
 class JobRun:
-    """Runs a job. `start` returns when the engine has taken all of it, or raises why not; then iterate."""
+    """A run of a job. `start` submits all answers and returns once the engine has accepted them, or raises its error; `updates` then
+    yields what happens to them. num_held: characters of the tool call that is being written. answer: the pieces of the only answer,
+    once it is complete."""
 
     def __init__(
         self, job: Job, worker: Worker, client: str = "", keep: Callable[[Request], None] | None = None
     ) -> None:
-        """client: whose job it is, for the engine's turns. keep: is given each complete answer, in a thread of its own."""
+        """Prepare the run; submits nothing yet. client: the name of the client, among which the engine takes turns. keep: called with
+        each complete answer's request, in a separate thread."""
         self._job, self._worker, self._client, self._keep = job, worker, client, keep
         self._streams: list[Stream] = []
         self.started = time.monotonic()
@@ -124,7 +127,7 @@ class JobRun:
         return stream
 
     async def _prove(self, ask: AnswerRequest, request: Request) -> Receipt:
-        """Decodes the answer again without drafts. Raises ApiError where that fails."""
+        """Decode an answer again without drafts, and return the comparison. Raises ApiError where decoding fails."""
         steps = proof(ask.prompt, Result.of(request), request.params)
         said, compiled, plainly = None, self._job.compiled, SpecConfig(owner=self._job.spec.owner)
         while True:
@@ -140,12 +143,13 @@ class JobRun:
             said = Result.of(await stream.accepted())
 
     def close(self) -> None:
-        """Cancel what still runs."""
+        """Cancel the answers that have not ended."""
         for stream in self._streams:
             stream.close()
 
     async def updates(self, pause_seconds: float | None = None) -> AsyncIterator[Update | None]:
-        """None whenever there was nothing for so long. Raises ApiError when an answer fails; the others end with it."""
+        """Yield the updates of all answers as they happen, and None each time no update has happened for pause_seconds. Raises ApiError
+        when an answer fails, and cancels the others."""
         queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue(_AT_ONCE)
         tasks = [asyncio.create_task(self._feed(i, s, queue)) for i, s in enumerate(self._streams)]
         running = len(tasks)
@@ -250,8 +254,8 @@ class JobRun:
 
 
 def _pieces(parser: OutputParser | None, event: TokensEvent) -> tuple[list[Piece], list[int]]:
-    """The pieces of an event's text, and for each how many characters at its beginning come from accepted draft tokens. Text that the
-    parser held back counts with the text that released it."""
+    """Return the pieces of an event's text, and for each the number of characters at its beginning that are from accepted drafted
+    tokens. Text that the parser has held back counts like the text that released it."""
     if parser is None:
         return [Content(event.text)], [event.num_drafted_chars]
     drafted, own = event.text[: event.num_drafted_chars], event.text[event.num_drafted_chars :]
@@ -278,8 +282,8 @@ def _cause(request: Request) -> EndCause:
 
 
 def _failed(event: FinishEvent, request: Request) -> ApiError:
-    """Return the error of an answer that ended before it was complete. What the client asked for and cannot be had is its error, not the
-    server's."""
+    """Return the error for an answer that ended before it was complete. Its status is 4xx where the client's request is the cause, else
+    5xx."""
     if request.has_expired:
         return ApiError(event.error or "There was not enough time.", status=408, code="timeout")
     if event.reason == "cancelled":

@@ -21,11 +21,12 @@ _MESSAGES = (("a", "call_0"), ("\n\n", "0_call"))
 
 
 def next_beginning(talk: ChatRequest, at: Context, pieces: Sequence[Piece]) -> list[int]:
-    """Return the token ids with which the next prompt of this conversation begins. pieces: of the answer, which has ended.
+    """Return the token ids with which the next prompt of this conversation will begin; empty where they are not known. pieces: the
+    pieces of the answer, which has ended.
 
-    The next message is a tool's result where the answer calls a tool, otherwise the user's. The client sends the answer's thinking back if
-    it has sent that of an earlier answer, or if there is none. Empty for a conversation with images, and for one whose last message
-    the answer continues. Raises MlxspecErrors.
+    The next message is assumed to be a tool's result where the answer calls a tool, otherwise the user's. The client is assumed to send
+    the answer's thinking back if it has sent the thinking of an earlier answer, or if there is no earlier answer. The result is empty
+    for a conversation with images, and for one whose last message the answer continues. Raises subclasses of MlxspecError.
     """
     if talk.goes_on is not None:
         return []
@@ -52,7 +53,7 @@ def next_beginning(talk: ChatRequest, at: Context, pieces: Sequence[Piece]) -> l
 
 
 def _message(pieces: Sequence[Piece], name: str, *, keeps_thinking: bool) -> TemplateMessage:
-    """Return an answer as the client will send it back. name: the beginning of the ids of its calls."""
+    """Return an answer in the form in which the client will send it back. name: the beginning of its calls' ids."""
     texts = {kind: "".join(p.text for p in pieces if isinstance(p, kind)) for kind in (Content, Reasoning)}
     found: TemplateMessage = {"role": "assistant", "content": texts[Content]}
     if texts[Reasoning] and keeps_thinking:

@@ -21,7 +21,7 @@ _KINDS = (
 
 
 def note(notices: Iterable[str]) -> None:
-    """Log the kinds of these notices."""
+    """Log, for each notice that a client receives, a fixed sentence on its kind, if the kind is known."""
     for notice in notices:
         kind = next((said for pattern, said in _KINDS if pattern.search(notice[:400])), None)
         if kind is not None:

@@ -31,7 +31,7 @@ _NAMED = [{"name": "name", "in": "path", "required": True, "schema": {"type": "s
 
 
 class _Schemas(GenerateJsonSchema):
-    """Schemas without titles, which only repeat names, and without defaults, which are all null."""
+    """A generator of JSON schemas without titles, which only repeat names, and without defaults, which are all null."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -42,7 +42,7 @@ class _Schemas(GenerateJsonSchema):
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole description, OpenAPI 3.1. The first call takes long, and need not be made in the event loop."""
+    """Return the description of all routes, in OpenAPI 3.1. Make the first call outside of the event loop, since it takes long."""
     forms = {form for route in ROUTES for form in (route.form, route.answer) if isinstance(form, type)}
     ordered = sorted(forms | {*_ERRORS}, key=lambda form: form.__name__)
     _, found = models_json_schema(

@@ -25,9 +25,10 @@ PAGE_FOLDER = "/page/"  # files of the page at /
 
 @dataclass(frozen=True)
 class RouteForm:
-    """name: of the operation, by which app.py finds what answers. form: of a body, where one is read.
-    answer: a form, a JSON schema, or the media types of what is no JSON. stream: its media type. statuses: of errors, beside those of every
-    route. also: further paths, as other servers call it."""
+    """A route of the server. name: of the operation, by which the handler is found. form: the form of the request's body; None without
+    one. answer: a form, a JSON schema, or the media types of an answer that is not JSON. stream: the media type of a streamed answer.
+    statuses: HTTP statuses of errors, in addition to those of every route. also: further paths, under which other servers have the
+    route."""
 
     method: Literal["GET", "POST"]
     path: str
@@ -41,7 +42,7 @@ class RouteForm:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The paths of a route. Those of OpenAI's and Anthropic's APIs have a twin under /v1."""
+        """Return all paths of the route. A path outside of /api has a second one under /v1."""
         is_own = self.path.startswith(("/api/", PAGE_FOLDER)) or self.path == "/"
         return (*((self.path,) if is_own else (f"/v1{self.path}", self.path)), *self.also)
 

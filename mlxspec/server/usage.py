@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def progress(update: Progress) -> dict[str, Any]:
-    """Return llama.cpp's fields: tokens of the prompt, of those from the prefix cache, and those that are in; milliseconds since it began
-    to be read."""
+    """Return llama.cpp's `prompt_progress`: the prompt's tokens, those from the prefix cache, those that are read or cached, and
+    milliseconds since reading began."""
     return {
         "total": update.num_total,
         "cache": update.num_cached,
@@ -25,7 +25,7 @@ def progress(update: Progress) -> dict[str, Any]:
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
-    """Return the `usage` of all answers of a request together. A prompt that several answers share counts once, as OpenAI counts."""
+    """Return OpenAI's `usage` of all answers of a request together. num_prompts: a prompt that several answers share counts once."""
     each = max(1, len(stats) // max(1, num_prompts))
     prompts = stats[::each]
     num_prompt = sum(s.num_prompt for s in prompts)
@@ -47,7 +47,8 @@ def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
 
 
 def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
-    """llama.cpp's fields. Answers of one request run beside one another: counts add up, times are the longest."""
+    """Return llama.cpp's `timings` of all answers of a request together. Counts are sums; times, in milliseconds, are those of the
+    slowest answer, because the answers run at the same time."""
     prompt_n = sum(s.num_read for s in stats)
     predicted_n = sum(s.num_generated for s in stats)
     prompt_ms = max((s.prefill_seconds for s in stats), default=0.0) * 1e3
@@ -72,7 +73,8 @@ def timings(stats: Sequence[RequestStats]) -> dict[str, Any]:
 def drafting(
     stats: Sequence[RequestStats], notices: Sequence[str] = (), receipts: Sequence[Receipt] = ()
 ) -> dict[str, Any]:
-    """Return what each drafter did, and notices: nothing is switched off silently. receipts: of the answers that were decoded again."""
+    """Return the member `mlxspec` of a response: what each drafter drafted, rounds, exactness, seeds and notices. receipts: the
+    comparisons of the answers that were decoded again without drafts."""
     drafters: dict[str, dict[str, int]] = {}
     for one in stats:
         for name, found in one.drafters.items():

@@ -42,8 +42,8 @@ F = TypeVar("F", bound="Fields")
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A field that cannot be honoured. why: ends the sentence "FIELD cannot be honoured: ...". neutral: values that ask for nothing and are
-    accepted; null always is."""
+    """A field that cannot be honoured. why: the end of the sentence "FIELD cannot be honoured: ...". neutral: values that change
+    nothing, and are accepted; null is always accepted."""
 
     why: str
     neutral: tuple[Any, ...] = ()
@@ -53,12 +53,13 @@ OFF: tuple[Any, ...] = (False, 0, "", [], {})
 
 
 def refuse(names: str, why: str, *neutral: Any) -> dict[str, Refused]:
-    """Part of a table `refused`. names: of fields, with blanks between them."""
+    """Return entries of a form's table `refused`. names: of the fields, separated by blanks. why, neutral: as in Refused."""
     return dict.fromkeys(names.split(), Refused(why=why, neutral=neutral))
 
 
 def harmless(names: str, why: str) -> dict[str, str]:
-    """Part of a table `harmless`."""
+    """Return entries of a form's table `harmless`. names: of the fields, separated by blanks. why: the reason why the field changes
+    nothing."""
     return dict.fromkeys(names.split(), why)
 
 
@@ -83,36 +84,38 @@ class LeftOut(Fields):
 
 
 def optional(about: str | None = None, *, name: str | None = None, same_as: str | None = None) -> Any:
-    """The default of a field that may be left out. name: in the body, where Python has none like it. same_as: the field that this is
-    another name of."""
+    """Return pydantic's declaration of a field that may be left out, and is None then. about: the field's description. name: the field's
+    name in a body, where it cannot be a Python name. same_as: the field that this one is another name of."""
     extra: Any = None if same_as is None else {"x-another-name-of": same_as}
     return Field(None, alias=name, description=about, json_schema_extra=extra)
 
 
 def answer(_name: str, _optional: str = "", **fields: Any) -> Any:
-    """A form of answers. _optional: names of fields that may be left out."""
+    """Return a pydantic model of an answer, to describe it in /openapi.json. _optional: names of fields that may be left out, separated
+    by blanks. fields: the type of each field."""
     left_out = _optional.split()
     return create_model(_name, **{n: (kind, None if n in left_out else ...) for n, kind in fields.items()})  # type: ignore[call-overload]
 
 
 def many(kind: Any) -> Any:
-    """The type of a list. What is made when a program runs, type checkers take for no type."""
+    """Return the type of a list of `kind`. A function, because type checkers accept no type that is made at run time."""
     return list[kind]
 
 
 def table_of(kind: Any) -> Any:
-    """The type of an object with members of this type."""
+    """Return the type of an object whose members all are of type `kind`."""
     return dict[str, kind]
 
 
 def either(*kinds: Any) -> Any:
-    """The type of what is one of these."""
+    """Return the union of these types."""
     return reduce(or_, kinds)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high, and those of `also`. above: without low itself. Integers may be written with a point, as in 5.0."""
+    """The range of a number: from low to high, or one of `also`. above: low itself is excluded. A whole number written as 5.0 is
+    accepted as an integer."""
 
     low: float
     high: float
@@ -142,7 +145,7 @@ class Range:
 
 
 def option(name: str) -> Range:
-    """The range of an option of a request."""
+    """Return the range of an option of SamplingParams or SpecConfig."""
     return _range((options(SamplingParams) | options(SpecConfig))[name])
 
 
@@ -151,8 +154,8 @@ def _range(own: Option) -> Range:
 
 
 def with_options(config: type[Any], without: str = "", under: str = "") -> Callable[[type[F]], type[F]]:
-    """Adds the options of a config class, and their other names, to a form. without: options that the form declares by itself. under: in
-    their place those names that begin so, less this beginning."""
+    """Return a class decorator that adds the options of a config class, and their other names, as fields to a form. without: options to
+    leave out, separated by blanks. under: if given, add only those other names that begin with this text, and remove it from them."""
 
     def add(form: type[F]) -> type[F]:
         added: dict[str, Any] = {}
@@ -180,7 +183,7 @@ def _about(own: Option) -> str:
 
 
 def _type_of(own: Option) -> Any:
-    """The type of an option's field."""
+    """Return the type of the field that an option becomes in a form."""
     if isinstance(own.kind, tuple):
         return Literal[own.kind] | None
     if own.kind is list:
@@ -194,7 +197,8 @@ def _whole(value: Any) -> Any:
 
 
 def _pause(value: T) -> T:
-    """Lets other threads run between the items of a long list: Python changes threads only where Python code begins."""
+    """Return the value unchanged. As a validator of list items it lets other threads run during a long validation: Python changes
+    threads only in Python code."""
     return value
 
 
@@ -217,8 +221,8 @@ TokenIds = Annotated[Many[TokenId], Field(max_length=10_000)]
 
 
 def review(form: type[F], body: Mapping[str, Any]) -> tuple[F, list[str]]:
-    """Check a body. Returns it as its form, with every value under the field's own name, and sentences on fields that are ignored. Raises
-    BadField for the first thing that is wrong or cannot be honoured."""
+    """Check a body, and return it as its form, with sentences on the fields that are ignored. Each value is under the field's own name
+    in the form. Raises BadField for the first field that is wrong or cannot be honoured."""
     try:
         checked = form.model_validate(body)
     except ValidationError as error:
@@ -235,7 +239,7 @@ def review(form: type[F], body: Mapping[str, Any]) -> tuple[F, list[str]]:
 
 
 def plain(value: Any) -> Any:
-    """A part of a checked body as JSON that says what the client sent: members that it left out are left out."""
+    """Return a part of a checked body as JSON, without the members that the client left out."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, Fields) else value
@@ -247,8 +251,9 @@ def _names(form: type[Fields]) -> list[str]:
 
 @dataclass(frozen=True)
 class Names:
-    """attributes: of a form's fields, by their names in a body. other: other names of fields, each with the field. spread: objects whose
-    members are fields, with what stands in front of them. inner: objects with other names of their own."""
+    """The names of a form's fields. attributes: Python attribute by name in a body. other: the field's own name by each other name of
+    it. spread: objects whose members are fields of the body itself, each with the text that precedes the members' names there. inner:
+    nested objects that have other names of their own, each with its form."""
 
     attributes: Mapping[str, str]
     other: Mapping[str, str]
@@ -257,7 +262,7 @@ class Names:
 
 
 def names_of(form: type[Fields]) -> Names:
-    """The names in a body that are not the fields' own. Raises nothing."""
+    """Return the names of a form's fields and of those of its nested forms."""
     if form not in _NAMES:
         fields = {field.alias or name: field for name, field in form.model_fields.items()}
         extra = {name: field.json_schema_extra for name, field in fields.items()}
@@ -278,7 +283,8 @@ _NAMES: dict[type[Fields], Names] = {}
 
 
 def _rename(checked: Fields) -> None:
-    """Put what stands under other names under the fields' own. Raises BadField where two names of one thing contradict each other."""
+    """Copy each value that is under another name to the field's own name. Raises BadField where two names of one field have different
+    values."""
     names = names_of(type(checked))
     attributes, said = names.attributes, dict[str, str]()
 
@@ -308,8 +314,8 @@ def _rename(checked: Fields) -> None:
 
 
 def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str, Any]]:
-    """(form, path, name, value) of every member of a checked body that its form does not describe. Objects whose members the form leaves
-    free (a JSON schema, a table of biases) have none."""
+    """Yield (form, path, name, value) of every member of a checked body that its form does not describe. Objects with free members, like
+    a JSON schema, are not searched."""
     if isinstance(value, Fields):
         dot = f"{path}." if path else ""
         for name, inner in value.__dict__.items():
@@ -323,7 +329,7 @@ def unknown(value: Any, path: str = "") -> Iterator[tuple[type[Fields], str, str
 
 
 def _refuse(path: str, value: Any, refused: Refused) -> None:
-    """Raise BadField unless the value asks for nothing."""
+    """Raise BadField unless the value of a refused field changes nothing."""
     if value is None or value in refused.neutral:
         return
     raise BadField(path, f"{path} cannot be honoured: {refused.why}.")
@@ -349,7 +355,8 @@ _RULES = {
 
 
 def _bad_field(error: ValidationError, body: Mapping[str, Any], form: type[Fields]) -> BadField:
-    """The first thing that is wrong. Of several types that a value may have, its own says what is; without one, all are named."""
+    """Return the error for the first field of a body that pydantic finds wrong. Where a field may have several types, the error of the
+    type that the value has is chosen; where it has none of them, the error lists all."""
     errors = [(_path(e, body), e) for e in error.errors(include_url=False)]
     path, found = errors[0]
     while _is_wrong_type(found):
@@ -393,8 +400,8 @@ def _noun(error: ErrorDetails) -> str:
 
 
 def _path(error: ErrorDetails, body: Any) -> str:
-    """Return the place of an error, like `messages[0].role`. pydantic's own path has a name for each type that was tried; what the body has
-    no member for is left out."""
+    """Return the place of a validation error in the body, like `messages[0].role`. pydantic's own location also names each type that was
+    tried; such steps are left out."""
     path, value, steps = "", body, error["loc"]
     if steps[-1] == "[key]":
         return f"a name in {_path({**error, 'loc': steps[:-2]}, body)}"

@@ -21,7 +21,7 @@ class ImageUrlPart(t.Fields):
 
 
 class OtherText(t.Fields):
-    """A part of the Responses API's."""
+    """A text part in the form of the Responses API."""
 
     type: Literal["input_text", "output_text"]
     text: t.Text
@@ -35,7 +35,7 @@ class RefusalPart(t.Fields):
 
 
 class ThoughtPart(t.LeftOut):
-    """Reasoning as a part of an answer, as Mistral's and LangChain's clients send it: `reasoning_content`."""
+    """A part that holds reasoning, as Mistral's and LangChain's clients send it. It is read as `reasoning_content`."""
 
     type: Literal["thinking", "reasoning"]
     thinking: t.Text | t.Many[shared.TextBlock] | None = None

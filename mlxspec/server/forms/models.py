@@ -29,11 +29,11 @@ Slot = t.answer("Slot", id=Count, n_ctx=Count, speculative=bool, is_processing=b
 
 
 class SlotsAnswer(RootModel[list[Slot]]):  # type: ignore[valid-type]
-    """Places for rows."""
+    """The rows that the model in memory can decode at the same time, as llama.cpp's slots."""
 
 
 class AdaptersAnswer(RootModel[list[t.answer("AdapterThere", id=Count, path=str, scale=float)]]):  # type: ignore[misc]
-    """Adapters."""
+    """The adapters of a model, in llama.cpp's form."""
 
 
 class AdapterScales(t.Fields):

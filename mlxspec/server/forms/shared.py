@@ -107,8 +107,8 @@ REFUSED: dict[str, t.Refused] = {
 
 
 def one_answer(what: str, logprobs: str, last: str) -> dict[str, t.Refused]:
-    """Refusals of an API whose response is one answer. what: how the API calls it. logprobs: why it has no log-probabilities. last: what of
-    the conversation says whether an answer goes on with it."""
+    """Return the table `refused` of an API whose response is one answer. what: the API's name for an answer. logprobs: why it has no
+    log-probabilities. last: the API's name for the last part of a conversation, which decides whether the answer continues it."""
     return {
         **REFUSED,
         **t.refuse("n n_cmpl", f"an answer of this API is one {what}", 1),
@@ -158,7 +158,7 @@ class Body(t.Fields):
 
 
 class StructuredOutputs(t.Fields):
-    """vLLM's form of the formats."""
+    """The format of the answer, in vLLM's form."""
 
     json_: t.Object | t.Grammar | None = t.optional(name="json")
     json_object: t.Flag = None
@@ -179,7 +179,7 @@ class PredictedText(t.Fields):
 
 
 class Prediction(t.Fields):
-    """OpenAI's predicted output."""
+    """The text that the answer will probably be, in the form of OpenAI's predicted outputs."""
 
     type: Literal["content"]
     content: t.Text | t.Many[PredictedText]
@@ -187,7 +187,7 @@ class Prediction(t.Fields):
 
 @t.with_options(SpecConfig, under="speculative.")
 class Speculative(t.Fields):
-    """llama.cpp's names, in an object."""
+    """Options of drafting under llama.cpp's names, in an object."""
 
     refused: ClassVar = {
         **t.refuse("type types", "use draft"),
@@ -203,7 +203,7 @@ class Adapter(t.Fields):
 @t.with_options(SpecConfig)
 @t.with_options(SamplingParams, without="max_tokens stop seed")
 class Generation(t.Fields):
-    """Fields with the same name in every API."""
+    """Fields that have the same name in every API."""
 
     return_progress: t.Flag = t.optional(
         "a stream tells how much of the prompt has been read, as llama.cpp's does"
@@ -254,7 +254,8 @@ _Mixed = Annotated[t.Many[t.TokenId | _Prompt], Field(min_length=1)]
 
 
 def has_several(prompt: Any) -> bool:
-    """Whether a body's `prompt` is several prompts. A list with a number in it is one: of ids, and texts between them."""
+    """Return whether the value of a body's `prompt` is several prompts. A list that contains a number is one prompt: of token ids, and
+    texts between them."""
     if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], (int, float)):
         return False
     return not any(isinstance(part, (int, float)) for part in prompt)
@@ -265,14 +266,14 @@ def _kind_of_prompt(value: Any) -> str:
 
 
 class PromptText(t.Fields):
-    """llama.cpp's form of a prompt that may hold images."""
+    """A prompt as an object, in llama.cpp's form for prompts with images. Images are refused here."""
 
     prompt_string: _Prompt
     refused = t.refuse("multimodal_data", "a raw prompt holds no images; use the chat format", *t.OFF)
 
 
 def prompts(most: int) -> Any:
-    """The type of one prompt, a text or ids with texts between them, or of several, `most` of them."""
+    """Return the type of a field that holds one prompt or up to `most` of them. A prompt is a text, or a list of token ids and texts."""
     one = _Prompt | _Mixed | PromptText
     several = Annotated[t.Many[one], Field(min_length=1, max_length=most), Tag("several")]  # type: ignore[valid-type]
     return Annotated[Annotated[one, Tag("one")] | several, Discriminator(_kind_of_prompt)]
@@ -287,7 +288,7 @@ class StreamOptions(t.Fields):
 
 
 class Continued(Body, Generation):
-    """The fields that OpenAI's chat completions, its completions and llama.cpp's completion share."""
+    """Fields that OpenAI's chat completions and completions share with llama.cpp's completion."""
 
     stream: t.Flag = None
     stop: t.Word | Words | None = None
@@ -311,7 +312,7 @@ class TemplateVariables(ThinkingAsked):
 
 
 class ThinkingFields(ThinkingAsked):
-    """The same at the top of a body."""
+    """Fields about thinking at the top level of a body."""
 
     chat_template_kwargs: TemplateVariables | None = None
 

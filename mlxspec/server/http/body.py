@@ -37,8 +37,9 @@ _COMPILED = (  # fields that are, and those that begin with guided_
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A body that has passed its form. notices: about what was left out, and fields that do nothing. is_slow: what is made of it may take
-    long, because it is large, holds images, or has a grammar that is not plainly small. images: what keeps its images in memory."""
+    """A body that has passed its checks. form: the body in the form of its route. notices: sentences on what was left out, and on fields
+    without effect. is_slow: preparing the request may take long, because the body is large, has images, or has a grammar that may be
+    large. images: a reference that keeps the body's images in memory."""
 
     form: Fields
     notices: tuple[str, ...] = ()
@@ -47,20 +48,21 @@ class Checked:
 
 
 class Unchecked:
-    """A body that has come. is_large: too large to be checked in the event loop."""
+    """A body that has been received and not checked. is_large: too large to be checked in the event loop."""
 
     def __init__(self, raw: bytes, limits: ServerLimits, form: type[Fields]) -> None:
         self._raw, self._limits, self._form = raw, limits, form
         self.is_large = len(raw) > LARGE
 
     def check(self) -> Checked:
-        """The body, whose bytes are let go of. Raises ApiError, BadField."""
+        """Return the checked body, and release its bytes. Raises ApiError, BadField."""
         raw, self._raw = self._raw, b""
         return checked(raw, self._limits, self._form)
 
 
 async def read(request: Request, limits: ServerLimits, take: Callable[[int], None]) -> bytes:
-    """The bytes; `take` is told of each piece. Raises ApiError: 413 for too many, 408 for too slow. ClientDisconnect as it is."""
+    """Return the bytes of a request's body. take: called with the size of each piece in bytes. Raises ApiError with status 413 for a
+    body that is too large and 408 for one that arrives too slowly, and ClientDisconnect."""
     try:
         async with asyncio.timeout(limits.body_seconds):
             return await _read(request, limits.max_body, take)
@@ -69,7 +71,8 @@ async def read(request: Request, limits: ServerLimits, take: Callable[[int], Non
 
 
 def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
-    """The body that the bytes spell. Large bodies take long, and need not be checked in the event loop. Raises ApiError, BadField."""
+    """Return the checked body that is written in these bytes as JSON. Call it outside of the event loop for large bodies, which take
+    long. Raises ApiError, BadField."""
     body = parse(raw, limits, is_list=form.is_list)
     said = {name: body.pop(name) for name in _SAID if name in body}
     notices = leave_out(said, form.parts, form.result_parts)
@@ -88,7 +91,8 @@ def checked(raw: bytes, limits: ServerLimits, form: type[Fields]) -> Checked:
 
 
 def parse(raw: bytes, limits: ServerLimits, *, is_list: bool = False) -> dict[str, Any]:
-    """The JSON object they spell; with is_list the JSON list, as an object's `body`. Raises ApiError (400)."""
+    """Return the JSON object that is written in these bytes. With is_list the body is a JSON list, which is returned as the member
+    `body` of an object. Raises ApiError with status 400."""
     try:
         encoding = json.detect_encoding(raw)
         text = raw.decode(encoding)
@@ -121,7 +125,7 @@ async def _read(request: Request, most: int, take: Callable[[int], None]) -> byt
 
 
 def check_shape(raw: bytes, limits: ServerLimits) -> None:
-    """Raise ApiError for JSON, in UTF-8, of too many levels or values. What is no JSON may pass; parsing it ends where it is wrong."""
+    """Raise ApiError for JSON with too many levels or values. raw: in UTF-8. Bytes that are no valid JSON may pass."""
     openings = raw.count(b"[") + raw.count(b"{")
     if openings <= limits.max_depth and openings + raw.count(b",") <= limits.max_values:
         return

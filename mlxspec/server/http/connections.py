@@ -34,7 +34,7 @@ _CONNECTION = "connection"
 
 
 class Door:
-    """Accepts connections of one listening socket. open: those that are there."""
+    """An acceptor of the connections of one listening socket, with a limit to their number. open: the open connections."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -43,7 +43,7 @@ class Door:
         self._left = asyncio.Event()
 
     async def accept(self, listener: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        """Accept connections until cancelled."""
+        """Accept connections until the task is cancelled. make: makes the protocol of a connection."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         while True:
@@ -87,8 +87,8 @@ class Door:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with an end to waiting. is_idle: no request is being answered; idle_since: monotonic seconds. has_key: a request has come
-    with a valid key."""
+    """A connection of uvicorn's that is closed where it waits too long. is_idle: no request is being answered; idle_since: the time from
+    which it waits, in monotonic seconds. has_key: a request of this connection had a valid API key."""
 
     def __init__(self, *args: Any, door: Door, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -109,7 +109,7 @@ class Connection(H11Protocol):
         return self.client[0] if self.client else ""
 
     def end(self) -> None:
-        """Close at once; what has not been sent is dropped."""
+        """Close the connection at once, and drop the bytes that have not been sent."""
         self.is_gone = True
         self.transport.abort()
 
@@ -145,8 +145,8 @@ class Connection(H11Protocol):
             self._stuck = None
 
     def _watch(self) -> None:
-        """Close a connection whose next headers take too long. The clock runs while no request is answered; bytes that trickle in do not
-        set it back."""
+        """Start the clock that closes the connection where the next request's headers take longer than header_seconds; stop it while a
+        request is answered. Bytes that arrive do not reset the clock."""
         if not self.is_idle:
             if self._waiting is not None:
                 self._waiting.cancel()
@@ -164,14 +164,14 @@ class Connection(H11Protocol):
 
 
 def note_key(scope: Mapping[str, Any]) -> None:
-    """Note that the connection of this request has sent a valid key."""
+    """Note on its connection that a request had a valid API key. scope: the request's ASGI scope."""
     connection = (scope.get("state") or {}).get(_CONNECTION)
     if connection is not None:
         connection.has_key = True
 
 
 def raise_descriptors() -> None:
-    """Let the process open as many files as a server needs, where the system allows it: on a Mac the default is 256."""
+    """Raise the limit of open files of this process to what a server needs, where the system allows it. The default on a Mac is 256."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

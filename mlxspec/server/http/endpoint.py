@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Reply:
-    """The reply to a request: one response, or a stream. status: the status that has been sent; 0 for none yet."""
+    """The reply to a request: one response, or a stream. status: the HTTP status that has been sent; 0 before."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -50,7 +50,8 @@ class Reply:
         await self.send(Response(text, media_type=kind))
 
     async def start_stream(self, media: str, failed: Callable[[ApiError], bytes]) -> None:
-        """Begin a stream. failed: what is sent in place of the rest where an error ends the stream."""
+        """Begin a stream. media: its Content-Type. failed: returns the bytes to send in place of the rest where an error ends the
+        stream."""
         self._failed, self.status = failed, 200
         headers = Headers({"content-type": media, "cache-control": "no-store", "x-accel-buffering": "no"})
         await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
@@ -59,7 +60,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     async def error(self, error: BaseException) -> None:
-        """Send an error: in the stream where one runs, else as the answer."""
+        """Send an error: in the stream where one has begun, else as the response."""
         if not self.status:
             await self.send(error_response(error, self._scope["path"]))
         elif self._failed is not None:
@@ -68,22 +69,22 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientTurn:
-    """A client's turn in the threads that prepare requests. is_slow: what is made of its request is made beside small requests, in a
-    thread for slow ones."""
+    """A client's access to the threads that prepare requests. is_slow: the request is prepared in a thread for slow ones, so that small
+    requests do not wait for it."""
 
     client: str
     lanes: Lanes
     is_slow: bool = False
 
     async def run(self, work: Callable[[], T], *, is_slow: bool = False) -> T:
-        """Call `work` in such a thread and return its result."""
+        """Call `work` in a thread that prepares requests, and return its result."""
         return await self.lanes.run(self.client, work, is_large=is_slow or self.is_slow)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """A request. form: its checked body, of the form of the route; None where none is read. notices: what its client is told of it.
-    images: what keeps the body's images in memory."""
+    """A request to a handler. form: the checked body in the form of the route; None for a route without a body. notices: sentences for
+    the client. images: a reference that keeps the body's images in memory."""
 
     request: Request
     turn: ClientTurn
@@ -96,7 +97,8 @@ Work = Callable[[Asked, Reply], Coroutine[Any, Any, None]]
 
 
 class Endpoint:
-    """An ASGI application around `work(asked, reply)`. form: of the body, None where none is read."""
+    """An ASGI application that reads and checks a request's body, and calls `work(asked, reply)`. form: the form of the body; None for a
+    route without one."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class Endpoint:
         form: type[Fields] | None = None,
         path: str,
     ) -> None:
-        """path: the route, as it is counted. No client chooses it."""
+        """Make the application of one route. path: the route's path, the label of its metrics; never a path that a client chose."""
         self._work, self._limits, self._metrics = work, limits, metrics
         self._gate, self._lanes, self._form, self._path = gate, lanes, form, path
 
@@ -161,7 +163,7 @@ class Endpoint:
         await self._work(asked, reply)
 
     async def _run(self, doing: Coroutine[Any, Any, None], receive: Receive) -> bool:
-        """False if the client went away before the end."""
+        """Run the coroutine until it ends or the client disconnects, which cancels it. Returns whether it ended by itself."""
         work = asyncio.ensure_future(doing)
         gone = asyncio.ensure_future(_gone(receive))
         try:

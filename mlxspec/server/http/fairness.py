@@ -25,14 +25,15 @@ LARGE = 32 << 10  # bytes of a body from which on nothing is done with it in the
 
 
 def client_of(scope: Mapping[str, Any]) -> str:
-    """The client of an ASGI scope."""
+    """Return the name of the client of a request: its address, with the port where the address is this machine's. scope: the request's
+    ASGI scope."""
     host, port = (scope.get("client") or ("", 0))[:2]
     return f"{host}:{port}" if is_loopback(host or "127.0.0.1") else str(host)
 
 
 class Gate:
-    """Counts open requests and the bytes of their bodies. A client has at most half of the requests; bodies of up to LARGE bytes always
-    find room."""
+    """A limit to the number of open requests and to the bytes of their bodies. One client may have at most half of the requests. A body
+    of up to LARGE bytes is never refused for lack of bytes."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -41,7 +42,9 @@ class Gate:
 
     @contextmanager
     def body(self) -> Iterator[Callable[[int], None]]:
-        """A body that is read, until left. Gives what is told of each piece's bytes, and raises ApiError (503) where there are too many."""
+        """Return a context in which a body is read and answered; its bytes count until the end of the context. The context's value is a
+        function to be called with the size of each piece in bytes; it raises ApiError with status 503 where all bodies together are
+        too large."""
         size = 0
 
         def take(num_bytes: int) -> None:
@@ -58,7 +61,8 @@ class Gate:
 
     @contextmanager
     def passed(self, client: str) -> Iterator[None]:
-        """One more request, whose body has come, until left. Raises ApiError (503) where there is no place."""
+        """Return a context in which one more request of a client is open. Entering it raises ApiError with status 503 where too many are
+        open."""
         most = self.limits.max_requests
         if self._open.total() >= most or self._open[client] >= max(1, most // 2):
             raise _busy("Too many requests are open; try again in a little while.")
@@ -76,7 +80,7 @@ def _busy(message: str) -> ApiError:
 
 
 class Ticket:
-    """Whether anybody still waits for a piece of work. Work that takes long calls `check` between its steps."""
+    """A record of whether a caller still waits for a piece of work. Work that takes long calls `check` between its steps."""
 
     def __init__(self) -> None:
         self._is_void = False
@@ -85,7 +89,7 @@ class Ticket:
         self._is_void = True
 
     def check(self) -> None:
-        """Raise CancelledError once no caller waits."""
+        """Raise CancelledError if no caller waits any more."""
         if self._is_void:
             raise CancelledError("The client has gone.")
 
@@ -98,14 +102,15 @@ _current = _Current()
 
 
 def check_wanted() -> None:
-    """Raise CancelledError where no caller waits for the work of this thread any more. For steps of long work, wherever they are."""
+    """Raise CancelledError if no caller waits any more for the work that this thread of a Lane does. Long work calls it between its
+    steps; it does nothing in other threads."""
     if _current.ticket is not None:
         _current.ticket.check()
 
 
 class Lane:
-    """Threads that run functions for clients in turns: of the clients that wait, the one that was served longest ago is next, with the
-    function it has waited with longest. A client has one function running at a time unless no other client waits."""
+    """A pool of threads that run functions for clients in turns. The next function is that of the waiting client that was served longest
+    ago; each client's functions run in order. A client has one function running at a time unless no other client waits."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._changed = threading.Condition()
@@ -120,8 +125,8 @@ class Lane:
             thread.start()
 
     async def run(self, client: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns, or raise what it raises. Cancelling the wait takes it out of the queue, or has `check_wanted` end
-        it."""
+        """Run `work` in a thread of the pool, and return its result or raise its exception. If the wait is cancelled, work that has not
+        begun is skipped, and `check_wanted` ends work that runs."""
         future: Future[T] = Future()
         ticket = Ticket()
         with self._changed:
@@ -135,7 +140,7 @@ class Lane:
             ticket.void()
 
     def close(self) -> None:
-        """Run nothing more. Does not wait for what runs."""
+        """End the threads after their current functions. Does not wait for them."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -166,7 +171,8 @@ class Lane:
                         del self._running[client]
 
     def _next(self) -> tuple[str, tuple[Future[Any], Ticket, Callable[[], Any]]]:
-        """Take the next work out of the queue. Called with the lock held, while there is some."""
+        """Remove the next function from the queue, and return it with its client, future and ticket. Called with the lock held, while
+        the queue is not empty."""
         client = next((c for c in self._waiting if not self._running[c]), next(iter(self._waiting)))
         queue = self._waiting[client]
         found = queue.popleft()
@@ -178,14 +184,15 @@ class Lane:
 
 
 class Lanes:
-    """Two of them, so that small requests do not wait for large ones."""
+    """Two pools of threads that prepare requests, one for small and one for large requests, so that small ones do not wait for large
+    ones."""
 
     def __init__(self) -> None:
         self._small = Lane(2, "mlxspec-prepare")
         self._large = Lane(max(1, min(2, (os.cpu_count() or 2) // 2)), "mlxspec-prepare-large")
 
     async def run(self, client: str, work: Callable[[], T], *, is_large: bool) -> T:
-        """Run work in its lane, as `Lane.run`."""
+        """Run `work` in the pool for its size, and return its result, as `Lane.run` does."""
         return await (self._large if is_large else self._small).run(client, work)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ _BYTES, _COUNT, _SECONDS = 1 << 34, 1 << 30, 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """Bytes, counts and seconds, each set by --limit. Raises ConfigError for values that make no sense."""
+    """The limits of the server in bytes, counts and seconds, each set by --limit. Raises ConfigError for a value out of range."""
 
     # fmt: off
     max_body: int = option("bytes", 32 << 20, "a request's body; above it the answer is a 413", 1, _BYTES, flag="")
@@ -48,5 +48,5 @@ class ServerLimits:
         check_options(self)
 
     def published(self) -> dict[str, int | float]:
-        """The limits by name."""
+        """Return the limits by name."""
         return asdict(self)

@@ -26,7 +26,7 @@ _NOTE_SECONDS = 60.0
 
 
 class Allowance:
-    """A number that grows by `rate` a second up to `most`; `take` uses one up."""
+    """A limit of a rate: a number that grows by `rate` a second up to `most`, and that `take` decreases by one. Thread-safe."""
 
     def __init__(self, most: float, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._rate, self._clock = most, rate, clock
@@ -34,7 +34,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """False where nothing is left."""
+        """Take one from the number, and return True; return False where less than one is left."""
         with self._lock:
             now = self._clock()
             self._left = min(self._most, self._left + (now - self._seen) * self._rate)
@@ -45,7 +45,8 @@ class Allowance:
 
 
 class Writing:
-    """A thread that writes, in order: pieces of work, of which at most `most` wait for it. num_left_out: pieces that nobody will see."""
+    """A thread that runs writes to the log in order. At most `most` writes wait for it; further ones are dropped. num_left_out: the
+    number of lines that were dropped or could not be written."""
 
     def __init__(self, most: int) -> None:
         self.num_left_out = self._num_told = 0
@@ -54,7 +55,7 @@ class Writing:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Callable[[], object]) -> None:
-        """Queue a write. Never waits."""
+        """Queue a write, or drop it where the queue is full. Returns at once."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="mlxspec-log", daemon=True)
@@ -69,8 +70,9 @@ class Writing:
             self.num_left_out += 1
 
     def line(self, text: str) -> None:
-        """Write a line, in the thread, after the number of those that were left out since the last one. To the file itself, past Python's
-        buffer: Python waits at its end for a thread that holds a buffer, and what a full disk refuses stays in one."""
+        """Write a line to stderr, preceded by the number of lines that were left out since the last one. Called in the writing thread.
+        It writes to the file descriptor, not to Python's buffer: at its end Python waits for a thread that holds a buffer, and text
+        that a full disk refuses would stay in the buffer."""
         missing = self.num_left_out - self._num_told
         if missing:
             text = f"{text[:8]} ({missing} lines were left out: there were too many, or they could not be written.)\n{text}"
@@ -85,7 +87,7 @@ class Writing:
         self._num_told += missing
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written, at most so long; whether it is."""
+        """Wait until all queued lines are written, at most this number of seconds. Returns whether they are."""
         done = self._queue.all_tasks_done
         with done:
             return done.wait_for(lambda: not self._queue.unfinished_tasks, seconds)
@@ -106,7 +108,7 @@ _noted: dict[str, float] = {}  # when each kind was last written
 
 
 def line(text: str) -> None:
-    """Log a line with the time. Control characters are shown as escapes, so that no client can write a line of its own, or to the
+    """Log a line with the time. Control characters are written as escapes, so that a client's text cannot begin a line or control the
     terminal."""
     if _allowance.take():
         writing.put(partial(writing.line, f"{time.strftime('%H:%M:%S')} {escaped(text[:_LONGEST])}"))
@@ -115,7 +117,7 @@ def line(text: str) -> None:
 
 
 def note(kind: str) -> None:
-    """Write what happens to many requests, at most once a minute for each kind."""
+    """Log a sentence that applies to many requests, at most once a minute. kind: the sentence."""
     now = time.monotonic()
     if now - _noted.get(kind, -_NOTE_SECONDS) >= _NOTE_SECONDS:
         _noted[kind] = now
@@ -123,7 +125,8 @@ def note(kind: str) -> None:
 
 
 def request(scope: Mapping[str, Any], status: int, seconds: float, said: str = "") -> None:
-    """Log a request that has ended. said: the sentence that its client got, if any."""
+    """Log a request that has ended. scope: its ASGI scope; status: its HTTP status; seconds: its duration; said: the error that its
+    client received, if any."""
     client = (scope.get("client") or ("-", 0))[0]
     tail = f" {said[:400]}" if said else ""
     line(f"{client} {scope['method']} {scope['path'][:200]} {status} {seconds * 1e3:.0f} ms{tail}")
@@ -150,7 +153,7 @@ class _Lines(logging.Handler):
 
 
 def take_over() -> None:
-    """Turn warnings of the HTTP library, of the event loop and of the engine into lines of this log, so that their rate is bounded too."""
+    """Send the warnings of uvicorn, of asyncio and of mlxspec to this log, so that their rate is limited too."""
     for name in ("uvicorn.error", "asyncio", "mlxspec"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_Lines(logging.WARNING)], False

@@ -35,7 +35,7 @@ _SWITCH_SECONDS = 0.001
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals and connections to us."""
+    """An uvicorn server without its own handling of signals and of accepting connections."""
 
     def __init__(self, config: uvicorn.Config, door: Door) -> None:
         super().__init__(config)
@@ -67,9 +67,13 @@ def serve(
     tell: Callable[[str, Loaded], None],
     watch: Watch | None = None,
 ) -> bool:
-    """Serve until a signal. tell: is given the base URL and the loaded model once the server answers. watch: is given a function that ends
-    all answers and the server with an error, wherever the engine is. Returns whether everything has ended by itself; where not, only
-    leaving the process ends it. Raises ConfigError for an address that cannot be had, what loading raises, and that error."""
+    """Run the server until a signal ends it. Returns whether all its threads have ended by themselves; where False, the caller must end
+    the process.
+
+    tell: called with the base URL and the loaded model once the server answers. watch: called with a function to which another thread
+    can pass an error that has broken the engine; it ends all answers and the server. Raises ConfigError where the address cannot be
+    used, the errors of loading the model, and the error that broke the engine.
+    """
     listener = _listen(config)
     with listener:
         return asyncio.run(_serve(models, config, library, listener, tell, watch))
@@ -95,8 +99,8 @@ def base_url(config: ServerConfig, port: int) -> str:
 
 
 def web_config(app: App) -> uvicorn.Config:
-    """Every setting that uvicorn would choose by the packages that are installed, or in which it trusts what a client sends: WebSockets are
-    refused, and X-Forwarded-For names nobody."""
+    """Return uvicorn's settings. They fix every setting that uvicorn would choose by installed packages, or that would trust a client:
+    WebSockets are refused, and X-Forwarded-For is ignored."""
     return uvicorn.Config(
         app,
         log_config=None,
@@ -152,14 +156,15 @@ async def _serve(
 
 
 class _Broken:
-    """A switch for an engine that cannot go on and may never answer again: its streams end at once, and the server after them."""
+    """A switch for an engine that has failed and may never answer again: it ends the engine's streams at once, and the server after
+    them. why: the error; None before."""
 
     def __init__(self, models: Models, stopping: asyncio.Event) -> None:
         self._models, self._stopping, self._loop = models, stopping, asyncio.get_running_loop()
         self.why: BaseException | None = None
 
     def tell(self, why: BaseException) -> None:
-        """Note, in any thread, that the engine cannot go on, and end its streams."""
+        """Record the error that has broken the engine, and end its streams and the server. May be called in any thread."""
         with suppress(RuntimeError):  # the loop has ended: so does the server
             self._loop.call_soon_threadsafe(self._end, why)
 

@@ -46,7 +46,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Guard:
-    """Wraps the application. Lets nothing through that `ServerConfig` does not allow."""
+    """An ASGI application around another one, which passes on only the requests that `ServerConfig` allows by Host, Origin and API key."""
 
     def __init__(self, app: App, config: ServerConfig) -> None:
         self._app, self._config = app, config
@@ -106,7 +106,7 @@ class Guard:
         await self._app(scope, receive, with_headers)
 
     def allows(self, origin: str) -> bool:
-        """Whether a page of this origin may use the server."""
+        """Return whether a web page of this origin may use the server."""
         scheme, separator, _ = origin.partition("://")
         if not separator:
             return "*" in self._config.allowed_origins
@@ -121,7 +121,8 @@ class Guard:
         return scheme in ("http", "https") and _is_this_machine(name)
 
     def _check_host(self, host: str | None) -> None:
-        """Check the Host header, only where the key does not protect anyway: on this machine alone."""
+        """Raise ApiError for a Host header with a name that is not allowed. Checked only on a server that listens on this machine alone,
+        since others need an API key."""
         if not self._config.is_local:
             return
         name = host_name(host or "")
@@ -152,36 +153,39 @@ def _given_key(headers: Mapping[str, str]) -> bytes:
 
 
 def owner_of(headers: Mapping[str, str]) -> str:
-    """A digest of the API key that a request brings, whether or not the server demands one: texts of different keys are kept apart. Empty
-    without a key."""
+    """Return a digest of the API key in a request's headers, empty without a key. Prompts of different keys are kept apart by it,
+    whether or not the server requires a key."""
     key = _given_key(headers)
     return hashlib.sha256(key).hexdigest()[:32] if key else ""
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no key. A browser that opens the page has none to send: the page asks for it."""
+    """Return whether a path needs no API key. The page needs none, because a browser has no key when it opens the page, which then asks
+    for it."""
     return path.rstrip("/") in _OPEN or _is_page(path)
 
 
 def _is_page(path: str) -> bool:
-    """Whether a path is of the page, to which a link on another site may lead."""
+    """Return whether a path belongs to the server's page. A link on another site may lead there."""
     return path in ("", "/") or path.startswith(PAGE_FOLDER)
 
 
 def _is_this_machine(name: str) -> bool:
-    """Whether a name can mean this machine only, whoever answers for names on the network. Browsers find every name under .localhost on
-    their own machine (RFC 6761). Not so host.docker.internal: where Docker has not defined it, it is asked of the network."""
+    """Return whether a host name can only mean this machine, whatever name servers answer. Browsers resolve every name under .localhost
+    to their own machine (RFC 6761). host.docker.internal does not count: where Docker has not defined it, name servers are queried
+    for it."""
     return is_loopback(name) or name.endswith(".localhost")
 
 
 def is_own(origin: str, host: str | None) -> bool:
-    """Whether a page of this origin came from this server, under the name that the request itself uses. Names are checked apart."""
+    """Return whether `origin` is this server itself, under the name in the request's Host header. Whether this name is allowed is
+    checked elsewhere."""
     scheme, separator, rest = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and rest == host
 
 
 def host_name(host: str) -> str | None:
-    """The name in a Host header, in lower case; None for one that is none."""
+    """Return the name in a Host header, without the port and in lower case; None for an invalid header."""
     if host.startswith("["):
         name, bracket, port = host[1:].partition("]")
         valid = bool(bracket) and (not port or (port[0] == ":" and port[1:].isdigit()))
@@ -192,7 +196,8 @@ def host_name(host: str) -> str | None:
 
 
 def check_content(headers: Mapping[str, str], most: int, path: str) -> None:
-    """Raise ApiError for a body that is no plain JSON by its headers (415), or too large (413)."""
+    """Check the headers of a body. Raises ApiError with status 415 for a body that is not uncompressed JSON, 413 for one of more than
+    `most` bytes."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # programs for Ollama's API leave the type out, or let curl say that it is a form; no browser sends a POST of another page without an
     # Origin
@@ -215,12 +220,13 @@ def too_large(most: int) -> ApiError:
 
 
 def request_id(given: str | None) -> str:
-    """The client's own id of a request where it sends a plain one, else a new one."""
+    """Return the id that the client gave its request, where it is valid, else a new id."""
     return given if given is not None and _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
 
 def _cors(origin: str, asked: str | None) -> dict[str, str]:
-    """asked: the headers that a preflight wants to send. All are allowed: clients' libraries send many, and this server trusts none."""
+    """Return the CORS headers that allow a page of this origin to read the response. asked: the headers that a preflight announces; all
+    are allowed, because client libraries send many, and this server trusts none of them."""
     return {
         "access-control-allow-origin": origin,
         "access-control-allow-methods": _METHODS,
@@ -233,7 +239,7 @@ def _cors(origin: str, asked: str | None) -> dict[str, str]:
 
 
 def error_response(error: BaseException, path: str) -> Response:
-    """The error in the form of the path's API."""
+    """Return the response for an error, in the form of the API that `path` belongs to."""
     found = to_api_error(error)
     more = {"WWW-Authenticate": "Bearer"} if found.status == 401 else {}
     body = json.dumps(error_body(found, path))

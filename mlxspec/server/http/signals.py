@@ -18,9 +18,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def ending_on_signals(ask: Callable[[], object]) -> Iterator[None]:
-    """Call `ask` in a thread of ours, while it is open, at the first of these signals, and end the process EXIT_SECONDS later, if it is
-    still there. A second signal ends it at once. Does nothing outside of the main thread: a program that runs a server there stops it
-    otherwise."""
+    """Return a context in which the first SIGTERM or SIGINT calls `ask` in a separate thread, and ends the process EXIT_SECONDS later if
+    it still runs. A second signal ends the process at once. Outside of the main thread it does nothing: the program that runs the
+    server there must stop it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -41,14 +41,14 @@ def ending_on_signals(ask: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_later(status: int) -> None:
-    """End the process in EXIT_SECONDS at the latest, whatever a drafter, a template or a kernel does."""
+    """End the process after EXIT_SECONDS with this exit status, unless it has ended before. Returns at once."""
     timer = threading.Timer(EXIT_SECONDS, lambda: os._exit(status))
     timer.daemon = True
     timer.start()
 
 
 def _pass(*_: object) -> None:
-    """Do nothing: without a handler in Python the interpreter writes nothing to the pipe."""
+    """Do nothing. It must be installed as a handler, because Python writes no signal to the wakeup pipe without one."""
 
 
 def _obey(taken: int, ask: Callable[[], object]) -> None:
