@@ -24,11 +24,12 @@ LM_STUDIO = "LM Studio"  # in place of a revision
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One revision of one repository, or a model of LM Studio's, whose revision is not known.
+    """A model or drafter on this disk: one revision of a repository in Hugging Face's cache, or a folder of LM Studio, whose revision is
+    LM_STUDIO.
 
-    size in bytes on the disk; is_complete: its weights are all here; has_head: an MTP head that can draft is among them, None where that
-    is not known; problem: why it cannot be used, else empty. memory: bytes that running it takes, None for a drafter and for what cannot
-    be used.
+    refs: branches and tags of the revision. size: bytes on the disk. is_complete: whether all weights are on the disk and can be loaded.
+    has_head: whether an MTP head that can draft is among them, None where that is not known. problem: a sentence on why the model cannot
+    be used, else empty. memory: bytes that running the model takes, None for a drafter and for a model that cannot be used.
     """
 
     name: str
@@ -49,7 +50,8 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """entries: what mlxspec can run, or could when it is complete, by name. num_others: repositories that it does not run."""
+    """The models and drafters on this disk that mlxspec can run. folder: Hugging Face's cache. entries: sorted by name, those of the
+    cache first, including incomplete downloads. num_others: number of repositories that mlxspec does not run."""
 
     folder: Path
     entries: tuple[Entry, ...]
@@ -57,8 +59,8 @@ class Listing:
 
 
 def listing(context: int | None = None) -> Listing:
-    """Return all of the cache, then what LM Studio has. An absent cache is an empty one. context: tokens of a row that memory is reckoned
-    for."""
+    """Return the models and drafters of Hugging Face's cache, then those of LM Studio. Where there is no cache, its part is empty.
+    context: number of tokens of one row for which the memory is estimated, None for the default."""
     info, found, others = _scan(), [], 0
     for repo in sorted(info.repos, key=lambda r: r.repo_id) if info else ():
         runnable = []
@@ -75,7 +77,7 @@ def listing(context: int | None = None) -> Listing:
 
 
 class _Revision(NamedTuple):
-    """The files of one revision of a model. size: bytes on the disk."""
+    """The files of one revision of a model. refs: its branches and tags. size: bytes on the disk."""
 
     folder: Path
     commit: str
@@ -84,7 +86,7 @@ class _Revision(NamedTuple):
 
     @classmethod
     def of(cls, found: Any) -> _Revision:
-        """Return what the hub's library found."""
+        """Return the revision that an object of the hub's library (CachedRevisionInfo) describes."""
         return cls(
             Path(found.snapshot_path), found.commit_hash, tuple(sorted(found.refs)), found.size_on_disk
         )
@@ -95,7 +97,7 @@ def _size(folder: Path) -> int:
 
 
 class Removal:
-    """The files that `rm` would delete. freed: bytes on the disk."""
+    """A planned deletion of revisions of a model from the cache. freed: bytes of the disk that become free."""
 
     def __init__(self, name: str, revisions: tuple[str, ...], strategy: Any, parts: tuple[Path, ...]) -> None:
         self.name, self.revisions = name, revisions
@@ -103,7 +105,7 @@ class Removal:
         self.freed = int(strategy.expected_freed_size) + sum(p.stat().st_size for p in parts)
 
     def execute(self) -> None:
-        """Delete the files. Raises StorageError where the disk refuses."""
+        """Delete the files. Raises StorageError where the file system refuses."""
         try:
             for part in self._parts:
                 part.unlink(missing_ok=True)
@@ -113,8 +115,9 @@ class Removal:
 
 
 def removal(name: str, revision: str | None = None) -> Removal:
-    """Return what removing one revision (a commit, its beginning, a branch or a tag), or all, would delete. Deletes nothing yet. Raises
-    ModelError."""
+    """Plan the deletion of a model from Hugging Face's cache; return the plan and delete nothing yet. revision: a commit or its first 6
+    or more digits, a branch or a tag; None for all revisions. Raises ModelError where the cache does not hold the model or the
+    revision."""
     repositories.check_repo(name)
     repositories.check_revision(revision)
     info = _scan()
@@ -154,7 +157,8 @@ def _scan() -> Any:
 
 
 def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
-    """None for what mlxspec does not run."""
+    """Return the entry of one revision, read from its config.json and the headers of its weights; None for a model of a kind that
+    mlxspec does not run."""
     folder, names, problem = revision.folder, None, ""
     shards, beside = list[Path](), list[Path]()
     try:
@@ -203,8 +207,8 @@ def _entry(name: str, revision: _Revision, context: int | None) -> Entry | None:
 
 
 def quantization(config: dict[str, Any]) -> str:
-    """Return how the config says that the weights are stored: "4 bits", the name of a mode other than affine, the dtype of unquantized
-    weights, or "?". `inspect` reads the tensors instead."""
+    """Return how a config.json describes the storage of the weights: "4 bits", the name of a mode other than affine, the dtype of
+    unquantized weights, or "?". The tensors themselves are not read."""
     found = of_mlx(config)
     if type(found.get("bits")) is int:
         mode = found.get("mode", "affine")

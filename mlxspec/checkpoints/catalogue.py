@@ -18,9 +18,9 @@ KINDS = ("head", "assistant", "EAGLE-3", "DFlash", "DFlash2", "DSpark")
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedDrafter:
-    """One repository that holds a drafter. targets: the models that it was made for; parameters: in billions, None where the source does
-    not say; license, note: "" where it does not say; read: when the source was read, YYYY-MM-DD. Raises ConfigError for a line that is
-    wrong."""
+    """A published drafter: one entry of drafters.toml. kind: one of KINDS. targets: the models that it was made for. parameters: their
+    number in billions, None where the source does not state it. license, note: "" where the source has none. source: address of the
+    page; read: the date on which it was read, YYYY-MM-DD. Raises ConfigError for wrong values."""
 
     repo: str
     kind: str
@@ -47,7 +47,8 @@ class PublishedDrafter:
 
 @functools.cache
 def catalogue() -> tuple[PublishedDrafter, ...]:
-    """All of them, in the order of the file."""
+    """Return all drafters of drafters.toml, in the order of the file. Raises ConfigError where an entry is wrong or a repository is
+    listed twice."""
     lines = tomllib.loads(DATA.read_text(encoding="utf-8"))["drafter"]
     found = tuple(
         PublishedDrafter(**line | {"targets": tuple(line["targets"]), "read": str(line["read"])})
@@ -59,7 +60,7 @@ def catalogue() -> tuple[PublishedDrafter, ...]:
 
 
 def drafters_for(names: Iterable[str]) -> list[PublishedDrafter]:
-    """Return the drafters made for any of these models, the best first. Case does not matter: conversions spell `base_model` in several
-    ways."""
+    """Return the catalogue's drafters that were made for any of these models, the best first. names: repositories, compared without
+    regard to case."""
     wanted = {name.lower() for name in names}
     return [p for p in catalogue() if wanted & {target.lower() for target in p.targets}]

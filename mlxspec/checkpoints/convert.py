@@ -66,9 +66,10 @@ _WRAPPED = "language_model."  # in front of our names
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """The options of a conversion. trunk: its format, None to leave it as it is. head_bits: 4 or 8 in groups of 64, 16 for floats, None for
-    4 where the head is not quantized yet. dtype: of what is not quantized, None for the source's. graft: where to take a head from. vision:
-    keep the vision tower, where there is one that can be used; it is never quantized."""
+    """The options of a conversion. trunk: the format to quantize the text model to, None to leave its weights as they are. head_bits:
+    bits of the MTP head, 4 or 8 in groups of 64, 16 for floats; None for 4, or for the head's own format where it is quantized
+    already. dtype: of the tensors that are not quantized, None for the source's. graft: a folder or repository to take the MTP head
+    from, None for none. vision: whether to keep a usable vision tower; it is never quantized. Raises ConfigError for wrong values."""
 
     trunk: Format | None = None
     head_bits: int | None = None
@@ -84,8 +85,9 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """The result of a conversion. title: what it is, with its article. head_bytes, vision_bytes: 0 where there is none. skipped: tensors
-    for images, video and sound that were left out; no_images: why those for images are among them, empty where they are not."""
+    """The result of a conversion. title: the kind of the converted model, with its article. trunk_bytes, head_bytes, vision_bytes: bytes
+    of the text model, the MTP head and the vision tower, 0 where there is none. skipped: number of tensors for images, video and
+    sound that were left out. no_images: why the vision tower was left out although it was wanted, else empty."""
 
     folder: Path
     title: str
@@ -97,8 +99,8 @@ class Converted:
 
 
 class _Made(NamedTuple):
-    """The tensors to be written, not evaluated; nothing else may refer to its arrays, so that each is released when it has been written.
-    trunk: of a drafter all of it."""
+    """The tensors and the config.json that a conversion writes. trunk holds all tensors of a drafter. The arrays are lazy and referred
+    to from here only, so that each is released when it has been written. skipped, no_images: as in Converted."""
 
     trunk: Weights
     head: Weights
@@ -148,7 +150,7 @@ def convert(source: str, out: Path, wish: Wish, *, revision: str | None = None) 
 
 
 def _copy_beside(folder: Path, draft: Path) -> None:
-    """Copy the tokenizer and whatever else belongs to a model except its config and its tensors."""
+    """Copy the files of a model other than its config.json and its tensors (tokenizer, chat template, licence) from `folder` to `draft`."""
     also = {str(p.relative_to(folder)) for pattern in _ALSO for p in folder.glob(pattern) if not is_hidden(p)}
     for name in sorted(also - {*_NOT}):
         (draft / name).parent.mkdir(exist_ok=True)
@@ -156,7 +158,8 @@ def _copy_beside(folder: Path, draft: Path) -> None:
 
 
 def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Converted:
-    """A model that runs by mlx-lm's code, quantized and written as mlx-lm does it. Raises ConfigError and ModelError."""
+    """Convert a model that runs by mlx-lm's code: quantize and write it with mlx-lm's own functions. Returns a description of what was
+    written. Raises ConfigError for an option that such a model does not allow, ModelError where the model cannot be loaded."""
     from mlx_lm.utils import quantize_model, save_config
     from mlx_lm.utils import save_model as save_module
 
@@ -190,7 +193,8 @@ def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Conve
 
 
 def _check_written(written: ModelFolder, head_bytes: int, vision_bytes: int, *, is_drafter: bool) -> None:
-    """Read it again as for loading. Raises ModelError where something did not come through."""
+    """Assemble a written folder again, as for loading. Raises ModelError where it cannot be loaded, or lacks an MTP head or vision tower
+    for which bytes were written."""
     if is_drafter:
         assemble_alone(written.config(), written.read)
         return
@@ -206,7 +210,8 @@ def _check_written(written: ModelFolder, head_bytes: int, vision_bytes: int, *, 
 
 
 def _prepare_drafter(folder: ModelFolder, source: str, wish: Wish) -> _Made:
-    """An EAGLE-3 or block drafter: every matrix quantized, under the names that it is loaded by."""
+    """Return the tensors and config.json of a converted EAGLE-3 or block drafter, under the names that it is loaded by and quantized as
+    requested. Raises ConfigError for options that such a drafter does not allow, ModelError where it cannot be loaded."""
     if wish.head_bits is not None or wish.graft is not None:
         raise ConfigError(
             f"{source} is {folder.title()} and has no MTP head; leave --mtp-bits and --graft-mtp out."
@@ -274,7 +279,9 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
 
 
 def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:
-    """The other folder's head in the convention of this one's norms."""
+    """Return the MTP head of the folder or repository `graft`, with its norms in the convention of `weights`. head: the source's own
+    head, empty where it has none; may_have: whether the model's family can have a head; weights: all tensors of the source; trunk:
+    the text model's, under mlxspec's names. Raises ConfigError where a head cannot be added, ModelError where `graft` holds none."""
     if not may_have:
         raise ConfigError("Models of this family have no MTP head; leave --graft-mtp out.")
     if head:
@@ -298,8 +305,9 @@ def _check(wish: Wish, trunk: Weights, head: Weights, source: str) -> None:
 def _quantization(
     config: Mapping[str, Any], main: Format | None, formats: Mapping[str, Format], *, keeps: bool
 ) -> dict[str, Any] | None:
-    """Return the description of the quantization for config.json. keeps: some tensors were quantized before, and what MLX's description
-    says of them is kept."""
+    """Return the `quantization` entry of the written config.json, None where nothing is quantized. main: the main format, None where
+    only the MTP head was quantized; formats: of the matrices that were quantized now, by module path; keeps: whether the source's own
+    entry stays, for tensors that were quantized before."""
     old = of_mlx(config)
     if keeps and old:
         return dict(old) | {path: form.data for path, form in formats.items()}

@@ -31,14 +31,15 @@ _PAUSE = 0.2  # seconds between two lines on the same work
 
 
 class Beside(NamedTuple):
-    """The drafter that is fetched with a model. notices: sentences on what is not fetched."""
+    """The drafters that are fetched with a model: an MTP head, a published drafter, both or none. notices: sentences on what is not
+    fetched."""
 
     head: HeadOffer | None
     drafter: DrafterOffer | None
     notices: tuple[str, ...]
 
     def memory(self, model: MemoryEstimate) -> MemoryEstimate:
-        """Return the memory of a model and of this beside it. model: of the model alone."""
+        """Return the memory of the model together with these drafters. model: the memory of the model alone."""
         held = [offer.memory for offer in (self.head, self.drafter) if offer is not None]
         return replace(
             model,
@@ -55,10 +56,13 @@ def beside(
     with_head: bool = False,
     original: str | None = None,
 ) -> Beside:
-    """Return what drafts for a model that is about to be fetched. Fetches configs and headers, and no tensor. memory: of the model alone.
-    drafter: None for the MTP head, or the best published drafter that fits where the model can have no head; auto for that drafter in
-    addition to the head; a repository; none. with_head: a head is fetched whatever `drafter` says. original: the repository of that head.
-    Raises MlxspecError where a head or a repository that was named cannot be had."""
+    """Choose the drafters to fetch with the model of the plan `wanted`, and return them. Fetches configs and headers, and no tensor.
+    memory: of the model alone.
+
+    drafter: None for the MTP head, or, where the model has none, the best published drafter that fits; "auto" for the head and that
+    drafter; "none" for neither; else a repository. with_head: find the head even with "none". original: the repository of the head, None
+    to follow the model's card. Raises MlxspecError where a head or a repository that was requested by name cannot be used.
+    """
     notices: list[str] = []
     is_asked = with_head or original is not None
     has_head, offer = False, None
@@ -86,8 +90,8 @@ def beside(
 
 
 def fetch(wanted: Plan, found: Beside, bits: int | None = None) -> tuple[Path, int]:
-    """Fetch a model and what was found beside it. bits: of its head. Returns the model's folder and the bytes that its head takes. Raises
-    MlxspecError; what has come by then stays."""
+    """Fetch a model and its chosen drafters. bits: 4, 8 or 16, the bits of the MTP head, None for 4. Returns the model's folder and the
+    bytes of its fetched head. Raises MlxspecError where a download fails; files that are complete are kept."""
     more = [offer.num_bytes for offer in (found.head, found.drafter) if offer is not None]
     download.check_disk(wanted, sum(more))
     folder = download.fetch(wanted)
@@ -98,7 +102,8 @@ def fetch(wanted: Plan, found: Beside, bits: int | None = None) -> tuple[Path, i
 
 
 def main(name: str) -> int:
-    """Returns the exit status."""
+    """Fetch a model with what drafts for it, and print the progress as lines of JSON. name: the repository. Returns the exit status, 1
+    where the download failed."""
     try:
         with progress.watched_by(_watcher):
             wanted = download.plan(name)

@@ -16,7 +16,8 @@ _OF_EXPERTS = re.compile(r"-A\d+B\b")
 
 
 class Fitting(NamedTuple):
-    """name: short; size: of the weights, in bytes; drafter: what drafts for it once it is fetched."""
+    """A model that fits a machine. name: its short name; repo: its repository; size: bytes of the weights; drafter: a phrase on what
+    drafts for it once it is fetched."""
 
     name: str
     repo: str
@@ -25,8 +26,8 @@ class Fitting(NamedTuple):
 
 
 def fitting(machine: int) -> list[Fitting]:
-    """Return the models whose weights fit into `machine` bytes: those with a head of their own first, of them those that read only some
-    experts for a token and so answer faster, of them the largest."""
+    """Return the models with short names whose weights and some context fit into `machine` bytes of memory. Models with an MTP head come
+    first, of them mixtures of experts, of them the largest."""
     found = []
     for known in sorted(
         short_names(), key=lambda k: (k.head, bool(_OF_EXPERTS.search(k.repo)), k.gb), reverse=True

@@ -23,23 +23,24 @@ from mlxspec.platform.folders import temporary_folder
 
 
 class GraftedHead(NamedTuple):
-    """weights: its tensors, lazily, under the names they have there. raw: whether its norms are zero-centred, None where only their values
-    can tell."""
+    """An MTP head that was read from another folder or repository than the model's. weights: its lazy tensors, under the names that they
+    have there. raw: whether its norms are zero-centred, None where only the values can show that."""
 
     weights: Weights
     raw: bool | None
 
 
 class RemoteHead(NamedTuple):
-    """The head of a repository, not fetched yet. selection: its tensors; raw: as in GraftedHead."""
+    """An MTP head of a repository, not fetched yet. selection: its tensors in the repository's files; raw: as in GraftedHead."""
 
     selection: Selection
     raw: bool | None
 
 
 def read_head(original: str) -> GraftedHead:
-    """original: a folder or Hugging Face id; of a repository that is not in the cache only the bytes of the head are fetched, and kept as
-    long as the process runs. Raises ModelError if there is none."""
+    """Read the MTP head of a model and return it. original: a folder or a repository. Where a repository is not in the cache, only the
+    bytes of the head are fetched, into a temporary file that is removed when the process ends. Raises ModelError where there is no
+    head."""
     local = hub.is_local(original)
     if not local:
         repositories.check_repo(original)
@@ -61,8 +62,8 @@ def read_head(original: str) -> GraftedHead:
 
 
 def head_in(where: Repository) -> RemoteHead | None:
-    """The MTP head that a repository holds, None where it holds none. Fetches the index and the headers of files that may hold it. Raises
-    ModelError."""
+    """Find the MTP head in a repository on the hub and return its place; None where the repository holds none. Fetches the index and the
+    headers of the files that may hold it. Raises ModelError where those are damaged or cannot be fetched."""
     files = [name for name in where.sizes if name.endswith(".safetensors")]
     beside = [name for name in files if is_head_file(name)]
     places = _places(where)
@@ -90,7 +91,8 @@ def _no_head(original: str) -> ModelError:
 
 
 def _places(where: Repository) -> dict[str, str] | None:
-    """Tensor -> file by the repository's index, None where it has none. Raises ModelError."""
+    """Return the file name of each tensor by the repository's index, None where the repository has no index. Raises ModelError where it
+    is damaged."""
     if INDEX not in where.sizes:
         return None
     places = ranges.read_json(where, INDEX).get("weight_map")

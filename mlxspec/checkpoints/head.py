@@ -44,7 +44,8 @@ _MOST_STEPS = 4  # from a conversion over other conversions to the original
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOffer:
-    """A head that can be fetched for a model. original: the repository that holds it; memory: of both, at most."""
+    """An MTP head that can be fetched for a model. plan: of the model's download; original: the repository that holds the head; memory:
+    of model and head together."""
 
     plan: Plan
     original: str
@@ -53,18 +54,18 @@ class HeadOffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes to be fetched."""
+        """Return the number of bytes to fetch."""
         return self.remote.selection.data_bytes
 
 
 def check_bits(bits: int | None) -> None:
-    """Raise ConfigError unless a head can be stored with so many bits a weight."""
+    """Raise ConfigError unless `bits` is one of HEAD_BITS (bits of each weight of a stored MTP head) or None."""
     if bits is not None and bits not in HEAD_BITS:
         raise ConfigError(f"--mtp-bits must be one of {', '.join(map(str, HEAD_BITS))}, not {bits}.")
 
 
 def may_have_head(plan: Plan) -> bool:
-    """Whether mlxspec can draft with an MTP head of this model, by its config. Raises ModelError."""
+    """Return whether mlxspec can draft for this model with an MTP head, by its config.json. Raises ModelError where that is wrong."""
     config = read_json(plan.folder / "config.json")
     if config.get("model_type") not in ARCHITECTURES:
         return False
@@ -73,8 +74,8 @@ def may_have_head(plan: Plan) -> bool:
 
 
 def has_head(plan: Plan) -> bool:
-    """Whether the repository holds an MTP head, or one has been put beside it here. Where it is not here yet, fetches its index or the
-    headers of its files."""
+    """Return whether the model's repository or its folder on this disk holds an MTP head. Where the model is not on this disk, its index
+    or the headers of its files are fetched."""
     if hub.is_complete(plan.folder):
         return any(HEAD.match(name) for name in read_folder(plan.folder))
     names = [f.name for f in plan.files]
@@ -89,9 +90,9 @@ def has_head(plan: Plan) -> bool:
 
 
 def find(plan: Plan, memory: MemoryEstimate, original: str | None = None) -> HeadOffer:
-    """Return where the head of a model that lacks it is. memory: of the model alone. original: the repository to look in; None follows the
-    cards' `base_model` until one holds a head. Fetches headers, and no tensor. Raises ModelError where there is none, or it is another
-    model's."""
+    """Find an MTP head for a model that lacks one and return it. memory: of the model alone. original: the repository to look in; None
+    follows the `base_model` of the models' cards until a repository holds a head. Fetches headers, and no tensor. Raises ConfigError
+    for a model of a kind that has no head, ModelError where no head is found or it does not fit the model."""
     if not may_have_head(plan):
         raise ConfigError(
             f"{plan.repo} is of a kind that has no MTP head here; leave --with-mtp out (see `mlxspec models --drafters`)."
@@ -133,7 +134,8 @@ def _original(repo: str, named: tuple[str, ...]) -> Repository:
 
 
 def _checked(plan: Plan, where: Repository, remote: RemoteHead) -> Any:
-    """The module of a repository's head. Raises ModelError unless that is the plan's model's, by configs, names and shapes."""
+    """Return the module of a repository's MTP head, without values. Raises ModelError unless the head fits the model of the plan, by
+    config, names and shapes."""
     config = read_json(plan.folder / "config.json")
     ours = architecture(config).parse(config)
     other = ranges.read_json(where, "config.json")
@@ -160,8 +162,9 @@ def _checked(plan: Plan, where: Repository, remote: RemoteHead) -> Any:
 
 
 def add(offer: HeadOffer, bits: int | None = None) -> int:
-    """Fetch the head and put it beside the model, which must be here. bits: 4 or 8, 16 to leave it as it is, None for 4. Returns the bytes
-    it takes. Raises ModelError, StorageError; the model's folder is as it was then."""
+    """Fetch an MTP head, quantize it and write it to its model's folder, which must be on this disk. bits: 4 or 8, 16 to leave the head
+    as it is, None for 4. Returns the bytes of the written head. Raises ConfigError for other bits, ModelError or StorageError where
+    that fails; the model's folder is then unchanged."""
     check_bits(bits)
     folder, wanted = offer.plan.folder, offer.remote.selection
     blobs = folder.parent.parent / "blobs"
@@ -193,7 +196,8 @@ def add(offer: HeadOffer, bits: int | None = None) -> int:
 
 
 def in_convention(head: GraftedHead, weights: Weights, trunk: Mapping[str, mx.array]) -> Weights:
-    """Another folder's head as this folder would hold it. weights: all of this folder's; trunk: the model's, under our names."""
+    """Return the tensors of an MTP head with its norms in the convention of a model's folder (zero-centred or factors). weights: all
+    tensors of that folder; trunk: the text model's, under mlxspec's names."""
     if head.raw and is_raw(weights):  # nothing is to be done, and 1 added and taken away would round
         return split_experts(split_mtp(head.weights)[1])
     shifted = head_of(head.weights, trunk, raw=head.raw)
@@ -205,19 +209,21 @@ def in_convention(head: GraftedHead, weights: Weights, trunk: Mapping[str, mx.ar
 def quantize_head(
     head: Weights, parsed: Qwen35Config, model: Any, bits: int | None
 ) -> tuple[Weights, dict[str, Format]]:
-    """A head with its matrices quantized, and the format of each by module path; as it is where it is quantized already, or bits is 16."""
+    """Quantize the matrices of an MTP head; return its tensors, and the format of each quantized matrix by module path. bits: 4 or 8,
+    None for 4. The head is returned unchanged, with no formats, where bits is 16 or it is quantized already. parsed, model: the
+    config and the modules of its text model."""
     if not head or bits == 16 or is_quantized(head):
         return head, {}
     return quantize(head, Qwen35Mtp(parsed, model), Format(bits=bits or 4))
 
 
 def is_quantized(weights: Mapping[str, mx.array]) -> bool:
-    """Whether any of these matrices is."""
+    """Return whether any of these tensors is a quantized matrix."""
     return any(k.endswith(".scales") for k in weights)
 
 
 def main_dtype(config: Mapping[str, Any], weights: Weights) -> mx.Dtype:
-    """Return the dtype that the config names, else that of most of the values."""
+    """Return the dtype that config.json names, else the dtype of most values of `weights`, else bfloat16."""
     text = config.get("text_config")
     for source in (config, text if isinstance(text, Mapping) else {}):
         for key in ("dtype", "torch_dtype"):
@@ -231,7 +237,8 @@ def main_dtype(config: Mapping[str, Any], weights: Weights) -> mx.Dtype:
 
 
 def cast(weights: Weights, dtype: mx.Dtype, *, norms: bool = True) -> Weights:
-    """Floats to `dtype`, as mlx-lm does it: a float32 norm would make it compute everything behind in float32. norms: vectors too."""
+    """Return the tensors with floats cast to `dtype`, except A_log. norms: whether vectors are cast, too; in a converted model they must
+    be, because mlx-lm would compute in float32 after a float32 norm."""
 
     def keeps(name: str, value: mx.array) -> bool:
         floats = mx.issubdtype(value.dtype, mx.floating)

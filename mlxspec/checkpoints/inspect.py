@@ -52,8 +52,9 @@ from mlxspec.platform.memory import machine_memory
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterReport:
-    """A folder that is no model but a drafter for one: an MTP head alone, a Gemma assistant, an EAGLE-3 drafter or a block drafter. use:
-    how it is used."""
+    """The report of `inspect` on a folder that holds a drafter alone: an MTP head, a Gemma assistant, an EAGLE-3 drafter or a block
+    drafter. revision: the commit, None outside the hub's cache. use: a sentence on how the drafter is used. file_bytes: bytes of its
+    tensors."""
 
     name: str
     folder: str
@@ -64,7 +65,7 @@ class DrafterReport:
     file_bytes: int
 
     def data(self) -> dict[str, Any]:
-        """Return the report as plain objects."""
+        """Return the report as plain objects, for JSON."""
         return asdict(self)
 
 
@@ -78,10 +79,14 @@ def inspect(
     kv_bits: int = EngineConfig.kv_bits,
     draft_kv_bits: int = SpecConfig.draft_kv_bits,
 ) -> InspectReport | DrafterReport:
-    """Return a report on `name` (demo, a folder, or an id in the local cache). context: tokens a row (default: 8192, or the model's own
-    limit); draft_model counts in the memory, and among the drafters as what it can be to this model; None for the one that `mlxspec pull`
-    paired with it. kv_bits, draft_kv_bits: in which the memory is computed, see EngineConfig and SpecConfig. Reads headers only. Raises
-    MlxspecError subclasses where `load` would, except for vocabularies that differ."""
+    """Return a report on a model or a drafter from its config.json and the headers of its weights. name: "demo", a folder, or a
+    repository in the local cache.
+
+    context: tokens of one row for the memory estimate, None for 8192 or the model's own limit. rows: rows of that length. draft_model: a
+    drafter that the report takes in; None for the one that `mlxspec pull` paired with the model. kv_bits, draft_kv_bits: bits of the
+    keys and values of the model and of its drafters, as in EngineConfig and SpecConfig. Raises the MlxspecError that `load` would raise;
+    vocabularies are not compared.
+    """
     folder = ModelFolder(hub.resolve(name, revision=revision, download=False))
     runs = judge_folder(folder)
     if not runs.is_model:
@@ -123,7 +128,7 @@ def inspect(
 
 
 def _read_facts(folder: ModelFolder) -> tuple[Assembled, dict[str, Any]]:
-    """A model that runs by our code, and what InspectReport says of its parts."""
+    """Assemble a model that runs by mlxspec's own code; return it with the fields of InspectReport that describe its parts."""
     config = folder.config()
     kind, weights = architecture(config), folder.read()
     made = assemble_lazily(
@@ -153,22 +158,25 @@ def _read_facts(folder: ModelFolder) -> tuple[Assembled, dict[str, Any]]:
 
 
 def as_stored(weights: Weights, trunk: Weights, head: Weights) -> tuple[Weights, Weights]:
-    """trunk and head as a model is loaded from them, with the values that the folder's tensors `weights` have, before norms were shifted
-    and convolutions turned."""
+    """Return the tensors of trunk and MTP head with the values that they have in the folder, before norms were shifted and convolutions
+    transposed. weights: all tensors of the folder, as stored; trunk, head: the tensors that loading makes of them, under mlxspec's
+    names."""
     body, own = split_mtp(weights)
     given, own = split_experts(rename(body)), split_experts(own)
     return {k: given.get(k, v) for k, v in trunk.items()}, {k: own.get(k, v) for k, v in head.items()}
 
 
 class _Packed(NamedTuple):
-    """The tensors that were unpacked. bytes: how many more they take in the files (less than 0); sizes: numbers by format."""
+    """A count of the tensors that loading unpacks to floats. bytes: what they take in the files minus what the floats take, less than 0;
+    sizes: number of parameters by stored format."""
 
     bytes: int
     sizes: Counter[str]
 
     @classmethod
     def of(cls, weights: FolderWeights, is_wanted: Callable[[str], bool] = lambda _: True) -> _Packed:
-        """Count the tensors whose names in the folder are wanted."""
+        """Count the unpacked tensors of a folder and return the count. is_wanted: receives the name of a tensor and returns whether it
+        is counted."""
         found = {name: how for name, how in weights.stored.items() if is_wanted(name)}
         sizes: Counter[str] = Counter()
         for how in found.values():
@@ -176,15 +184,16 @@ class _Packed(NamedTuple):
         return cls(sum(how.nbytes - int(weights[name].nbytes) for name, how in found.items()), sizes)
 
     def among(self, formats: dict[str, int]) -> dict[str, int]:
-        """Numbers by format, with what was unpacked under its own instead of float32."""
+        """Return the number of parameters by format, with the unpacked ones moved from float32 to their stored formats. formats: numbers
+        of parameters after unpacking."""
         found = Counter(formats) + self.sizes
         found["float32"] -= self.sizes.total()
         return dict((+found).most_common())
 
 
 class _Beside(NamedTuple):
-    """The drafter in a folder of its own. how: it came to be the model's; module: of its kind, not evaluated; files: of its weights.
-    lends_head: a whole model with an MTP head that fits."""
+    """A drafter in a folder of its own. how: a phrase on how it was chosen for the model; module: its modules, not evaluated; files: its
+    safetensors files. lends_head: whether it is a whole model with an MTP head that fits the target."""
 
     name: str
     kind: Kind
@@ -195,7 +204,8 @@ class _Beside(NamedTuple):
 
 
 def _beside(name: str | None, target: Assembled, how: str = "named with --draft-model") -> _Beside | None:
-    """Raises ModelError for a drafter of another target."""
+    """Assemble the drafter `name`, a folder or a repository in the cache, for a target, and return it; None where name is None. how: a
+    phrase on how it was chosen. Raises ModelError where it does not fit the target."""
     if name is None:
         return None
     folder = ModelFolder(hub.resolve(name, download=False))
@@ -243,14 +253,15 @@ def _count(module: Any) -> int:
 
 
 def _active(plain: Any, config: Any) -> int:
-    """Return the number of parameters that a token uses: of a mixture of experts only those that the token is sent to."""
+    """Return the number of parameters that one token uses: of a mixture of experts only the experts that the token is routed to."""
     experts = sum(v.size for k, v in tree_flatten(plain.parameters()) if ".switch_" in k)
     idle = 1 - config.num_experts_per_token / config.num_experts if config.num_experts else 0
     return _count(plain) - int(experts * idle)
 
 
 def _formats(weights: Weights, plain: Any) -> dict[str, int]:
-    """Format -> number of parameters, most used first."""
+    """Return the number of parameters by format ("4 bits in groups of 64", "float32"), most used first. plain: the unquantized module,
+    for the shapes."""
     shapes = {k: tuple(v.shape) for k, v in tree_flatten(plain.parameters())}
     found: Counter[str] = Counter()
     packed = formats(weights, shapes)
@@ -352,7 +363,8 @@ def _usable(head: Head, beside: _Beside | None, made: Assembled) -> tuple[Usable
 
 
 def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
-    """A head that was named comes before the model's own, a whole model's only where there is no own: as in `load`."""
+    """Return whether the drafter `mtp` can run, and a phrase on the head it uses or on how to get one. The order is that of `load`: a
+    head named as drafter, the model's own head, the head of another whole model."""
     if beside is not None and DRAFTS_AS[beside.kind] == "mtp":
         what = "the assistant" if beside.kind == "assistant" else "the head"
         return True, f"{what} in {beside.name}, {beside.how}"
@@ -364,8 +376,8 @@ def _mtp(head: Head, beside: _Beside | None) -> tuple[bool, str]:
 
 
 def _told(beside: _Beside) -> str:
-    """Return the end of a sentence that describes a drafter from its own folder: its name, how it came to be the model's, and its title
-    where known."""
+    """Return the end of a sentence that describes a drafter from its own folder: its name, how it was chosen for the model, and its
+    title where known."""
     module, end = beside.module, ""
     if isinstance(module, DrafterModule):
         end = ": " + ", ".join(filter(None, (module.title, module.summary)))

@@ -24,7 +24,7 @@ BY_ROWS = "--kv-bits is refused: mlx-lm's caches keep keys and values as they ar
 
 
 def read_facts(folder: ModelFolder) -> tuple[Assembled, dict[str, Any]]:
-    """The model, and what InspectReport says of its parts."""
+    """Assemble a model that runs by mlx-lm's code; return it with the fields of InspectReport that describe its parts."""
     config, made = folder.config(), assemble_folder(folder)
     model: Any = made.model
     num, each = expert_counts(config)
@@ -56,7 +56,7 @@ def _told(model: AdaptedModel) -> str:
 
 
 def _layers(forms: Sequence[LeafForm]) -> Layers:
-    """Count the layers by what their caches keep."""
+    """Return the numbers of layers by what their caches keep. forms: of the model's caches."""
     windowed = sum(form.most is not None for form in forms)
     recurrent = sum(form.each == 0 for form in forms)
     return Layers(
@@ -65,7 +65,7 @@ def _layers(forms: Sequence[LeafForm]) -> Layers:
 
 
 def _formats(model: AdaptedModel) -> dict[str, int]:
-    """Format -> number of parameters, most used first."""
+    """Return the number of parameters by format ("4 bits in groups of 64", "float32"), most used first."""
     found: Counter[str] = Counter()
     packed: set[int] = set()
     for part in model.module.modules():

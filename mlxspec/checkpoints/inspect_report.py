@@ -11,8 +11,8 @@ from mlxspec.models.proposal_rows import Proposing
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Numbers of layers. attention: over the whole text; windowed: over a window; recurrent: Gated DeltaNet; shared: attention over
-    another layer's keys and values."""
+    """The numbers of a model's layers by kind. attention: attention over the whole text; windowed: attention over a window; recurrent:
+    Gated DeltaNet; shared: attention over the keys and values of another layer."""
 
     attention: int
     windowed: int
@@ -26,7 +26,7 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The MTP head. formats: format -> number of parameters. advice: how to get one where it is absent, else empty."""
+    """The MTP head of a model. formats: number of parameters by format. advice: how to get a head where there is none, else empty."""
 
     present: bool = False
     parameters: int = 0
@@ -37,8 +37,8 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """The vision tower with its projection. bytes: in the files. max_tokens: of the largest image; square_tokens: of one of 1024 x 1024
-    pixels. advice: why the model reads no images where it does not, else empty."""
+    """The vision tower of a model with its projection. bytes: of its tensors in the files. max_tokens: tokens of the largest image;
+    square_tokens: tokens of an image of 1024 x 1024 pixels. advice: why the model reads no images, empty where it reads them."""
 
     present: bool = False
     parameters: int = 0
@@ -50,8 +50,9 @@ class Tower:
 
 @dataclass(frozen=True, kw_only=True)
 class Usable:
-    """Whether a drafter can run with this model; why: what it needs. proposing: of one that runs a model, from how many rows of the
-    language-model head it proposes unless told otherwise, and the bytes that a drafted token reads."""
+    """The report on one kind of drafter for a model. name: of the drafter; usable: whether it can run with this model; why: a phrase on
+    what it uses or needs. proposing: for a drafter that runs a model, the rows of the language-model head that it drafts from by
+    default, and the bytes that a drafted token reads; else None."""
 
     name: str
     usable: bool
@@ -63,11 +64,11 @@ class Usable:
 class InspectReport:
     """The report of `inspect` on a model. Sizes are in elements or bytes.
 
-    revision: the commit, where the folder is in the hub's cache. parameters: of the text model without the MTP head; active: those of them
-    that are used for one token, which are fewer with experts. formats: format -> number of parameters. file_bytes: bytes of the text model
-    in the files; skipped_bytes: bytes of towers that are not loaded. has_tokenizer: False means that prompts can be given as token ids
-    only, from Python. limits: a sentence for each option that cannot be used with this model. computed_in: the dtype in which the model
-    would be computed here, and why.
+    revision: the commit, None outside the hub's cache. parameters: of the text model without the MTP head; active: those of them that
+    one token uses, fewer in a mixture of experts. formats: number of parameters by format. file_bytes: bytes of the text model in the
+    files; skipped_bytes: bytes of towers that are not loaded. has_tokenizer: False where prompts can be given as token ids only, from
+    Python. limits: a sentence for each option that cannot be used with this model. computed_in: the dtype in which this machine would
+    compute the model, and why.
     """
 
     name: str
@@ -97,7 +98,7 @@ class InspectReport:
         return 8 * self.file_bytes / self.parameters
 
     def data(self) -> dict[str, Any]:
-        """Return the report as plain objects."""
+        """Return the report as plain objects, for JSON."""
         found = asdict(self) | {"bits_per_weight": round(self.bits_per_weight, 3)}
         found["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
         found["layers"] |= {"total": self.layers.total}

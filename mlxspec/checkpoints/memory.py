@@ -23,10 +23,11 @@ _CHUNK_ON_GPU, _CHUNK_ON_CPU = 2048, 512  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes, at most. state: keys, values and recurrent states of `rows` rows of `context` tokens, the model's and its drafters'.
-    machine: what this one gives to MLX. vision: weights of the vision tower, where `weights` does not include them; reading: what the
-    tower takes while it reads an image of 1024 x 1024 pixels. a_token: what each token of a row adds to `state`: keys and values in layers
-    that attend to the whole context. Activations of the text model come on top: they are small beside the rest."""
+    """An upper estimate of the memory of a running model, in bytes. weights, drafter_weights: of the model and its drafters. state,
+    drafter_state: keys, values and recurrent states of `rows` rows of `context` tokens. machine: the memory that this machine gives
+    to MLX. vision: the vision tower, where `weights` does not include it; reading: what the tower takes while it reads an image of
+    1024 x 1024 pixels. a_token: bytes that one token of one row adds to `state`. Activations of the text model are not counted: they
+    are small."""
 
     context: int
     rows: int
@@ -50,20 +51,22 @@ class MemoryEstimate:
 
 
 def state_bytes(module: Any, context: int, rows: int, kv_bits: int = EngineConfig.kv_bits) -> int:
-    """Return the bytes of the caches of a model, or of a head: anything with `make_cache`. kv_bits: as in EngineConfig."""
+    """Return the bytes of the caches of `rows` rows of `context` tokens. module: a model or drafter with `make_cache`. kv_bits: as in
+    EngineConfig."""
     verify = SpecConfig().ngram_m + 1  # the widest forward whose tokens may be taken back
     cache = module.make_cache(0, kv_bits=kv_bits)
     return rows * int(cache.bytes_for(context, prefill=chunk_of(EngineConfig()), verify=verify))
 
 
 def token_bytes(module: Any, kv_bits: int = EngineConfig.kv_bits) -> int:
-    """Return the bytes of the keys and values of one token, in layers that attend to the whole context."""
+    """Return the bytes of the keys and values of one token, in the layers that attend to the whole context. module: a model with
+    `make_cache`."""
     return int(module.make_cache(0, kv_bits=kv_bits).snapshot_bytes()[0])
 
 
 def chunk_of(config: EngineConfig) -> int:
-    """Tokens of prompts that are read at once. A GPU needs many: each of a mixture's experts gets a small part of them, and an M5's fused
-    attention takes 1,024 queries and more."""
+    """Return the most prompt tokens that one forward reads. The default is larger on a GPU: each expert of a mixture gets a small part
+    of the tokens, and an M5's fused attention needs 1,024 queries or more."""
     return config.prefill_chunk or (_CHUNK_ON_GPU if device.has_gpu() else _CHUNK_ON_CPU)
 
 
@@ -75,8 +78,9 @@ def expected(
     *,
     unpacked: bool = False,
 ) -> MemoryEstimate:
-    """The memory of a model that is not here yet, by its config.json and the bytes of its weights. unpacked: they are in a format that
-    loading unpacks. Raises ModelError for a config.json that is wrong."""
+    """Return the memory of a model that is not on this disk yet, estimated from its config.json and the bytes of its weights. context:
+    None for DEFAULT_CONTEXT. unpacked: whether the weights are in a format that loading unpacks to floats. Raises ModelError for a
+    wrong config.json."""
     config = dict(runs.config)
     quantized = bool(config.get("quantization") or config.get("quantization_config"))
     if runs.by_mlx_lm:
@@ -111,7 +115,8 @@ def expected(
 
 
 def with_drafter(model: MemoryEstimate, drafter: Any) -> MemoryEstimate:
-    """Return the memory of a model and a drafter, which is assembled and need not be evaluated."""
+    """Return the memory of a model together with a drafter. model: the memory of the model alone; drafter: the drafter's module, whose
+    arrays need not be evaluated."""
     bits, has_cache = SpecConfig.draft_kv_bits, hasattr(drafter, "make_cache")
     state = state_bytes(drafter, model.context, model.rows, bits) if has_cache else 0
     return replace(model, drafter_weights=bytes_of(drafter), drafter_state=state)
@@ -124,7 +129,8 @@ def reading_bytes(vision: Vision) -> int:
 
 
 def _vision_plan(config: dict[str, Any], hidden_size: int) -> Vision | None:
-    """None where config.json describes no vision tower that can be used."""
+    """Return the vision tower that config.json describes, without weights; None where it describes none that can be used. hidden_size:
+    of the text model."""
     try:
         return blueprint(config, {}, hidden_size)[0]
     except ModelError:

@@ -40,7 +40,8 @@ _OUTSIDE = (
 def mlx_config(
     source: Mapping[str, Any], parsed: Config, quantization: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """source: a config.json that we can run; parsed: the same, checked; quantization: what the tensors are, None for floats."""
+    """Return the config.json of a converted model, in the form that mlx-lm reads. source: the config.json of the source; parsed: the
+    same, checked; quantization: its entry on the format of the written tensors, None for floats."""
     config = {k: v for k, v in source.items() if k not in _DROPPED}
     kind = str(config["model_type"])
     if kind in _WRAPPERS:
@@ -58,7 +59,8 @@ def mlx_config(
 
 
 def _spelled_out(text: Mapping[str, Any], parsed: Config) -> dict[str, Any]:
-    """Return the values that transformers leaves out when it saves, and mlx-lm takes a default for."""
+    """Return the values that transformers omits from config.json and for which mlx-lm would use a default. text: the text model's part
+    of config.json."""
     if not isinstance(parsed, GemmaConfig):
         found: dict[str, Any] = {}
         interval = _interval([not linear for linear in parsed.is_linear])
@@ -84,7 +86,8 @@ def _spelled_out(text: Mapping[str, Any], parsed: Config) -> dict[str, Any]:
 
 
 def _interval(full: Sequence[bool]) -> int | None:
-    """n where every n-th layer, and no other, is full attention; None where that is not so."""
+    """Return n where every n-th layer, and no other, has full attention; None for any other pattern. full: whether each layer has full
+    attention."""
     if True not in full:
         return None
     n = full.index(True) + 1

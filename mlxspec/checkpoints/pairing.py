@@ -41,8 +41,8 @@ _LARGEST = 4096  # bytes of PAIR_FILE
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterOffer:
-    """A drafter that fits a model. plan: of the model; title: with its article, "a DFlash2 drafter"; memory: of both; note: what its makers
-    say of its use."""
+    """A published drafter that fits a model. plan: of the model's download; where: the drafter's repository; title: its kind with the
+    article, "a DFlash2 drafter"; memory: of model and drafter together; note: the catalogue's remark on its use."""
 
     plan: Plan
     where: Repository
@@ -56,13 +56,13 @@ class DrafterOffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Return the bytes of the drafter's weights."""
         return sum(self.where.sizes[name] for name in _weight_files(self.where))
 
 
 def published_for(plan: Plan) -> list[PublishedDrafter]:
-    """The drafters of the catalogue for a model that is on the hub, the best first. MTP heads are left out: head.py finds those. A
-    conversion is followed to its original by the `base_model` of the cards, one request for each step."""
+    """Return the catalogue's drafters for a model on the hub, the best first, without MTP heads. A conversion is followed to its
+    original by the `base_model` of the models' cards, with one request for each step."""
     names, following = [plan.repo, *plan.base_models], plan.base_models
     while True:
         found = [p for p in drafters_for(names) if p.kind != "head"]
@@ -80,9 +80,12 @@ def published_for(plan: Plan) -> list[PublishedDrafter]:
 def find(
     plan: Plan, memory: MemoryEstimate, drafter: str | None = None
 ) -> tuple[DrafterOffer | None, list[str]]:
-    """The first drafter of the catalogue that fits a model, and a sentence on each one before it that does not. memory: of the model alone.
-    drafter: the repository to take in place of those; then whatever speaks against it is raised as ConfigError, ModelError or
-    MemoryBudgetError. Fetches configs and headers, and no tensor."""
+    """Return the first drafter of the catalogue that fits a model, None where none does, and a sentence on each drafter before it that
+    does not fit. memory: of the model alone. Fetches configs and headers, and no tensor.
+
+    drafter: a repository to check in place of the catalogue; ConfigError, ModelError or MemoryBudgetError is raised where it does not
+    fit.
+    """
     if drafter is not None:
         return _looked_at(plan, memory, drafter), []
     refused: list[str] = []
@@ -95,7 +98,8 @@ def find(
 
 
 def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") -> DrafterOffer:
-    """Raises MlxspecError unless this repository holds a drafter for the model, and both fit into memory."""
+    """Check that the repository `repo` holds a drafter for the model of the plan and that both fit into memory; return the offer.
+    Fetches its config.json and headers. note: the catalogue's remark on it. Raises MlxspecError where the drafter does not fit."""
     where = ranges.look(repo)
     config = ranges.read_json(where, "config.json")
     held = ranges.headers(where, _weight_files(where))
@@ -129,7 +133,8 @@ def _looked_at(plan: Plan, memory: MemoryEstimate, repo: str, note: str = "") ->
 
 
 def _target(config: dict[str, Any]) -> Any:
-    """Return the model of a config.json, without weights. Raises ModelError where rows of it do not show their layers."""
+    """Return the model that a config.json describes, without weights. Raises ModelError for a model of mlx-lm whose hidden states a
+    drafter cannot read."""
     if not judge(config).by_mlx_lm:
         family = architecture(config)
         return family.build(family.parse(config))
@@ -149,8 +154,8 @@ def _weight_files(where: Repository) -> list[str]:
 
 
 def add(offer: DrafterOffer) -> Path:
-    """Fetch the drafter, and remember it in the model's folder, which must be here. Returns the drafter's folder. Raises ModelError,
-    StorageError; what has come by then is gone on from the next time."""
+    """Fetch a drafter and write its name to its model's folder, which must be on this disk. Returns the drafter's folder. Raises
+    ModelError or StorageError where that fails; complete files are kept for the next attempt."""
     folder = download.fetch(download.plan(offer.repo, offer.where.commit))
     remembered = {"drafter": offer.repo, "revision": offer.where.commit}
     try:
@@ -163,8 +168,8 @@ def add(offer: DrafterOffer) -> Path:
 
 
 def paired(folder: Path) -> tuple[Path | None, list[str]]:
-    """The folder of the drafter that is paired with the model in a folder, None where none is or it is not here, and a notice on what keeps
-    it from drafting. Asks nobody."""
+    """Return the folder of the drafter that is paired with the model in `folder`, and notices on why it cannot draft. The folder is None
+    where no drafter is paired or it is not on this disk. Uses no network."""
     path = folder / PAIR_FILE
     if not path.is_file():
         return None, []

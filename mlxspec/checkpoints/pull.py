@@ -27,8 +27,9 @@ from mlxspec.models.runnable import Engine, Runnable, judge
 
 
 def memory_of(plan: Plan, context: int | None = None, *, engine: Engine = "auto") -> MemoryEstimate | None:
-    """Return the memory that running a model takes, by its config.json; None for a drafter, which runs with its target. context: tokens of
-    one row. Raises ModelError for a model of a kind that mlxspec does not run, or whose weights are in a format that it does not read."""
+    """Return the memory that running a model takes, by its config.json; None for a drafter, which runs with its target. context: tokens
+    of one row, None for the default. Raises ModelError for a model of a kind that mlxspec does not run, or with weights in a format
+    that it does not read."""
     config = read_json(plan.folder / "config.json")
     with _named(plan):
         runs = judge(config, engine)
@@ -39,8 +40,8 @@ def memory_of(plan: Plan, context: int | None = None, *, engine: Engine = "auto"
 
 
 def _unpacked(plan: Plan, runs: Runnable) -> str:
-    """Return what `Runnable.unpacked` says. A description that speaks against a model is compared with the index, which tells the tensors'
-    names."""
+    """Return the formats of the weights that loading unpacks, as `Runnable.unpacked` returns them. Where config.json alone would refuse
+    the model, the names of the tensors in the repository's index decide. Raises ModelError for formats that are not read."""
     where = _repository(plan)
     has_own = MODELOPT_FILE in where.sizes
     modelopt = ranges.read_json(where, MODELOPT_FILE) if has_own else None
@@ -54,8 +55,8 @@ def _unpacked(plan: Plan, runs: Runnable) -> str:
 
 
 def check_files(plan: Plan, *, engine: Engine = "auto") -> None:
-    """Raise StorageError when what is missing does not fit on the disk, ModelError for a kind that mlxspec does not run, or when the files
-    of the repository are not those that loading will look for. Fetches the small files."""
+    """Check the file names and sizes of a repository; fetch its small files. Raises StorageError where the missing files do not fit on
+    the disk, ModelError for a kind that mlxspec does not run, or where weight files are missing."""
     check_disk(plan)
     memory_of(plan, engine=engine)
     with _named(plan):
@@ -63,15 +64,15 @@ def check_files(plan: Plan, *, engine: Engine = "auto") -> None:
 
 
 def check_runs(plan: Plan, *, engine: Engine = "auto") -> Kind:
-    """Check a repository as `check_files` does, and that loading would take the tensors by their names, shapes and formats. Fetches
-    headers. Returns what the tensors are. Raises ModelError."""
+    """Check a repository as `check_files` does, and that loading would accept the tensors by their names, shapes and formats. Fetches
+    headers. Returns the kind of model or drafter that the tensors are. Raises ModelError."""
     check_files(plan, engine=engine)
     return _check_tensors(plan, engine)
 
 
 def check_fits(plan: Plan, *, engine: Engine = "auto") -> None:
-    """Check a repository as `check_runs` does, and that the model would fit into memory and its tokenizer can be read. Raises
-    MemoryBudgetError and ModelError."""
+    """Check a repository as `check_runs` does, and that the model fits into memory and its tokenizer can be read. Raises
+    MemoryBudgetError or ModelError where a check fails."""
     memory = memory_of(plan, engine=engine)
     if memory is not None and not memory.fits and plan.missing:
         raise MemoryBudgetError(
@@ -85,8 +86,8 @@ def check_fits(plan: Plan, *, engine: Engine = "auto") -> None:
 
 
 def _check_tensors(plan: Plan, engine: Engine) -> Kind:
-    """Return what the tensors are. Assemble a folder of the files that are here and of outlines of the others, as loading does. Raises
-    ModelError where that refuses it."""
+    """Assemble the model from the files that are on this disk and the headers of the others, as loading does; return the kind of model
+    or drafter that the tensors are. Raises ModelError where loading would refuse them."""
     with _named(plan), TemporaryDirectory() as made:
         folder = Path(made)
         here = {f.name for f in plan.files if (plan.folder / f.name).is_file()}
@@ -105,7 +106,7 @@ def _check_tensors(plan: Plan, engine: Engine) -> Kind:
 
 @contextmanager
 def _named(plan: Plan) -> Iterator[None]:
-    """Put the repository's name in front of why it cannot be run."""
+    """Put the repository's name before the message of a ModelError that is raised in the block."""
     try:
         yield
     except ModelError as error:
@@ -113,7 +114,7 @@ def _named(plan: Plan) -> Iterator[None]:
 
 
 def check_chat(plan: Plan) -> None:
-    """Fetch the small files; raise ModelError when their chat template cannot be used."""
+    """Fetch a repository's small files; raise ModelError where their chat template cannot be used."""
     template = template_in(fetch_small(plan))
     fault = None if template is None else template.check()
     if fault is not None:

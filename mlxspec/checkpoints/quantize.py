@@ -23,7 +23,8 @@ MODES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A format of MLX. Raises ConfigError where there is no such."""
+    """A quantization format of MLX. group_size: number of weights that share a scale. Raises ConfigError for a combination that MLX does
+    not have."""
 
     mode: str = "affine"
     bits: int = 4
@@ -31,7 +32,8 @@ class Format:
 
     @classmethod
     def of(cls, mode: str = "affine", bits: int | None = None, group_size: int | None = None) -> Format:
-        """Return a format. What is None takes the mode's default."""
+        """Return a format, with the mode's default for each value that is None. Raises ConfigError for an unknown mode or a value that
+        it does not have."""
         if mode not in MODES:
             raise ConfigError(f"--mode must be one of {', '.join(MODES)}, not {mode!r}.")
         groups, widths = MODES[mode]
@@ -55,7 +57,7 @@ class Format:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The format as config.json has it."""
+        """Return the format as config.json writes it."""
         return {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
 
 
@@ -63,10 +65,10 @@ _ROUTER_FORMAT = Format(bits=8, group_size=64)
 
 
 def quantize(weights: Weights, module: Any, how: Format) -> tuple[Weights, dict[str, Format]]:
-    """The same tensors with every matrix quantized that can be, lazily; and the format of each by module path.
+    """Quantize the matrices of a model lazily; return all its tensors, and the format of each matrix that was quantized by module path.
 
-    module: where the weights belong, which says what is a matrix that is multiplied with. What is quantized already stays as it is, and
-    so do rows that cannot be divided into groups.
+    module: the unquantized module of the weights, which determines what can be quantized. Routers are quantized to 8 bits. Tensors that
+    are quantized already, and matrices whose rows cannot be divided into groups, are returned unchanged.
     """
     out, formats = dict(weights), {}
     for path, part in module.named_modules():
@@ -83,5 +85,5 @@ def quantize(weights: Weights, module: Any, how: Format) -> tuple[Weights, dict[
 
 
 def described(formats: Mapping[str, Format], main: Format) -> dict[str, Any]:
-    """config.json's `quantization`: the main format, and each module that differs from it."""
+    """Return the `quantization` entry of config.json: the main format, and the format of each module that differs from it."""
     return main.data | {path: form.data for path, form in formats.items() if form != main}

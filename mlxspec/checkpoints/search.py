@@ -16,8 +16,8 @@ _MOST = 400  # models that the hub is asked for: those that mlxspec does not run
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One repository. model_type, quantization: as its config has them, "" where the hub does not say. size: bytes of its tensors, 0 where
-    the hub does not say. base_models: what its card names as `base_model`."""
+    """A model that a search of the hub found. model_type, quantization: by its config, "" where the hub does not have them. size: bytes
+    of its tensors, 0 where the hub does not have it. base_models: the `base_model` of its card."""
 
     name: str
     model_type: str
@@ -29,8 +29,9 @@ class Found:
 
 
 def search(words: str, *, limit: int = 20, all_kinds: bool = False) -> list[Found]:
-    """Models whose ids hold `words`, the most downloaded first; only those of kinds that mlxspec runs unless all_kinds. Raises ConfigError,
-    ModelError."""
+    """Return the models on the hub whose ids contain `words`, the most downloaded first. limit: most models to return. all_kinds:
+    include models of kinds that mlxspec does not run. Raises ConfigError where there is no word, ModelError where the hub cannot be
+    reached."""
     from huggingface_hub import HfApi
 
     if not words.strip():
@@ -47,7 +48,7 @@ def search(words: str, *, limit: int = 20, all_kinds: bool = False) -> list[Foun
 
 
 def _runs(info: Any) -> bool:
-    """Whether the kind and the format of a model are among those that mlxspec runs, as far as the hub says."""
+    """Return whether mlxspec runs the kind and the format of a model, as far as the hub's answer shows."""
     try:
         judge(_config(info)).unpacked(is_excerpt=True)
     except ModelError:

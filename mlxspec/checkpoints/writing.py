@@ -28,9 +28,11 @@ def check_target(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """A folder beside `folder` to write to, which takes its name when the block ends well and vanishes when it does not.
+    """Yield a temporary folder to write to, in the same place as `folder`. It is renamed to `folder` when the block ends, and deleted
+    when the block raises.
 
-    Raises ConfigError when `folder` holds something, StorageError when `num_bytes` do not fit on the disk or it cannot be written to.
+    Raises ConfigError where `folder` exists and is not empty, StorageError where `num_bytes` do not fit on the disk or the folder cannot
+    be written.
     """
     check_target(folder)
     try:
@@ -55,7 +57,8 @@ def whole_folder(folder: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def save_model(folder: Path, weights: Weights, step: progress.Step) -> None:
-    """Write model*.safetensors and their index, as mlx-lm does. Empties `weights` on the way, so that at most one shard is in memory."""
+    """Write the tensors to model*.safetensors files and write their index, as mlx-lm does. Empties `weights` meanwhile, so that at most
+    one file's tensors are in memory. step: called with the bytes of each written tensor."""
     shards = _shards({k: v.nbytes for k, v in weights.items()})
     total = sum(v.nbytes for v in weights.values())
     placed: dict[str, str] = {}
@@ -70,7 +73,8 @@ def save_model(folder: Path, weights: Weights, step: progress.Step) -> None:
 
 
 def save(path: Path, weights: Weights, step: progress.Step) -> None:
-    """Write one file. Evaluates tensor by tensor: what a tensor is made from is released before the next one's is read."""
+    """Write tensors to one safetensors file. They are evaluated one after another, so that the sources of a tensor are released before
+    the next is read. step: called with the bytes of each tensor. Raises StorageError where the file cannot be written."""
     try:
         for value in weights.values():
             mx.eval(value)
