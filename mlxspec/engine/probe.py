@@ -33,12 +33,13 @@ PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a com
 
 @dataclass(frozen=True, kw_only=True)
 class WidthVerdict:
-    """One width of a round.
+    """The result of the exactness probe for one width of a round, in tokens.
 
-    is_bitwise: the bits of plain steps are in logits of the verify, of two rows with as many tokens, of a verify behind one that has not
-    been read, and of a plain step behind it (behind all of it, and behind part of it). same_argmax: each place has the same likeliest
-    token. largest: largest difference of a logit. Where few numbers are added up, other orders may give the same bits for a while, so
-    is_bitwise also asks how each quantized product is made.
+    is_bitwise: whether logits have the bits of plain steps in a verify of this width, in a round of two rows with this number of tokens
+    together, in a verify launched before the one in front of it is read, and in a plain step after a verify that was committed whole or
+    in part. Because a short test may give equal bits by chance, it is also False where a quantized product of this width is computed in
+    another order than in a plain step. same_argmax: whether each place has the same likeliest token. largest: largest difference of a
+    logit.
     """
 
     width: int
@@ -49,19 +50,20 @@ class WidthVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """All widths tried, and in how many tokens of context."""
+    """The results of an exactness probe. widths: one for each width tried. context: number of tokens in front of the verified ones."""
 
     widths: tuple[WidthVerdict, ...]
     context: int
 
     @property
     def is_exact(self) -> bool:
-        """Every width tried has the bits of plain steps."""
+        """Return whether every width that was tried has the bits of plain steps."""
         return all(v.is_bitwise for v in self.widths)
 
     @property
     def exact_width(self) -> int:
-        """The widest round up to which every width has the bits of plain steps; 1 where not even two tokens have."""
+        """Return the largest width such that it and every smaller one has the bits of plain steps; 1 where not even two tokens have
+        them."""
         found = 1
         for verdict in sorted(self.widths, key=lambda v: v.width):
             if not verdict.is_bitwise or verdict.width != found + 1:
@@ -70,7 +72,7 @@ class ProbeReport:
         return found
 
     def sentence(self) -> str:
-        """The result, in one or two sentences."""
+        """Return the result in one or two sentences."""
         if not self.widths:
             return "No verify width was tried."
         tried = f"up to {max(v.width for v in self.widths)} tokens"
@@ -86,7 +88,7 @@ class ProbeReport:
 
     @classmethod
     def read(cls, data: Any) -> ProbeReport | None:
-        """Reads plain objects as `asdict` makes them; None where they are none."""
+        """Return the report in plain objects, which `dataclasses.asdict` made; None where they are not a report."""
         try:
             return cls(widths=tuple(WidthVerdict(**each) for each in data["widths"]), context=data["context"])
         except (TypeError, KeyError):
@@ -94,8 +96,9 @@ class ProbeReport:
 
 
 def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> ProbeReport:
-    """Compare a verify of each width (at least 2) with plain steps over the same tokens, bit for bit, and return a verdict for each width.
-    This costs a short prompt, max(widths) + 1 plain steps, and seven forwards a width. kv_bits: of the caches, as in EngineConfig."""
+    """Compare a verify of each width (at least 2) with plain steps over the same tokens, bit for bit, and return a verdict for each
+    width. This runs a short prompt, max(widths) + 1 plain steps, and at most seven forwards for each width. kv_bits: of the caches,
+    as in EngineConfig."""
     pieces = probing(model, widths, kv_bits=kv_bits)
     while True:
         try:
@@ -108,7 +111,7 @@ def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> Probe
 def probing(
     model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN
 ) -> Generator[None, None, ProbeReport]:
-    """`probe` in pieces of one forward."""
+    """Run the comparison of `probe` as a generator, which yields after each forward and returns the report."""
     widths = sorted(set(widths))
     if not widths:
         return ProbeReport(widths=(), context=0)
@@ -144,7 +147,8 @@ def probing(
 def _forwards(
     model: Model, start: Snapshot, rest: Sequence[int], width: int, kv_bits: int
 ) -> Iterator[tuple[NDArray[np.float32], list[int]]]:
-    """Logits (n, V) of forwards in which this width takes part, and behind how many tokens of `rest` each stands."""
+    """Yield the logits (n, V) of each forward that tests this width, and for each of its n places how many tokens of `rest` come before
+    the token there. start: the state before `rest`."""
 
     def restored() -> ModelCache:
         cache = model.make_cache(1, kv_bits=kv_bits)
@@ -173,8 +177,8 @@ def _run(
     kept: int | Sequence[int] | mx.array | None = None,
     rows: FlatRows | None = None,
 ) -> NDArray[np.float32]:
-    """Logits (len(tokens), V) of a forward of which `kept` tokens of each row are committed, None for all of certain ones. The commit of
-    an array is unread, and the one behind it is not made."""
+    """Run a forward over `tokens` and return its logits (len(tokens), V). kept: how many tokens of each row are committed; None: all, as
+    certain tokens. An array in `kept` makes the commit an unread one; the forward after an unread commit is aborted."""
     rows, is_unread = rows or FlatRows((len(tokens),)), cache.exact is not None
     with device.private_kernels():
         ids = mx.array(np.asarray(tokens, np.int32))

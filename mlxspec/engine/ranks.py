@@ -38,12 +38,12 @@ _SAMPLED = 1 << 20  # bytes
 
 
 class RanksEnd(Exception):
-    """An order of rank 0: the ranks end."""
+    """An order of rank 0 to all ranks to end."""
 
 
 class Ranks(Alone):
-    """This process among the ranks. on_fault: receives why the ranks cannot go on. has_ended: no step may follow; has_engine: the other
-    ranks wait for orders."""
+    """This process as one of the ranks that run a model together. on_fault: called with the error because of which the ranks cannot go
+    on. has_ended: whether no step may follow. has_engine: whether the other ranks wait for orders."""
 
     def __init__(self, group: mx.distributed.Group) -> None:
         self.group = group
@@ -60,7 +60,8 @@ class Ranks(Alone):
     # --- all ranks call these, in the same order
 
     def share(self, value: Any = None, number: int = 0) -> tuple[Any, list[int]]:
-        """Return rank 0's value, anything that pickle takes, and every rank's number. Raises RankError where a rank is gone."""
+        """Return rank 0's value, which pickle must accept, and every rank's number. All ranks call this at the same time. Raises
+        RankError where a rank has ended."""
         data = pickle.dumps(value) if self.leads else b""
         head = np.zeros(self.group.size() + 1, np.int64)
         head[-1], head[self.group.rank()] = len(data), number
@@ -70,7 +71,7 @@ class Ranks(Alone):
         return pickle.loads(data), all_numbers
 
     def _sum(self, raw: bytes) -> bytes:
-        """Return the sum of all ranks' bytes: one sends bytes where the others send zeros."""
+        """Return the elementwise sum of all ranks' bytes. Where only one rank's are not zero, the sum is that rank's bytes."""
         total = mx.distributed.all_sum(mx.array(np.frombuffer(raw, np.uint8)), group=self.group)
         try:
             return numbers(total).tobytes()
@@ -78,11 +79,12 @@ class Ranks(Alone):
             raise self._because_of(error) from error
 
     def first(self, value: Any) -> Any:
-        """Return rank 0's value."""
+        """Return rank 0's value on every rank."""
         return self.share(value)[0]
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Check that every rank has rank 0's facts. Raises RankError, on every rank alike, where one differs."""
+        """Check that every rank has the same facts as rank 0. Raises RankError, on every rank alike, that names the first fact that
+        differs."""
         told = {name: repr(value) for name, value in facts.items()}
         first = self.first(told)
         names = sorted({*first, *told})
@@ -99,8 +101,8 @@ class Ranks(Alone):
         return min(self.share(number=left)[1])
 
     def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:
-        """Return rank 0's orders, before anything of a step is computed, and teach the policies the last round's time. Raises RanksEnd, and
-        RankError where the ranks cannot go on."""
+        """Return rank 0's decisions about the step that begins, and teach the policies the last round's time as rank 0 measured it.
+        Raises RanksEnd where rank 0 ends the ranks, and RankError where they cannot go on."""
         own = self._orders(places, paused) if self.leads else None
         orders, sums = self.share(own, checksum())
         if orders.ends:
@@ -117,7 +119,7 @@ class Ranks(Alone):
         return orders._replace(submitted=()) if self.leads else orders
 
     def _orders(self, places: RequestPlaces, paused: frozenset[int]) -> Orders:
-        """Return what the other ranks do not know yet: requests that came, and those that a caller or a clock has ended."""
+        """Return the decisions that rank 0 sends: new requests, and the endings of requests that a caller or the clock has ended."""
         here = [*places.gone, *places.requests]
         ended = [r for r in here if r.finish_reason is not None]
         new = [r for r in places.queue if r.finish_reason is None and r.number not in self._known]
@@ -142,11 +144,11 @@ class Ranks(Alone):
         return orders
 
     def learn(self, times: TimedRound, drafts: Drafts) -> None:
-        """Keep a round's time until the next orders, which carry rank 0's."""
+        """Keep a round's time until the next step, in which the policies learn it with rank 0's seconds."""
         self._unlearned = times, drafts
 
     def fail(self, error: BaseException) -> None:
-        """Raise RankError unless every rank has met the same error. The order to end is no failure."""
+        """Raise RankError unless the error is one that every rank meets alike. RanksEnd is ignored."""
         if isinstance(error, RanksEnd):
             return
         if isinstance(error, RankError):
@@ -155,20 +157,21 @@ class Ranks(Alone):
             raise self._because_of(error) from error
 
     def end(self) -> None:
-        """Order the end, if this is rank 0, an engine is here, and nothing has ended the ranks or broken a step off."""
+        """Send the order to end to the other ranks. Does nothing on other ranks than 0, without an engine, and after the ranks have
+        ended."""
         if self.leads and self.has_engine and not self.has_ended:
             self.has_ended = True
             with suppress(RankError):
                 self.share(Orders(ends=True))
 
     def _because_of(self, error: BaseException) -> RankError:
-        """Return the error of a rank on which a computation failed. MLX says "[ring] connection to a peer was lost" where another rank has
-        ended."""
+        """Return a RankError for a computation that failed on this rank. Where another rank has ended, MLX's message is "[ring]
+        connection to a peer was lost"."""
         said = str(error).strip().rstrip(".") or type(error).__name__
         return self.fault(f"Rank {self.group.rank()} cannot go on: {said}.")
 
     def fault(self, why: str) -> RankError:
-        """Return the error that says why the ranks cannot go on, and note that they have ended."""
+        """Return a RankError with this sentence, note that the ranks have ended, and call on_fault with the error."""
         error = RankError(why)
         self.has_ended = True
         if self.on_fault is not None:
@@ -177,13 +180,14 @@ class Ranks(Alone):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that the text depends on."""
+    """Return the versions of the packages that can change the text, by name."""
     found = {"mlxspec": __version__, **{name: version(name) for name in ("mlx", "tokenizers")}}
     return {f"version of {name}": each for name, each in found.items()}
 
 
 def files_of(folders: Sequence[Path]) -> dict[str, tuple[int, str]]:
-    """Return size and digest of each file of model folders. Of a large file beginning and end are read."""
+    """Return the size and a digest of each file in these model folders, by name. The digest of a large file covers only its beginning
+    and end."""
     found = {}
     for path in sorted(p for folder in folders for p in folder.iterdir() if p.is_file()):
         size = path.stat().st_size
@@ -196,16 +200,16 @@ def files_of(folders: Sequence[Path]) -> dict[str, tuple[int, str]]:
 
 
 def follow(step: Callable[[], object]) -> None:
-    """Run the main loop of a rank other than rank 0: the steps of its engine, until rank 0 orders the end. Raises RankError where the ranks
-    cannot go on."""
+    """Run the main loop of a rank other than rank 0: call `step`, which runs one step of its engine, until rank 0 orders the end. Raises
+    RankError where the ranks cannot go on."""
     with suppress(RanksEnd):
         while True:
             step()
 
 
 def join() -> Ranks | None:
-    """Find the other ranks that mlx.launch has started; None where this process is the only one. MLX waits for ranks that start late.
-    Raises RankError."""
+    """Return the ranks that mlx.launch has started; None where this process is the only one. Waits for ranks that start late. Raises
+    RankError where they cannot be joined."""
     if "MLX_RANK" not in os.environ:
         return None
     hosts = os.environ.get("MLX_HOSTFILE")

@@ -14,8 +14,8 @@ _FEWEST_DRAFTED = 4  # one round of this many must have verified a draft, or oth
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Speeds with drafting over speeds without, of pairs that were measured next to each other. median, least, most: of the pairs'.
-    refusal: why there is no ratio; "" where there is one."""
+    """The speed of drafting over that of plain decoding. median, least, most: of the ratios of num_pairs pairs, each measured close
+    together in time. refusal: why there is no ratio; "" where there is one."""
 
     median: float = 0.0
     least: float = 0.0
@@ -25,7 +25,7 @@ class Ratio:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the pairs agree, so that their median may be named."""
+        """Return whether there are enough pairs and their ratios are close enough that their median may be named."""
         return self.num_pairs >= _FEWEST_PAIRS and self.most <= SETTLED * self.least
 
     def __str__(self) -> str:
@@ -37,7 +37,8 @@ class Ratio:
 
     @property
     def words(self) -> str:
-        """`1.62 times as fast as without drafting (1.50 to 1.71)`, or the range alone and that it is not settled; "" without a ratio."""
+        """Return the ratio in words, `1.62 times as fast as without drafting (1.50 to 1.71)`; where it is not settled only the range,
+        with that remark; "" without a ratio."""
         if self.refusal:
             return ""
         if self.is_settled:
@@ -47,16 +48,16 @@ class Ratio:
         return f"{self.least:.2f} to {self.most:.2f} times as fast as without drafting, which is not settled"
 
     def data(self) -> dict[str, Any]:
-        """Return plain JSON; the median is null where it is not settled."""
+        """Return the ratio as plain JSON objects; the median is None where it is not settled."""
         found = asdict(self) | {"is_settled": self.is_settled, "words": self.words}
         return found if self.is_settled else found | {"median": None}
 
 
 def ratio(pairs: Sequence[tuple[float, float]], *, num_rounds: int, num_drafted_rounds: int) -> Ratio:
-    """Return how many times as fast drafting was, or why that cannot be said.
+    """Return how many times as fast drafting was, or a Ratio with the reason why that cannot be stated.
 
-    pairs: tokens a second with drafting and without, of the same tokens. num_rounds, num_drafted_rounds: of the drafted answers, and those
-    of them that verified a draft.
+    pairs: tokens a second with drafting and without, over the same tokens. num_rounds, num_drafted_rounds: the rounds of the answers
+    with drafting, and those of them that verified a draft.
     """
     if not num_drafted_rounds:
         return Ratio(refusal="nothing was drafted")
@@ -66,7 +67,7 @@ def ratio(pairs: Sequence[tuple[float, float]], *, num_rounds: int, num_drafted_
 
 
 def of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Return the ratio of the first speed of each pair to its second, or why there is none."""
+    """Return the ratio of the first speed of each pair to the second, or a Ratio with the reason why there is none."""
     if not pairs or any(speed <= 0 for pair in pairs for speed in pair):
         return Ratio(refusal="the answers are too short")
     found = [one / other for one, other in pairs]

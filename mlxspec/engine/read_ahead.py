@@ -15,11 +15,12 @@ from mlxspec.engine.engine import Engine
 
 
 def read_ahead(engine: Engine, prompt: Sequence[int], spec: SpecConfig) -> Generator[None]:
-    """Read a prompt into the prefix cache, one piece a step. Closing the generator ends the reading and keeps what has been read.
+    """Read an expected prompt into the prefix cache, as a generator that yields after each step. Closing the generator ends the reading
+    and keeps what has been read.
 
-    spec: of the request that is expected, so that its owner and its drafters find what they need. The engine's statistics stay as they
-    are. Nothing is read where no prefix cache is kept, among ranks, or where fewer tokens are unknown than the prefix cache keeps apart.
-    Raises what `Engine.submit` raises.
+    spec: of the expected request; its owner and drafters determine which states are kept. The engine's statistics do not change. Nothing
+    is read without a prefix cache, among ranks, and where too few tokens are missing from the cache to be worth it. Raises what
+    `Engine.submit` raises.
     """
     if not engine.prefix.is_on or engine.ranks.size > 1:
         return

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first place, in tokens of the answer, at which plain decoding says something else. answer, plain: the token there, None where the
-    text has ended; their natural log-probabilities under the model, None for a token that is not among the likeliest."""
+    """The first place, in tokens of the answer, at which a drafted answer and plain decoding differ. answer, plain: the token ids there,
+    None after the end of a text. answer_logprob, plain_logprob: their natural log-probabilities under the model, None for a token
+    that is not among the likeliest."""
 
     place: int
     answer: int | None
@@ -25,7 +26,7 @@ class Difference:
     def at(
         cls, place: int, answer: Sequence[int], plain: Sequence[int], logprobs: Mapping[int, float]
     ) -> Difference:
-        """logprobs: of the likeliest tokens there."""
+        """Return the difference of two answers at `place`. logprobs: log-probabilities of the likeliest tokens there, by token id."""
         both = [tokens[place] if place < len(tokens) else None for tokens in (answer, plain)]
         likely = [None if token is None else logprobs.get(token) for token in both]
         return cls(
@@ -35,8 +36,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """seconds, plain_seconds: of decoding, prompts left out; one run each, so their ratio is no measurement. difference: None where plain
-    decoding gives the same num_tokens tokens and ends in the same way."""
+    """The comparison of a drafted answer with plain decoding. seconds, plain_seconds: of decoding, without reading the prompt; each is
+    one run, so their ratio is no measurement. difference: None where plain decoding gives the same num_tokens tokens and ends in the
+    same way."""
 
     num_tokens: int
     num_accepted: int
@@ -46,11 +48,11 @@ class Receipt:
 
     @property
     def is_equal(self) -> bool:
-        """Whether plain decoding gives the same text."""
+        """Return whether plain decoding gives the same text."""
         return self.difference is None
 
 
 def first_difference(answer: Sequence[int], plain: Sequence[int]) -> int:
-    """The first place at which two texts differ; where one begins the other, its end."""
+    """Return the first place at which two texts differ; where one is the beginning of the other, its length."""
     pairs = zip(answer, plain, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(answer), len(plain)))

@@ -45,7 +45,7 @@ _MEASURED = 8  # turns of each round where costs are measured
 
 
 class Step(NamedTuple):
-    """A round. drafter: its name. depth: tokens of the draft; 0: a plain round."""
+    """A round of a rehearsal. drafter: its name, None for plain rounds. depth: tokens of the draft; 0: a plain round."""
 
     drafter: str | None = None
     depth: int = 0
@@ -55,7 +55,7 @@ _PLAIN = Step()
 
 
 class Zeros(Drafter):
-    """A drafter of zeros, as many as are requested."""
+    """A drafter that proposes the token 0 as often as is requested."""
 
     name, max_draft = "zeros", _WIDEST - 1
 
@@ -64,8 +64,8 @@ class Zeros(Drafter):
 
 
 class Script(Policy):
-    """Rounds of one row that are given in advance, and that teach `costs`. steps: name of the drafter and tokens of its draft; 0: a plain
-    round. Zeros are verified; a model's draft is only made, so that its time is not mixed with that of a verify."""
+    """A policy that runs given rounds for one row, and teaches their times to `costs`. steps: the rounds. A draft of zeros is verified.
+    A model's draft is made but not verified, so that its time is not mixed with a verify's."""
 
     runs_ahead = False
 
@@ -79,7 +79,7 @@ class Script(Policy):
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps have been taken."""
+        """Return whether all steps have been taken."""
         return not self._steps
 
     def rests(self, rows: Sequence[DraftRow], texts: RowTexts) -> bool:
@@ -114,16 +114,16 @@ class Script(Policy):
 
 
 def steps_of(engine: Engine, turns: int = _TURNS) -> list[Step]:
-    """Rounds that answers of this engine run and that this process has not run: plain ones; and, where the engine chooses who drafts, those
-    of each width of the ladder and drafts of each model."""
+    """Return the rounds to rehearse: those that answers of this engine run and that this process has not run yet. They are plain rounds
+    and, where the engine chooses the drafter, rounds of each width and drafts of each model. turns: how often each is run."""
     if engine.spec.policy == "auto" and engine.spec.drafters:
         return drafting_steps(engine, turns, 1 + engine.drafts.longest_draft(engine.spec))
     return [] if (1, 1) in engine.policies.costs.ran else _plain(turns)
 
 
 def drafting_steps(engine: Engine, turns: int, widest: int = _WIDEST) -> list[Step]:
-    """Rounds whose costs policy auto asks for and that this process has not run, whatever policy the engine has. widest: tokens of a round
-    at most."""
+    """Return the rounds whose costs policy "auto" needs and that this process has not run yet, whatever policy the engine has. turns:
+    how often each is run. widest: most tokens of a round."""
     costs = engine.policies.costs
     steps: list[Step] = []
     for width in [w for w in LADDER if 1 < w <= min(_WIDEST, widest) and (1, w) not in costs.ran]:
@@ -144,9 +144,10 @@ def _plain(turns: int) -> list[Step]:
 
 
 def rehearse(engine: Engine, steps: Sequence[Step] | None = None) -> Generator[None]:
-    """All pieces, each a step of the engine. Closing it ends the artificial request, which leaves nothing in the engine's statistics and
-    stores. Ranks do not rehearse. Before the rounds, races where our kernel may win: widths that it wins are then rehearsed with it. Behind
-    them the exactness probe, once on a machine."""
+    """Run the rehearsal as a generator: first races of kernels, then the rounds in `steps`, which use the kernels that won, then the
+    exactness probe, unless its result on this machine is known. Yields after each piece, such as a step of the engine. Closing the
+    generator ends the artificial request, which leaves nothing in the engine's statistics and prefix cache. Ranks do not rehearse.
+    steps: None for those of `steps_of`."""
     if engine.ranks.size > 1:
         return
     yield from _race(engine)
@@ -158,7 +159,8 @@ def rehearse(engine: Engine, steps: Sequence[Step] | None = None) -> Generator[N
 
 
 def known_widths(engine: Engine) -> ProbeReport | None:
-    """Reads what an earlier process has found of the widths with the bits of plain steps, by the kernels that are in use now."""
+    """Return the report of the exactness probe that an earlier process kept for this model and the kernels that are in use now; None
+    where there is none."""
     return ProbeReport.read(kept_json.read(_widths_file(engine)))
 
 
@@ -200,7 +202,8 @@ def _rounds(engine: Engine, steps: Sequence[Step]) -> Iterator[None]:
 
 
 def rehearse_for(engine: Engine, seconds: float) -> None:
-    """Run pieces of `rehearse` until this number of seconds has passed."""
+    """Run pieces of `rehearse` until it ends or this number of seconds has passed. An error ends the rehearsal only; RankError is
+    raised."""
     ends, running = time.perf_counter() + seconds, rehearse(engine)
     try:
         for _ in running:
@@ -215,8 +218,8 @@ def rehearse_for(engine: Engine, seconds: float) -> None:
 
 
 def measure(engine: Engine) -> Path:
-    """Learn anew what each kind of round and draft takes, from many of them, and keep it. Returns the file. Requests with policy auto go by
-    it from now on."""
+    """Measure what each kind of round and draft costs on this machine, over many of them, and return the file that keeps the costs.
+    Requests with policy "auto" use them from now on."""
     drafters = engine.drafts.drafters
     engine.follow(guessed_costs(engine.model, drafters))
     steps = drafting_steps(engine, _MEASURED)
@@ -229,7 +232,7 @@ def measure(engine: Engine) -> Path:
 
 
 def _race(engine: Engine) -> Iterator[None]:
-    """Quantized products, one number of rows at a time."""
+    """Run the missing races of kernels for quantized products, one number of rows at a time. Yields after each."""
     races_left = unraced(engine)
     if not races_left:
         return
@@ -245,8 +248,9 @@ def _race(engine: Engine) -> Iterator[None]:
 
 
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
-    """Products of a weight with so many rows that a kernel of ours or unpacking once may win, and of which no race is on record. On an M1
-    or M2 MLX reads the weights once for each row; on later GPUs it reads them twice from 6 rows on."""
+    """Return the quantized products, as weight, dtype and number of rows, of which no race on this GPU is on record, and for which
+    mlxspec's kernel or unpacking the weight once may be faster than MLX's. On an M1 or M2 MLX reads the weights once for each row; on
+    later GPUs it reads them twice from 6 rows on."""
     if device.gpu_generation() is None or engine.ranks.size > 1:
         return []  # MLX may compile a product for CUDA for a long time; ranks must choose the same kernels
     found = []
@@ -260,7 +264,8 @@ def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:
 
 
 def modules_of(engine: Engine) -> list[nn.Module]:
-    """The modules that rounds run: the model, its drafters' modules and the rows of a head that they propose from."""
+    """Return the modules that rounds run: the target, its drafters' modules, and the rows of a language-model head that drafters propose
+    from."""
     modules: list[object] = [engine.model]
     for drafter in engine.drafts.drafters.values():
         if isinstance(drafter, ModelDrafter):
@@ -270,7 +275,7 @@ def modules_of(engine: Engine) -> list[nn.Module]:
 
 
 def unraced_notice(engine: Engine) -> tuple[str, ...]:
-    """A sentence where drafts may be slower than they could be because nobody has run races yet."""
+    """Return a notice, in a tuple, where races are missing, so that drafting may be slower than it could be; else an empty tuple."""
     num = len({id(weight) for weight, _, _ in unraced(engine)})
     if not num:
         return ()

@@ -41,8 +41,8 @@ _LOGPROB_BYTES = 256  # of one token's log-probability, its text included
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The reason for which a request ends before its answer does. number: of the request. error: the sentence that ends it; None: it is
-    cancelled. is_late: its deadline has passed."""
+    """The reason for which a request is ended from outside. number: the request's. error: the sentence that ends it; None: it is
+    cancelled. is_late: whether its deadline has passed."""
 
     number: int
     error: str | None = None
@@ -50,17 +50,17 @@ class Ending:
 
 
 class Request:
-    """A row's owner.
+    """A request, from its prompt to the last token of its answer.
 
-    history: prompt and answer; once decoding, its last token is sampled but not yet in the target's cache. finish_reason: None while
-    running; error: the sentence that goes with "error". logprobs: one a token of the answer, None where nobody asked. marks: places in the
-    prompt, ascending, to which another prompt may share its beginning. end_token: what was sampled last but is no part of the answer.
-    newest: tokens that its last round added to the text. client: whose it is, for the order of requests. failure: the exception behind
-    `error`, where there was one. tail: hiddens (n, H) and which of them is that of the newest token in the target's cache. keyed: its text,
-    as the prefix store knows it. shows_layers: whether forwards over it give the residual streams that drafters of the engine need, beside
-    the final hidden: H is then the width of `Streams`. seen: the images of the prompt, None where there are none; their tokens are keys in
-    prompt and history (models/image_rows.py). scales: of the engine's adapters, as ModelCache has them. limit: tokens of the answer that
-    memory is reserved for; where max_tokens is MAX_CONTEXT it grows while the answer does.
+    history: tokens of prompt and answer; while decoding, the last one is sampled but not yet in the target's cache. finish_reason: None
+    while running. error: the sentence for finish_reason "error". failure: the exception that caused it, if there was one. logprobs: one
+    for each token of the answer, None where not requested. marks: places in the prompt, ascending, up to which another prompt may share
+    its beginning. end_token: the sampled token that ended the answer and is not part of it. newest: tokens that the last round added to
+    the answer. client: name by which places are shared out. tail: hidden states (n, H), and the index of the one after the newest token
+    in the target's cache. keyed: its text with keys for the prefix cache. shows_layers: whether its forwards also return the residual
+    streams that drafters need; H is then the width of `Streams`. seen: the images of the prompt, None where there are none; prompt and
+    history have keys in the place of image tokens (models/image_rows.py). scales: of the engine's adapters, as in ModelCache. limit:
+    tokens of the answer for which memory is reserved; where max_tokens is MAX_CONTEXT it grows with the answer.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class Request:
         seen: SeenImages | None = None,
         scales: tuple[float, ...] = (),
     ) -> None:
-        """prompt: with keys for image tokens. deadline: seconds from now. compiled: of params, where that has been done. Raises
-        ConfigError and GrammarError for what cannot be honoured."""
+        """Make a request that has not begun. prompt: token ids, with keys in the place of image tokens. deadline: seconds from now;
+        None: none. compiled: the compiled parts of params; None: they are compiled here. Raises ConfigError and GrammarError for
+        parameters that cannot be used."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)
@@ -136,13 +137,13 @@ class Request:
         self._eos = ends_of(params, frozenset() if tokenizer is None else tokenizer.eos_ids)
 
     def ids(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Tokens of its text under the vocabulary's ids, those of images too."""
+        """Return tokens of the request with ids of the vocabulary; a key of an image token becomes the id of that token."""
         return tokens if self.seen is None else self.seen.images.shown(tokens)
 
     @property
     def shown(self) -> NDArray[np.int32]:
-        """Its history under the vocabulary's ids, to be read only: what logits processors are given. A call costs the tokens that came
-        since the last one, and no list of the whole text."""
+        """Return the history, (n,) int32, with ids of the vocabulary. Logits processors receive it and must not change it. A call
+        converts only the tokens that were added since the last one."""
         new = self.ids(self.history[self._num_shown :])
         end = self._num_shown + len(new)
         if end > len(self._shown):
@@ -159,19 +160,20 @@ class Request:
 
     @property
     def most_tokens(self) -> int:
-        """The length of prompt and answer that memory is reserved for."""
+        """Return the number of tokens of prompt and answer for which memory is reserved."""
         return min(len(self.prompt) + self.limit, self.max_context)
 
     @property
     def wants_more(self) -> bool:
-        """Whether the next step of memory is to be reserved: before rounds draft less because the limit is near."""
+        """Return whether memory for more tokens of the answer should be reserved now, early enough that drafts are not shortened by the
+        limit."""
         is_open = self.params.max_tokens == MAX_CONTEXT
         return is_open and self.limit - self.num_generated < STEP // 2 and self.most_tokens < self.max_context
 
     @property
     def host_bytes(self) -> int:
-        """No more than it takes beside arrays: what was compiled for it, its tokens, what its client has not read, log-probabilities, and
-        its images' pixels on the host."""
+        """Return an upper bound of the bytes that the request takes apart from arrays: its compiled parts, its tokens, the events that
+        its client has not read, log-probabilities, and its images' pixels."""
         most = self.most_tokens
         found = self._compiled_bytes + text_bytes(most) + len(self.spec.predicted) * TOKEN_ALIGNED
         if self.logprobs is not None:
@@ -181,15 +183,15 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Number of drafted tokens that a round may verify: one token of the budget is the round's own. Where loops are looked for, rounds
-        that are on their way reach no place at which a look may force a token."""
+        """Return how many drafted tokens a round may verify for this row: one token of what is left of the answer is the round's own.
+        Where loops are searched for, at most DELAY, so that no launched round reaches a place at which a token may be forced."""
         budget = self.limit - self.num_generated - 1
         most = min(budget, self.max_context - len(self.history))
         return max(0, most if self._loops is None else min(most, DELAY))
 
     @property
     def out_of_time(self) -> Ending | None:
-        """The ending of a request whose deadline has passed or whose grammar takes too long; else None."""
+        """Return the ending of a request whose deadline has passed or whose grammar takes too long; else None."""
         if self.finish_reason is not None:
             return None
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:
@@ -198,7 +200,7 @@ class Request:
         return None if why is None else Ending(number=self.number, error=why)
 
     def end(self, ending: Ending) -> None:
-        """End it so, unless it has ended."""
+        """End the request for this reason, unless it has ended."""
         if self.finish_reason is not None:
             return
         if ending.error is not None:
@@ -208,7 +210,7 @@ class Request:
             self.finish_reason = "cancelled"
 
     def fail(self, error: BaseException | str) -> None:
-        """End it because of `error`, unless it has ended; what has been said stays."""
+        """End the request with finish_reason "error" because of `error`, unless it has ended. The text so far stays."""
         if self.finish_reason is None:
             self.finish_reason, self.error = "error", error if isinstance(error, str) else described(error)
             self.failure = None if isinstance(error, str) else error
@@ -216,7 +218,7 @@ class Request:
             device.note_failure(error)
 
     def rest(self) -> list[TokensEvent]:
-        """Returns the text that was held back at its end, where nothing has given it yet."""
+        """Return the text that was held back until the answer's end, as at most one event; an empty list where it was returned before."""
         if self._is_said:
             return []
         self._is_said = True
@@ -224,21 +226,22 @@ class Request:
         return [TokensEvent(request=self.number, tokens=(), text=piece)] if piece else []
 
     def tokens_in_cache(self, length: int) -> list[int] | None:
-        """The first `length` tokens the target ran for it; None where nobody has read them all yet."""
+        """Return the first `length` tokens that the target has run for this request; None where some of them have not been read by the
+        host yet."""
         known = self.history if self.end_token is None else [*self.history, self.end_token]
         return known[:length] if length <= len(known) else None
 
     def read_logprobs(
         self, found: Logprobs | None, tokens: Sequence[int], start: int
     ) -> list[TokenLogprob] | None:
-        """The log-probabilities of tokens that were chosen at positions start, start + 1, ... of a round; None where this request wants
-        none."""
+        """Return the log-probabilities of tokens that were chosen at positions start, start + 1, ... of a round; None where this request
+        has not requested them. found: of all positions of the round."""
         if found is None or self.logprobs is None:
             return None
         return found.read(tokens, self.params.top_logprobs, start, self._bytes)
 
     def read_prompt(self, found: Logprobs, tokens: Sequence[int]) -> None:
-        """Add the log-probabilities of the next tokens of its prompt."""
+        """Add the log-probabilities of these next tokens of the prompt, if they were requested."""
         if self.prompt_logprobs is not None:
             self.prompt_logprobs += found.read(tokens, self.params.top_logprobs, 0, self._bytes)
 
@@ -250,9 +253,11 @@ class Request:
         drafter: str | None = None,
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> list[TokensEvent]:
-        """Take a round's tokens (num_accepted drafts, then the round's own) up to the end of the answer. Returns at most one event.
+        """Add a round's tokens, num_accepted drafted ones and then the round's own, to the answer up to its end. Return at most one
+        event.
 
-        Tokens after the end are dropped, so the text ends where plain decoding would have ended it.
+        Tokens after the end are dropped, so the text ends where plain decoding would have ended it. drafter: the name of the draft's.
+        logprobs: one for each token, None where not requested.
         """
         taken = self.newest = []
         text, drafted = "", 0
@@ -318,7 +323,8 @@ class Request:
         ]
 
     def _is_loop(self) -> bool:
-        """Whether the answer ends because it loops. Thinking that loops is closed later (sampling/loops.py)."""
+        """Return whether the answer ends now because it loops. For a loop within thinking, the closing of the thinking is scheduled
+        instead (sampling/loops.py)."""
         if self._loops is None or self.num_generated % EVERY:
             return False
         loop = self._loops.look(self.history, len(self.prompt))
@@ -338,8 +344,8 @@ class Request:
         self.stats.notices.append(f"{what}: it repeats every {period} tokens (loop_breaker)")
 
     def count_asked(self, asked: Mapping[str, AskedDrafter]) -> None:
-        """Count, at the end of the request, what each drafter did for it. Where no policy compared drafts with the text, the counts of its
-        rounds are used."""
+        """Add to the statistics, at the end of the request, the calls, seconds and right first tokens of each drafter. asked: records by
+        drafter's name. Where no policy compared drafts with the text, the first tokens that rounds verified are counted."""
         for name, found in asked.items():
             work = self.stats.drafters.setdefault(name, DrafterStats())
             work.num_calls, work.seconds = found.calls, found.seconds
@@ -347,14 +353,14 @@ class Request:
             work.num_judged, work.num_right = (found.judged, found.right) if found.judged else verified
 
     def count_foretold(self) -> None:
-        """Count the answer's tokens that stand in the prediction which the request brought along. Behind its end, in any thread."""
+        """Count the answer's tokens that the prediction in the request contained. May be called after the end, in any thread."""
         predicted = self.spec.predicted
         if not isinstance(predicted, str):
             self.stats.num_predicted = len(predicted)
             self.stats.num_foretold = num_met(predicted, self.history[len(self.prompt) :])
 
     def count(self, drafter: str | None, num_drafted: int, num_accepted: int) -> None:
-        """Begin a round's tokens, and count the round."""
+        """Count a round in the statistics, and clear `newest` for its tokens. drafter: name of the drafter, None for a plain round."""
         self.newest = []
         self.stats.num_rounds += 1
         if drafter is not None:
@@ -362,12 +368,12 @@ class Request:
 
 
 def text_bytes(num_tokens: int) -> int:
-    """Bytes that so many tokens of a request take on the host, and those of them that its client has not read."""
+    """Return the bytes that this number of tokens of a request take on the host, including the events that its client has not read."""
     return num_tokens * TOKEN_BYTES + min(num_tokens, UNREAD) * _UNREAD_BYTES
 
 
 def described(error: BaseException) -> str:
-    """A sentence about what ended an answer."""
+    """Return a sentence about the error that ended an answer."""
     if isinstance(error, MlxspecError):
         return str(error)
     said = str(error).strip().rstrip(".")

@@ -25,8 +25,8 @@ LONGEST_DEADLINE = 7 * 24 * 3600.0  # seconds
 
 
 class RequestFactory:
-    """Makes requests for one model. adapters: names of those that a request may have. max_context: of the engine, in tokens;
-    drafters: names of those that were loaded; spec: for requests that bring none."""
+    """A maker of checked requests for one model. adapters: names of those that a request may use. max_context: the engine's, in tokens.
+    drafters: names of those that were loaded. spec: for requests without one."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class RequestFactory:
         features: ImageFeatures | None = None,
         no_images: str = NO_IMAGES,
     ) -> None:
-        """vision, features: of a model that reads images; no_images: why it reads none. Raises ConfigError for a spec of
-        drafters that were not loaded."""
+        """Make a factory. vision, features: of a model that reads images, else None. no_images: the sentence why it reads none. Raises
+        ConfigError where spec names a drafter that was not loaded."""
         self._vision, self.features, self._no_images = vision, features, no_images
         self.tokenizer = tokenizer
         self.vocab_size, self.max_context = vocab_size, max_context
@@ -63,7 +63,8 @@ class RequestFactory:
         client: str = "",
         number: int | None = None,
     ) -> Request:
-        """number: the request's, where another rank has numbered it. Raises ConfigError, GrammarError, ContextOverflowError."""
+        """Check the parts of a request and return the request. number: the number that rank 0 gave it; None: the next one. Raises
+        ConfigError, GrammarError, ContextOverflowError and ImageError for parts that cannot be used."""
         params = SamplingParams() if params is None else params
         spec = self._spec if spec is None else spec
         if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
@@ -107,7 +108,8 @@ class RequestFactory:
         )
 
     def _scales(self, asked: Mapping[str, float]) -> tuple[float, ...]:
-        """Raises ConfigError for an adapter that was not loaded."""
+        """Return the scale of each loaded adapter for a request; () where it uses none. asked: scales by adapter's name. Raises
+        ConfigError for an adapter that was not loaded."""
         for name in asked:
             if name not in self.adapters:
                 there = ", ".join(self.adapters) or "none"
@@ -117,14 +119,14 @@ class RequestFactory:
         return tuple(asked.get(name, 0.0) for name in self.adapters) if any(asked.values()) else ()
 
     def _seen(self, prompt: PromptWithImages, owner: str) -> SeenImages:
-        """Raises ImageError where the model reads no images."""
+        """Return the images of a prompt with their source of image rows. Raises ImageError where the model reads no images."""
         if self._vision is None or self.features is None:
             raise ImageError(self._no_images)
         held = HeldFeatures(self.features, owner)
         return SeenImages(row_images(prompt, self._vision), held, held.__contains__, owner)
 
     def _predicted(self, given: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Checked ids of what an answer will probably be."""
+        """Return the checked token ids of a request's prediction of its answer. Raises ConfigError."""
         if isinstance(given, str):
             if self.tokenizer is None:
                 raise ConfigError("Without a tokenizer predicted must be token ids.")
@@ -139,7 +141,7 @@ class RequestFactory:
         return given
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        """Checked ids of a prompt."""
+        """Return the checked token ids of a prompt. Raises ConfigError."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ConfigError("Without a tokenizer a prompt must be token ids.")
@@ -155,7 +157,7 @@ class RequestFactory:
         return [int(t) for t in prompt]
 
     def _named(self, token: object) -> str:
-        """Names what cannot be read, and why."""
+        """Return words for a token that the model cannot read, with the reason."""
         text = None
         if (
             self.tokenizer is not None

@@ -34,10 +34,11 @@ PLAIN = RoundPlan()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward. plan: who drafted and why; drafts: of its rows. tokens (N,), sampled and hidden (N, H) are lazy; hidden is
-    what `Streams.join` gives where a request shows layers. is_open: its cache transaction is still open. is_warm: nothing was compiled in
-    it or in its drafts. unmasked: places of rows in which a tag may open a grammar, and whose tokens nobody knew when they were sampled;
-    logits (N, V), lazy: where there are such rows."""
+    """A launched target forward over all decoding rows. plan: the drafters and why they drafted; drafts: one for each row. tokens (N,),
+    sampled, and hidden (N, H) are lazy; where a request shows layers, hidden is the result of `Streams.join`. is_open: whether its
+    cache transaction is still open. is_warm: whether nothing was compiled in it or in its drafts. unmasked: places of the rows in
+    which a tag may begin a grammar, and whose tokens the host did not know when they were sampled. logits (N, V): lazy; None where
+    there are no such rows."""
 
     requests: tuple[Request, ...]
     plan: RoundPlan
@@ -53,7 +54,7 @@ class Round:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays that reading it waits for."""
+        """Return the arrays that reading the round waits for."""
         return [*self.sampled.arrays, *(x for d in self.drafts for x in d.lazy)]
 
 
@@ -67,9 +68,10 @@ def launch(
     *,
     widest: int | None = None,
 ) -> Round:
-    """Draft for every row and launch the verify. Requests in cache order, each with its last token sampled but not in the cache.
+    """Draft for every row, launch the verify, and return the round. requests: in the cache's order, each with its last token sampled but
+    not in the cache.
 
-    widest: at most so many tokens over all rows. If anything fails the cache is as it was before.
+    widest: most tokens over all rows; None: no limit. If anything fails, the cache is as it was before.
     """
     started = time.perf_counter()
     limit = MAX_DRAFT if widest is None else min(MAX_DRAFT, widest // len(requests) - 1)
@@ -86,8 +88,8 @@ def launch(
 
 
 class Accepted(NamedTuple):
-    """The accepted part of a round. counts: accepted drafts by row, within what the request took. has_changed: whether a row went on
-    otherwise than `sampled` says, under a grammar that a tag opened."""
+    """The accepted part of a round. events: for the callers. counts: for each row, how many drafted tokens its answer took. has_changed:
+    whether a row continues with other tokens than `sampled`, because a tag began a grammar."""
 
     events: list[Event]
     counts: list[int]
@@ -95,7 +97,7 @@ class Accepted(NamedTuple):
 
 
 def read(round_: Round, cache: ModelCache, drafts: Drafts, stats: EngineStats) -> list[Event]:
-    """Wait for a round, accept, commit. Only tokens that requests took enter the cache: none after the end of an answer."""
+    """Wait for a round, accept, commit, and return its events. Only tokens that an answer took enter the cache, none after its end."""
     wait(round_, cache, stats)
     found = accept(round_, drafts, stats)
     commit(round_, cache, found.counts)
@@ -103,7 +105,7 @@ def read(round_: Round, cache: ModelCache, drafts: Drafts, stats: EngineStats) -
 
 
 def wait(round_: Round, cache: ModelCache, stats: EngineStats) -> None:
-    """Wait until a round is computed. If that fails the cache's transaction is aborted."""
+    """Wait until a round is computed. If its computation fails, the cache's transaction is aborted and the error raised."""
     started = time.perf_counter()
     try:
         mx.eval(round_.arrays, round_.tokens)
@@ -114,7 +116,8 @@ def wait(round_: Round, cache: ModelCache, stats: EngineStats) -> None:
 
 
 def commit(round_: Round, cache: ModelCache, counts: Sequence[int]) -> None:
-    """Commit a computed round's accepted drafts, so many a row, and the token before them."""
+    """Commit for each row of a computed round the token before its draft and its accepted drafted tokens. counts: accepted drafted
+    tokens by row."""
     if round_.is_open:
         cache.commit([1 + num for num in counts])
         if not cache.defers:
@@ -123,8 +126,8 @@ def commit(round_: Round, cache: ModelCache, counts: Sequence[int]) -> None:
 
 
 def accept(round_: Round, drafts: Drafts, stats: EngineStats) -> Accepted:
-    """Give requests and drafters the tokens of a computed round. Every row that still runs advances by at least one token, or ends. An
-    error in the host's work for a row ends that row only."""
+    """Give the tokens of a computed round to requests and drafters, and return what was accepted. Every row that still runs advances by
+    at least one token, or ends. An error in the host's work for a row ends only that row."""
     rows = round_.rows
     chosen, given = numbers(round_.sampled.tokens).tolist(), numbers(round_.tokens).tolist()
     events: list[Event] = []
@@ -159,8 +162,8 @@ def accept(round_: Round, drafts: Drafts, stats: EngineStats) -> Accepted:
 
 
 def _masked(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | None:
-    """Return an unmasked row's tokens, sampled again under its grammar: a tag has come, in the round before or among its accepted drafts.
-    None where nothing is forbidden."""
+    """Return the tokens of a row, sampled again under its grammar, where a tag began that grammar in the round before or among the
+    accepted drafted tokens; None where no token is forbidden. place: index of the row. accepted: its accepted drafted tokens."""
     request, logits = round_.requests[place], round_.logits
     if place not in round_.unmasked or logits is None or request.constraints is None:
         return None
@@ -173,7 +176,7 @@ def _masked(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | Non
 
 
 def _by_row(round_: Round) -> Sequence[mx.array]:
-    """Each row's hiddens (width, H), in one operation."""
+    """Return the hidden states (width, H) of each row, split in one operation."""
     starts = round_.rows.starts
     return [round_.hidden] if len(starts) == 2 else mx.split(round_.hidden, list(starts[1:-1]))
 
@@ -188,8 +191,9 @@ def _take(
     drafts: Drafts,
     hiddens: Sequence[mx.array] | None,
 ) -> list[TokensEvent]:
-    """Give a row its accepted tokens and the one after them, and the drafters those that the row took. found: what was sampled, the row's
-    index there, and its first place. chosen: by the target, at each of the row's places. hiddens: each row's, if somebody needs them."""
+    """Add a row's accepted tokens and the one after them to its answer, give the tokens that the answer took to the drafters, and return
+    the events. found: the sampled tokens, the row's index in them, and its first place. chosen: the target's token at each of the
+    row's places. hiddens: hidden states by row, None where no drafter needs them."""
     draft, (sampled, index, start) = round_.drafts[place], found
     drafter = draft.drafter if draft.width else None
     request.count(drafter, draft.width, num_accepted)
@@ -217,7 +221,8 @@ def verify(
     *,
     ahead: int | Ahead = 0,
 ) -> Round:
-    """Launch the forward over each row's newest token and its draft, tokens (N,), and sample. ahead: as in `sample_round`."""
+    """Launch the forward over each row's newest token and its draft, sample, and return the round. tokens (N,): the flattened newest and
+    drafted tokens. ahead: as in `sample_round`."""
     given = tuple(plan.draft(r.number) for r in requests)
     rows = FlatRows(tuple(1 + d.width for d in given))
     plain = rows.max_width == 1
@@ -268,9 +273,9 @@ def sample_round(
     *,
     ahead: int | Ahead = 0,
 ) -> Sampled:
-    """Sample the target's tokens from logits (N, V) of tokens (N,): each row's last token and its draft.
+    """Sample the target's token at each place. tokens (N,): each row's last token and its draft. logits (N, V): after each of them.
 
-    ahead: how many tokens of each row are on their way but not in its history yet.
+    ahead: number of tokens of each row that are launched but not in its history yet.
     """
     rows = [
         RoundRow(
@@ -286,7 +291,8 @@ def sample_round(
 
 
 def flatten(newest: Sequence[int] | mx.array, drafts: Sequence[Draft]) -> mx.array:
-    """Return each row's newest token (B,) and its draft, (N,) int32. Tokens on the device stay there."""
+    """Return each row's newest token and its draft, one row after the other, (N,) int32. newest: (B,). Tokens on the device are not
+    copied to the host."""
     if not isinstance(newest, mx.array):
         if all(draft.is_read for draft in drafts):
             flat = [t for first, d in zip(newest, drafts, strict=True) for t in (first, *d.tokens[: d.width])]

@@ -22,10 +22,11 @@ from mlxspec.models.base import Model
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRound:
-    """The time that a round took, as policies learn it.
+    """The time of a round, in the form that policies learn from.
 
-    plan: who drafted; numbers: of the requests in it. seconds: launching it included, whenever that was, and launching the next one not.
-    ahead: it was launched before its turn. is_warm: nothing was compiled in it.
+    plan: the drafters that drafted. numbers: of the requests in the round. num_tokens: over all rows. seconds: the duration, with the
+    launch of this round, whenever that was, and without that of the next one. ahead: whether it was launched before the round in front
+    of it was read. is_warm: whether nothing was compiled in it.
     """
 
     plan: RoundPlan
@@ -47,8 +48,8 @@ class TimedRound:
         )
 
     def count(self, rows: Sequence[Request], plain: PlainRounds) -> None:
-        """Count a round that compiled for its requests, and the time of one that a request had alone: as plain decoding's where it was
-        launched ahead, since others take longer."""
+        """Count a round that compiled something in the statistics of its requests. Where one request was alone in the round, record its
+        time: in `plain` where it was a plain round launched ahead, else among the request's other rounds, because those take longer."""
         own = [request for request in rows if request.number in self.numbers]
         if not self.is_warm:
             for request in own:
@@ -62,22 +63,23 @@ class TimedRound:
                 request.stats.other_rounds.append((ended, self.seconds))
 
     def teach(self, drafts: Drafts) -> None:
-        """Tell the policies."""
+        """Teach the round's time to the policies."""
         drafts.learn(
             self.plan, self.numbers, self.num_tokens, self.seconds, ahead=self.ahead, is_warm=self.is_warm
         )
 
 
 class ReadRound(NamedTuple):
-    """A round that has been read. times: None where the device read prompts while the round was on its way, so that they mean nothing."""
+    """A round that has been read. events: for the callers. times: None where the device also read prompts during the round, so that its
+    time is no measurement."""
 
     events: list[Event]
     times: TimedRound | None
 
 
 class Rounds:
-    """The rounds of one engine. is_on_way: a round has been launched and not read; is_open: its cache transaction is open. Here neither
-    is ever the case between two calls of `advance`."""
+    """The rounds of an engine, one after the other. is_on_way: whether a round is launched and not read; is_open: whether its cache
+    transaction is open. In this class both are always False between two calls of `advance`."""
 
     is_on_way = is_open = False
 
@@ -88,7 +90,7 @@ class Rounds:
     def advance(
         self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
     ) -> ReadRound:
-        """Read one round. may_follow: whether these rows are those of the next round too, as far as is known."""
+        """Launch and read one round, and return its events and time. may_follow: whether these rows will decode in the next round, too."""
         started = time.perf_counter()
         current = launch(rows, model, cache, self._drafts, self._stats, widest=self._widest)
         self._drafts.take_up(current.plan)
@@ -97,10 +99,10 @@ class Rounds:
         return ReadRound(events, TimedRound.of(current, time.perf_counter() - started))
 
     def share(self) -> None:
-        """Note that the device reads prompts now, so that the time of a round on its way means nothing."""
+        """Note that the device reads prompts now, so that the time of a launched round is no measurement."""
 
     def drop(self, cache: ModelCache) -> None:
-        """Leave rows as though the round on its way had not been launched, if that is open."""
+        """Abort a launched round whose cache transaction is open, so that the rows are as though it had not been launched."""
 
     def end(self) -> None:
-        """Forget the round on its way: no rows are left, or nothing is known of what the device did."""
+        """Forget a launched round, because no rows are left or because the device's state is unknown after an error."""

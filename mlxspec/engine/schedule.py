@@ -28,13 +28,13 @@ TURN = 8  # steps that a client waits for a place that is another's
 
 
 class Shares:
-    """The rule that decides which client gets the next place."""
+    """The rule that decides which client gets the next free place."""
 
     def __init__(self) -> None:
         self._turns: dict[str, None] = {}  # clients, the one whose turn was longest ago first
 
     def next(self, waiting: Iterable[Request], places: Mapping[str, int]) -> Request | None:
-        """None where nobody waits. places: those taken, by client."""
+        """Return the request that gets the next place; None where none waits. places: by client, the number of places it has."""
         oldest: dict[str, Request] = {}
         for request in sorted(waiting, key=lambda r: r.number):
             oldest.setdefault(request.client, request)
@@ -49,8 +49,8 @@ class Shares:
 
 
 def makes_room(running: Sequence[Request], client: str, step: int, num_waiting: int) -> Request | None:
-    """The request, of those that have a place, that is parked for `client`, None where none is. step: of the engine, now. num_waiting:
-    clients that wait for a place."""
+    """Return the running request that is parked so that `client` gets its place; None where none must be. step: number of the engine's
+    current step. num_waiting: number of clients that wait for a place."""
     places = Counter(r.client for r in running)
     most = max(places.values(), default=0)
     richest = [r for r in running if places[r.client] == most]
@@ -65,8 +65,9 @@ def makes_room(running: Sequence[Request], client: str, step: int, num_waiting: 
 
 
 class Queue:
-    """Requests without a row, oldest first. max_waiting bounds what is submitted; it does not bound `put(..., bounded=False)`. Where it is
-    full, a client's request takes the place of the newest one of a client that has at least two more."""
+    """The queue of requests that have not begun, oldest first. max_waiting: most requests, except for those that are put with
+    bounded=False. In a full queue, a new request replaces the newest request of a client that has at least two more waiting than the
+    new one's client."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -75,7 +76,7 @@ class Queue:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all prompts that wait."""
+        """Return the number of tokens of all prompts in the queue."""
         return sum(len(r.prompt) for r in self._requests)
 
     def __len__(self) -> int:
@@ -85,19 +86,19 @@ class Queue:
         return iter(tuple(self._requests))
 
     def check(self, client: str = "") -> None:
-        """Raise QueueFullError or EngineStoppedError where a request would not be taken."""
+        """Raise QueueFullError or EngineStoppedError where a request of this client would be refused."""
         self.check_open()
         if len(self._requests) >= self._max_waiting and self._displaced(client) is None:
             raise QueueFullError(len(self._requests))
 
     def check_open(self) -> None:
-        """Raise EngineStoppedError where no request is taken any more."""
+        """Raise EngineStoppedError where new requests are refused because the engine shuts down."""
         if self.is_draining:
             raise EngineStoppedError("The engine is shutting down and takes no new requests.")
 
     def put(self, request: Request, *, bounded: bool = True) -> Request | None:
-        """bounded False: for a caller who has all its requests at hand anyway. Returns the request whose place it has taken; that one is
-        not here any more. Raises as `check` does."""
+        """Add a request, and return the request that it has replaced in a full queue, or None. bounded: False ignores the limit, for a
+        caller that holds all of its requests in memory anyway. Raises as `check` does."""
         self.check_open()
         displaced = None
         if bounded:
@@ -121,13 +122,15 @@ class Queue:
 
 
 class Turns:
-    """The rule that decides whose piece is read next. See the module's promises."""
+    """The rule that decides whose prompt is read next: every second piece is the oldest prompt's, the others go to the client, and of
+    its prompts to the one, that has had the fewest pieces."""
 
     def __init__(self) -> None:
         self._is_oldest = True
 
     def next(self, served: Sequence[int], clients: Sequence[str] | None = None) -> int:
-        """Index into prompts, oldest first, of which each has had `served` pieces and is its client's. The same until `took`."""
+        """Return the index of the prompt whose piece is read next. served: pieces that each prompt has had, the oldest prompt first.
+        clients: the client of each prompt. The result stays the same until `took` is called."""
         if self._is_oldest:
             return 0
         totals: Counter[str] = Counter()
@@ -137,5 +140,5 @@ class Turns:
         return keys.index(min(keys))
 
     def took(self) -> None:
-        """Note that the piece of `next` was read."""
+        """Note that the piece of the prompt that `next` returned was read."""
         self._is_oldest = not self._is_oldest
