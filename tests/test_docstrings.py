@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mlxspec"
 MOST_FRAGMENTS = 20
 VERBS = frozenset(
     """
-    accept add advance allow answer append apply ask assemble assign become begin bring build call cancel cast change check clear close
+    abort accept add advance allow answer append apply ask assemble assign become begin bring build call cancel cast change check clear close
     commit compare compile complete compute convert copy count create cut decide delete destroy discard do download draft draw drop end
     evaluate fetch fill find follow forget free give go hand have hold import index initialize join judge keep know launch learn
     leave lend let limit load lock log look make mark move multiply note open order pause plan prepare print process put quantize

@@ -19,10 +19,12 @@ _SECONDS_BEFORE = 10.0  # an answer may be compared with plain rounds of this lo
 
 @dataclass
 class DrafterStats:
-    """One drafter's work for one request. by_position[i]: how often draft token i was verified and how often it was accepted.
+    """The work of one drafter for one request. by_position[i]: how often drafted token i was verified, and how often it was accepted.
 
-    num_calls: how often it was asked, also for drafts of which nothing was verified; seconds: what that took, of all rows asked together.
-    num_judged: drafts whose first token was compared with the text, verified or not; num_right: those whose first token was accepted.
+    num_calls: how often a draft was requested of it, including drafts of which nothing was verified. seconds: the duration of these
+    calls, including the other rows of the same calls. num_judged: drafts whose first token was compared with the text, verified or not;
+    num_right: those whose first token was right. num_rounds, num_drafted, num_accepted: rounds with its drafts, their verified drafted
+    tokens, and the accepted ones.
     """
 
     num_calls: int = 0
@@ -46,26 +48,26 @@ class DrafterStats:
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted tokens, 0 when nothing was drafted."""
+        """Return the acceptance rate, accepted over drafted tokens; 0 where nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
 
 @dataclass
 class RequestStats:
-    """One request. Seconds are wall time: prefill up to the first token, without what others had of that time; decode behind it, which
-    rows decoding together share, of which draft (choosing and drafting) and verify (target forwards) are parts. num_compiling_rounds:
-    those in which MLX compiled something, once in a process. num_cached: tokens of the prompt that the prefix store had, so that they were
-    not read; num_read: those that were read, fewer than the rest where a request ended before.
+    """The statistics of one request. Seconds are wall time. prefill_seconds: up to the first token, without the time of other requests
+    in between. decode_seconds: after the first token; rows that decode together share it. draft_seconds and verify_seconds are parts
+    of it: choosing and drafting, and target forwards. num_compiling_rounds: rounds in which MLX compiled something, which happens
+    once in a process. num_cached: tokens of the prompt whose state the prefix cache had; num_read: tokens of the prompt that were
+    read, fewer than the rest where the request ended before.
 
-    num_generated leaves out the end token; num_end is 1 once that was sampled, for a round had to find it. num_thinking: tokens between the
-    thinking tags, where a thinking budget or a grammar watches them, or they looped; num_thinking_forced: tokens of a closing tag that were
-    forced. num_loops: how often a text that looped was closed or ended.
-    num_plain_rounds: rounds that decoded it alone as plain decoding does; other_rounds: the newest of its other rounds that compiled
-    nothing and had no second row, when each ended and how long it took, in seconds.
-    widest: tokens of the widest round that it took part in, of all rows; exact_width: up to how many a round is known to have the bits of
-    plain steps, None where that is not known.
-    num_predicted: tokens of the prediction that the request brought along; num_foretold: tokens of the answer that stand in it, whoever
-    drafted them.
+    num_generated: tokens of the answer, without the end token; num_end: 1 once the end token was sampled, which took a place in a round.
+    num_thinking: tokens between the thinking tags, where a thinking budget, a grammar or the search for loops follows them;
+    num_thinking_forced: tokens of a closing tag that were forced. num_loops: how often a looping text was closed or ended.
+    num_plain_rounds: rounds that decoded this row alone as plain decoding does. other_rounds: the newest of its other rounds that
+    compiled nothing and had no second row: for each the time of its end and its duration, in seconds. widest: most tokens, over all
+    rows, of a round with this request. exact_width: number of tokens up to which rounds are known to have the bits of plain steps, None
+    where that is not known. num_predicted: tokens of the prediction that the request contained; num_foretold: tokens of the answer that
+    this prediction contained, whichever drafter drafted them.
     """
 
     num_prompt: int = 0
@@ -104,41 +106,41 @@ class RequestStats:
 
     @property
     def num_drafted_rounds(self) -> int:
-        """Rounds that verified a draft."""
+        """Return the number of rounds that verified a draft."""
         return sum(d.num_rounds for d in self.drafters.values() if d.num_drafted)
 
     @property
     def num_decoded(self) -> int:
-        """Tokens that rounds gave: all but the first, the end token included."""
+        """Return the number of tokens that rounds gave: all but the first one, the end token included."""
         return max(0, self.num_generated + self.num_end - 1)
 
     @property
     def is_bit_exact(self) -> bool | None:
-        """Whether each of its rounds had the bits of plain steps; None where that is not known."""
+        """Return whether each of the request's rounds had the bits of plain steps; None where that is not known."""
         return None if self.exact_width is None else self.widest <= self.exact_width
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens a target forward gave behind the first token; 1 is plain decoding."""
+        """Return the mean number of tokens that a round committed for this request; 1 is plain decoding."""
         return self.num_decoded / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def decode_speed(self) -> float:
-        """Tokens a second behind the first token."""
+        """Return the tokens a second after the first token."""
         return self.num_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def other_seconds(self) -> float:
-        """Seconds of decoding for accepting, telling drafters, and text."""
+        """Return the seconds of decoding that were neither drafting nor verifying: accepting, giving tokens to drafters, and text."""
         return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
 
     @property
     def prefill_speed(self) -> float:
-        """Tokens of the prompt read a second."""
+        """Return the prompt tokens read a second."""
         return self.num_read / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     def data(self) -> dict[str, Any]:
-        """All of it as plain objects, figures that are computed included; the names are those of the attributes."""
+        """Return the statistics as plain objects, by the names of the attributes; computed figures are included, other_rounds is not."""
         computed = (
             "num_drafted_rounds",
             "num_drafted",
@@ -158,21 +160,22 @@ class RequestStats:
 
 
 class PlainRounds:
-    """Times of the newest rounds that decoded one row as plain decoding does: without drafts, launched ahead, and compiling nothing."""
+    """The times of the newest rounds that decoded one row as plain decoding does: without drafts, launched ahead, and compiling nothing."""
 
     def __init__(self) -> None:
         self._rounds: deque[tuple[float, int, float]] = deque(maxlen=_MOST_ROUNDS)
 
     def add(self, at: float, context: int, seconds: float) -> None:
-        """Add a round that ended at a time in seconds, of a row with a number of tokens of context."""
+        """Add a round. at: time of its end, in seconds. context: tokens of the row. seconds: its duration."""
         self._rounds.append((at, context, seconds))
 
     def ratio(self, stats: RequestStats) -> Ratio:
-        """Return how much faster an answer that was decoded alone was than its tokens in plain rounds, or why that cannot be said.
+        """Return how many times as fast an answer that was decoded alone was as its tokens in plain rounds, or a Ratio with the reason
+        why that cannot be stated.
 
-        Its tokens and rounds are counted; only seconds are measured. A pair is the mean time of a sixth of its rounds that were not plain,
-        beside that of a sixth of the plain ones, its own and those of the last seconds before it, with half to twice its context. A plain
-        round of its own counts as one on both sides.
+        Tokens and rounds are counted; only seconds are measured. Each of the pairs compares the mean time of a sixth of the answer's
+        rounds that were not plain with that of a sixth of the plain ones. Those are its own plain rounds and the ones of the last
+        seconds before it, with half to twice its context. The answer's own share of plain rounds counts on both sides.
         """
         began = stats.other_rounds[0][0] - stats.other_rounds[0][1] if stats.other_rounds else 0.0
         middle = stats.num_prompt + stats.num_generated / 2
@@ -194,18 +197,18 @@ class PlainRounds:
 
 
 def _parts(times: list[float]) -> list[list[float]]:
-    """Return the times in _PAIRS parts, each as it was measured, one behind the other."""
+    """Return the times cut into _PAIRS consecutive parts of nearly equal length, in the order of measurement."""
     ends = [len(times) * i // _PAIRS for i in range(_PAIRS + 1)]
     return [times[start:end] for start, end in zip(ends, ends[1:], strict=False)]
 
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made. probe: what the exactness probe found, None where it has not run.
+    """The totals of an engine since it was made. probe: the report of the exactness probe, None where it has not run.
 
-    num_synchronised: rounds for which the host waited while nothing else was queued; for the others the next one was on its way.
-    num_unread: rounds on their way that were dropped, since a row that left had a part in them. plain: what plain decoding takes, as far
-    as rounds have shown.
+    num_synchronised: rounds for which the host waited while no later round was launched. num_unread: launched rounds that were dropped
+    before they were read, because one of their rows ended. num_verified: tokens that the target ran in rounds, over all rows. plain: the
+    times of plain decoding.
     """
 
     num_rounds: int = 0

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """Events of one request, ending with a FinishEvent whatever happens. Iterate with `for` or with `async for`, not both.
+    """The events of one request; a FinishEvent always ends them. Iterate over it with `for` or with `async for`, not both.
 
-    `wait_accepted` (or `await accepted()`) returns the engine's Request once it is queued, or raises why it cannot be: a MlxspecError
-    such as ConfigError, ContextOverflowError, GrammarError. Iterating raises the same before the first event. Closing the stream
-    (`close`, `aclose`, leaving `with` or `async with`) cancels the request at whatever stage it is; closing twice or after the end
-    does nothing.
+    `wait_accepted` (or `await accepted()`) returns the engine's Request once it is queued, or raises the reason why it cannot be: an
+    MlxspecError such as ConfigError, ContextOverflowError, GrammarError. Iterating raises the same error before the first event. Closing
+    the stream (`close`, `aclose`, leaving `with` or `async with`) cancels the request at any stage; closing twice or after the end does
+    nothing.
 
-    Read `request` (its stats, its text) after the end; while it runs it belongs to the engine's thread. is_behind: so many tokens wait to
-    be read that the request should rest, and since then more than half as many.
+    Read `request` (its statistics, its text) only after the end; before, it belongs to the engine's thread. is_behind: whether its row
+    should pause, because more than the allowed number of tokens wait to be read; it stays True until fewer than half of them do.
     """
 
     def __init__(self, cancel: Callable[[Stream], None], most_unread: int | None = None) -> None:
-        """most_unread: tokens that may wait to be read; None: any number."""
+        """Make a stream without events. cancel: ends the request; called with this stream by `close`. most_unread: tokens that may wait
+        to be read; None: any number."""
         self._cancel = cancel
         self._most_unread, self._num_unread, self.is_behind = most_unread, 0, False
         self._changed = threading.Condition()
@@ -46,20 +47,22 @@ class Stream:
     # --- for the consumer
 
     def wait_accepted(self, timeout: float | None = None) -> Request:
-        """Wait until the engine has queued the request. Raises why it has not, or TimeoutError after `timeout` seconds."""
+        """Wait until the engine has queued the request, and return the request. Raises the reason where it was refused, and TimeoutError
+        after `timeout` seconds (None: never)."""
         with self._changed:
             if not self._changed.wait_for(self._is_decided, timeout):
                 raise TimeoutError("The engine has not answered yet.")
             return self._decision()
 
     async def accepted(self) -> Request:
-        """Waits like `wait_accepted`, in an event loop."""
+        """Wait like `wait_accepted`, but in an event loop, and return the request."""
         await self._until(self._is_decided)
         with self._changed:
             return self._decision()
 
     def get(self, timeout: float | None = None) -> Event | None:
-        """The next event, None behind the last. Raises TimeoutError after `timeout` seconds without one."""
+        """Wait for the next event and return it; None after the last one. Raises TimeoutError after `timeout` seconds without an event
+        (None: never)."""
         with self._changed:
             if not self._changed.wait_for(self._is_readable, timeout):
                 raise TimeoutError("There was no event in this time.")
@@ -86,7 +89,7 @@ class Stream:
         return event
 
     def close(self) -> None:
-        """Cancel the request unless it has ended. Never waits."""
+        """Cancel the request unless it has ended. Never waits for the engine."""
         if not self._is_done:
             self._cancel(self)
 
@@ -107,7 +110,7 @@ class Stream:
 
     @property
     def is_done(self) -> bool:
-        """Whether the request has ended or was refused; events may still lie here unread."""
+        """Return whether the request has ended or was refused; events may still wait to be read."""
         return self._is_done
 
     # --- for the worker
@@ -171,7 +174,7 @@ class Stream:
             wake()
 
     async def _until(self, ready: Callable[[], bool]) -> None:
-        """Wait in the running event loop. Cancelling the wait loses no event."""
+        """Wait in the running event loop until `ready` returns True. Cancelling the wait loses no event."""
         loop = asyncio.get_running_loop()
         while True:
             with self._changed:

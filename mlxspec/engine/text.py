@@ -10,7 +10,7 @@ from mlxspec.loading.tokenizer import TextStream
 
 
 class AnswerText:
-    """Takes tokens one by one. Gives out text and says when a stop string is complete."""
+    """A decoder of one answer's tokens into text, which finds the stop strings."""
 
     def __init__(
         self,
@@ -20,7 +20,8 @@ class AnswerText:
         keeps_stop: bool = False,
         outside: Sequence[tuple[str, str, str]] = (),
     ) -> None:
-        """keeps_stop: the stop string is part of the text. outside: see SamplingParams.stop_outside."""
+        """Start with an empty text. stream: decodes tokens; None: there is no text. stop: the stop strings. keeps_stop: whether the stop
+        string is part of the text. outside: as SamplingParams.stop_outside."""
         self._stream, self._keeps_stop = stream, keeps_stop
         self._stop = tuple(stop)
         self._outside = tuple(outside) if stop else ()
@@ -32,20 +33,22 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """All that was given out. It is put together when it is asked for: adding to one string would copy the whole answer at each
-        token."""
+        """Return all text that was given out. Its pieces are joined only here, because adding each token to one string would copy the
+        whole answer."""
         if len(self._said) > 1:
             self._said = ["".join(self._said)]
         return self._said[0] if self._said else ""
 
     def push(self, token: int, *, may_stop: bool = True) -> tuple[str, bool]:
-        """(text that is now certain, whether a stop string was completed). After True, push no more. may_stop: False looks for none."""
+        """Decode a token; return the text that is now certain, and whether a stop string was completed. After True, no more tokens may
+        be pushed. may_stop: False ignores stop strings."""
         if self._stream is None:
             return "", False
         return self._give(self._stream.push(token), self._stop if may_stop else ())
 
     def finish(self, *, cut: bool = False) -> tuple[str, bool]:
-        """Returns what is left at the end: held-back text and an incomplete character, unless the answer was cut inside it."""
+        """Return the held-back text at the answer's end and whether it completed a stop string. cut: whether the answer was cut by a
+        limit; an incomplete character is then left out."""
         if self._stream is None or self._stopped:
             return "", self._stopped
         piece, stopped = self._give(self._stream.rest(cut=cut), self._stop)
@@ -75,7 +78,7 @@ class AnswerText:
         return certain, False
 
     def _skip(self, stop: Sequence[str]) -> str:
-        """Text up to the last place where it is settled whether a stop string is looked for, taken out."""
+        """Remove and return the beginning of the held text in which stop strings need no longer be searched for."""
         skipped: list[str] = []
         while self._outside:
             if self._close:
@@ -103,7 +106,7 @@ def _opens(opener: str, head: str) -> re.Pattern[str]:
 
 
 def _begun(text: str, opener: str, head: str) -> int:
-    """Length of the longest end of `text` that begins `opener`, white space and `head` without completing them."""
+    """Return the length of the longest end of `text` that could still become `opener`, white space and `head`."""
     place = text.rfind(opener)
     if place >= 0 and head.startswith(text[place + len(opener) :].lstrip()):
         return len(text) - place
@@ -111,7 +114,7 @@ def _begun(text: str, opener: str, head: str) -> int:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

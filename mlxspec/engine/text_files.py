@@ -27,15 +27,15 @@ _AT_ONCE = 1 << 18  # tokens that are indexed at once
 
 
 def texts_folder() -> Path:
-    """The folder of earlier texts."""
+    """Return the folder of earlier texts."""
     return wanted_cache_folder() / "texts"
 
 
 def keep_texts(
     index: TextIndex, disk: int | None, tokenizer: Tokenizer | None, thread: JobThread
 ) -> TextFiles | None:
-    """Fill an index with the texts on disk, and keep what it learns. disk: bytes of files, None or 0 for none. thread: writes the files.
-    Raises ConfigError for files that cannot be kept."""
+    """Fill an index with the texts on disk, write the texts that it learns to disk from now on, and return their files. disk: most bytes
+    of the files; None or 0: keep no files and return None. thread: writes the files. Raises ConfigError where files cannot be kept."""
     if not disk:
         return None
     if tokenizer is None:
@@ -49,23 +49,24 @@ def keep_texts(
 
 
 class TextFiles:
-    """The texts of one vocabulary. digest: the vocabulary's."""
+    """The files of earlier texts of one vocabulary. digest: the vocabulary's."""
 
     def __init__(self, files: KeptFiles, thread: JobThread, digest: str) -> None:
         self._files, self._thread, self._digest = files, thread, digest
 
     @property
     def num_failed(self) -> int:
-        """Texts that the disk refused."""
+        """Return the number of texts that the disk refused."""
         return self._files.num_failed
 
     @property
     def rests(self) -> bool:
-        """Whether the disk has refused lately, so that texts are not written."""
+        """Return whether texts are not written now because the disk has refused one."""
         return self._files.rests
 
     def fill(self, index: TextIndex) -> None:
-        """Read the latest texts, as many as the index may hold, and add them by owner, the latest last. Before an engine runs."""
+        """Read the latest texts from disk, as many as the index may hold, and add them by owner, the latest last. Called before an
+        engine runs."""
         owners: dict[str, list[np.ndarray]] = {}
         left = index.room
         for name, _ in sorted(self._files.found.items(), key=lambda item: -item[1].used):
@@ -77,7 +78,7 @@ class TextFiles:
             self._add(index, owner, texts[::-1])
 
     def append(self, owner: str, tokens: NDArray[np.int32]) -> None:
-        """Write a text (n,) soon. It returns at once."""
+        """Queue a text (n,) to be written to a file of its own, and return at once."""
         text = tokens.astype("<i4")
         if len(text):
             self._thread.run(partial(self._write, f"{self._digest}-{owner}-{time.time_ns()}", text))
@@ -95,7 +96,7 @@ class TextFiles:
         return found[0] if self._files.read(name, take) is not None and len(found) == 1 else None
 
     def _add(self, index: TextIndex, owner: str, texts: Sequence[np.ndarray]) -> None:
-        """Add texts with a border behind each, in pieces that the index takes at once."""
+        """Add texts to the index, with a border token after each, in pieces that the index takes at once."""
         most = min(_AT_ONCE, index.room // 8)
         waiting: list[np.ndarray] = []
         for text in texts:

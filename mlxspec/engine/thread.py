@@ -18,7 +18,8 @@ _log = logging.getLogger("mlxspec")
 
 
 class JobThread:
-    """Runs jobs in the order in which they come, urgent ones first. The thread starts with the first job and is a daemon."""
+    """A thread that runs jobs one after the other in the order of their arrival, urgent ones first. It starts with the first job and is
+    a daemon."""
 
     def __init__(self, name: str = "mlxspec-engine") -> None:
         self._changed = threading.Condition()
@@ -28,7 +29,8 @@ class JobThread:
         self._is_started = self._is_closed = self._is_busy = False
 
     def run(self, job: Callable[[], None], *, is_urgent: bool = False) -> threading.Event:
-        """Queue a job. The event is set when it has ended; what it raises is logged. Raises RuntimeError behind `close`."""
+        """Queue a job, and return the event that is set when the job has ended. An exception of the job is logged. Raises RuntimeError
+        after `close`."""
         if self._is_closed:
             raise RuntimeError("the thread has been closed")
         ended = threading.Event()
@@ -42,22 +44,22 @@ class JobThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no job is queued or runs."""
+        """Return whether no job is queued or running."""
         return not (self._urgent or self._others or self._is_busy)
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a job."""
+        """Return whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """End the thread behind the jobs that are queued. Closing twice does nothing."""
+        """End the thread after the queued jobs. Closing twice does nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the end of a closed thread. Returns whether it has ended."""
+        """Wait, for at most `timeout` seconds, for the end of a closed thread; return whether it has ended."""
         if self._is_started and not self.is_current:
             self._thread.join(timeout)
         return not self._thread.is_alive()

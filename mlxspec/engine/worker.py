@@ -55,9 +55,10 @@ _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is not
 
 @dataclass(frozen=True)
 class Load:
-    """The load of an engine when it was last looked at: rows that are read or decode, requests that wait; bytes of rows' state, of
-    the prefix store, and of all arrays of the process, weights and both of these included; bytes of the prefix store on disk, and what it
-    has done, None where there is none; earlier texts that the disk refused; sentences on what is not written to it at the moment; see
+    """The load of an engine when it was last looked at. num_running: rows that are read or decode. num_waiting: requests that wait.
+    num_bytes: of all rows' state. prefix_bytes: of the prefix cache in memory. memory_bytes: of all arrays of the process, including
+    weights and the two before. disk_bytes: of the prefix cache on disk; disk: its counts, None where there is none. texts_failed:
+    earlier texts that the disk refused. stores_off: sentences on the stores that are not written at the moment. exact_width: as
     `Engine.exact_width`."""
 
     num_running: int = 0
@@ -73,18 +74,19 @@ class Load:
 
 
 class Worker:
-    """Runs the engine that `make` returns; `make` is called in the worker's thread, which starts at once.
+    """The owner of an engine and of the thread that runs it. `make` is called in this thread, which starts at once, and returns the
+    engine.
 
         with Worker(lambda: load("demo")) as worker:
             for event in worker.submit("def main():", SamplingParams(max_tokens=32)):
                 ...
 
-    An engine must have been made in the thread that steps it, so give a function that makes it, not an engine.
+    An engine must be made in the thread that steps it, so give a function that makes it, not an engine.
     """
 
     def __init__(self, make: Callable[[], Engine], *, thread: JobThread | None = None) -> None:
-        """thread: where it runs, behind what runs there now; None: in a thread of its own, which ends with it. Raises ConfigError where
-        make cannot be called."""
+        """Start to make the engine. thread: where the worker runs, after the jobs that are queued there; None: in a thread of its own,
+        which ends with the worker. Raises ConfigError where `make` cannot be called."""
         if not callable(make):
             raise ConfigError(
                 "Worker takes a function that makes an engine, as in Worker(lambda: mlxspec.load('demo'))."
@@ -120,13 +122,14 @@ class Worker:
 
     @property
     def num_open(self) -> int:
-        """Streams that were submitted and have not ended."""
+        """Return the number of streams that were submitted and have not ended."""
         return len(self._open)
 
     def wait_ready(self, timeout: float | None = None) -> Engine:
-        """Wait until the engine is loaded. Raises what making it raised, EngineStoppedError behind its end, TimeoutError.
+        """Wait until the engine is loaded, and return it. Raises the exception of `make`, EngineStoppedError after the engine's end, and
+        TimeoutError after `timeout` seconds.
 
-        Of the returned engine other threads may use what never changes: tokenizer, name, spec, config, max_context, chat_prompt.
+        Other threads may use only what never changes of the engine: tokenizer, name, spec, config, max_context, chat_prompt.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._state != "loading", timeout):
@@ -147,10 +150,11 @@ class Worker:
         client: str = "",
         most_unread: int | None = None,
     ) -> Stream:
-        """Queue a request; arguments are those of Engine.submit. Returns at once; what is wrong with it is raised by the stream.
+        """Queue a request and return the stream of its events at once; the stream raises the errors of an invalid request. Arguments are
+        those of Engine.submit.
 
-        deadline: seconds from when the engine takes it. most_unread: tokens that wait to be read before its row rests; None: any number.
-        Raises EngineStoppedError where no engine runs and none is being loaded.
+        deadline: seconds from when the engine takes the request. most_unread: tokens that may wait to be read before the row pauses;
+        None: any number. Raises EngineStoppedError where no engine runs or is being loaded.
         """
         stream = Stream(self.cancel, most_unread)
 
@@ -180,8 +184,9 @@ class Worker:
         return stream
 
     def expect(self, prompt: Sequence[int], spec: SpecConfig, client: str = "") -> None:
-        """Read a prompt into the prefix cache while no request is here, in place of what this client was expected to send before. The
-        client's next request ends the expectation, and so does an empty prompt. Does nothing where no engine runs."""
+        """Read a prompt into the prefix cache while there is no request. It replaces the prompt that was expected of this client before.
+        The client's next request ends the expectation, and so does an empty prompt. spec: of the expected request. Does nothing where
+        no engine runs."""
         with self._changed:
             self.expected.pop(client, None)
             if self._state == "ready" and prompt:
@@ -191,7 +196,7 @@ class Worker:
             self._changed.notify_all()
 
     def cancel(self, stream: Stream) -> None:
-        """End a request at any stage: its stream ends at once, its row leaves before the next round."""
+        """End the request of a stream at any stage: the stream ends at once, the row is removed before the next round."""
         request = stream.request
         stream.put(_finish(-1 if request is None else request.number, "cancelled", None))
         self._forget(stream)
@@ -204,10 +209,11 @@ class Worker:
             self._ask(leave)
 
     def call(self, work: Callable[[Engine], T], *, is_piece: bool = False) -> Future[T]:
-        """Run `work` on the engine's thread between two rounds. What it raises is the future's; it must not keep the engine. is_piece: of
-        long work: whoever asks for pieces, rows wait for one of them.
+        """Run `work` on the engine's thread between two rounds, and return the future of its result. The future raises what `work`
+        raises. `work` must not keep the engine. is_piece: whether it is one piece of long work; at most one such piece runs between
+        two rounds.
 
-        Raises EngineStoppedError like `submit`.
+        Raises EngineStoppedError where no engine runs or is being loaded.
         """
         future: Future[T] = Future()
 
@@ -227,7 +233,8 @@ class Worker:
         return future
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """End all streams, then the engine behind what it is doing. Returns whether it ended in time; it holds up no exit if not."""
+        """End all streams, then the engine after the step that it is running. Return whether it ended within `timeout` seconds. An
+        engine that did not holds up no exit of the process."""
         self._end("stopped", EngineStoppedError("The engine is being stopped."))
         if self._thread.is_current:
             return False
@@ -237,12 +244,12 @@ class Worker:
         return not self._owns_thread or self._thread.join(max(0.0, until - time.monotonic()))
 
     def fail(self, why: BaseException) -> None:
-        """Stop the worker, whatever it is doing: open streams end with this error's sentence, and new ones are refused with it."""
+        """Stop the worker because of an error: open streams end with its sentence, and new requests are refused with it."""
         self._end("failed", why)
 
     def _exit(self) -> None:
-        """Stop the engine at the end of the process, where no caller has: MLX aborts if a thread is at work then. A load cannot be
-        stopped."""
+        """Stop the engine at the end of the process where no caller has, because MLX aborts if a thread is still at work. A model that
+        is being loaded cannot be stopped."""
         if self._state == "ready":
             self.stop()
 
@@ -308,7 +315,7 @@ class Worker:
             device.give_back()
 
     def _obey(self, engine: Engine) -> bool:
-        """Wait for something to do, and do what was asked for, for a while. False to end."""
+        """Wait for commands, requests or other work, and run commands for a limited time; return False where the worker must end."""
         with self._changed:
             if self._rehearses_until is None:
                 self._changed.wait_for(
@@ -343,8 +350,8 @@ class Worker:
         return True
 
     def _work_ahead(self, engine: Engine) -> None:
-        """Run a piece of the work for later requests, between two looks for something to do: prompts that are expected first, then the
-        rehearsal. Where it fails, it is ended: requests will raise the same error."""
+        """Run one piece of the work for later requests: expected prompts first, then the rehearsal. An error ends this work; the
+        requests that it was for will raise the same error."""
         if self._ahead is None:
             with self._changed:
                 self._reads = next(iter(self.expected.items()), None)
@@ -372,7 +379,8 @@ class Worker:
         return self._reads is not None and self.expected.get(self._reads[0]) is not self._reads[1]
 
     def _end_ahead(self) -> None:
-        """End the work for later requests, so that its request leaves the engine. The rest of it runs when the engine is idle again."""
+        """End the work for later requests now, so that its request leaves the engine. What is left of it is done when the engine is idle
+        again."""
         ahead, self._ahead, self._reads = self._ahead, None, None
         if ahead is not None:
             with suppress(Exception):
@@ -396,7 +404,8 @@ class Worker:
             )
 
     def _step(self, engine: Engine) -> None:
-        """Run one step, and end the streams of requests that an exception ended. An exception that ended no request is raised."""
+        """Run one step, put its events into their streams, and end the streams of requests that ended. Raises an exception of the step
+        that ended no request."""
         with self._changed:
             streams = {s.request.number: s for s in self._open if s.request is not None}
         error: Exception | None = None
@@ -419,7 +428,7 @@ class Worker:
             raise error
 
     def _end(self, state: State, why: BaseException) -> None:
-        """End open streams with the sentence of `why`, and refuse new ones. Later calls do nothing."""
+        """Set the final state, end open streams with the sentence of `why`, and refuse new ones with it. Later calls do nothing."""
         with self._changed:
             if self._state in ("stopped", "failed"):
                 return
