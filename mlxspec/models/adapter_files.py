@@ -46,8 +46,8 @@ Modules = Mapping[str, Any]
 
 
 class Change(NamedTuple):
-    """The change that an adapter makes to a module: scale * a @ b, with a (..., in, r) and b (..., r, out); of an embedding a is
-    (tokens, r). lengths: of the rows of the adapted weight, None where they are not learned."""
+    """The low-rank change that an adapter makes to a module's weight: scale * a @ b, with a (..., in, r) and b (..., r, out). For an
+    embedding a is (tokens, r). lengths: DoRA's learned lengths of the adapted weight's rows; None without DoRA."""
 
     a: mx.array
     b: mx.array
@@ -56,10 +56,10 @@ class Change(NamedTuple):
 
 
 class AdapterChanges(NamedTuple):
-    """The changes that an adapter makes. changes: low-rank, by module path; layers: weights (rows, in) that replace a module's, by its
-    path; rows: ids and rows of such weights, by path; tensors: all parameters by name, of a training of whole layers by mlx-lm; stored:
-    low-rank, by name of the folder's tensor, which no module has. Rows and layers come first where a module has a low-rank change as well.
-    """
+    """All changes that an adapter makes. changes: low-rank changes, by module path. layers: whole weights (rows, in) that replace a
+    module's, by its path. rows: ids and values of single rows that replace those of a weight, by module path. tensors: all parameters by
+    name, where mlx-lm trained whole layers. stored: low-rank changes to tensors of the folder that are no module's weight, by name. Layers
+    and rows are replaced before a low-rank change to the same module is added."""
 
     changes: dict[str, Change]
     layers: dict[str, mx.array]
@@ -69,26 +69,27 @@ class AdapterChanges(NamedTuple):
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether low-rank changes are all of it, so that rows can have it each for themselves."""
+        """Return whether the adapter makes low-rank changes to modules only, so that each row of a forward can have its own adapter."""
         return bool(self.changes) and not (self.layers or self.rows or self.tensors or self.stored)
 
 
 class FoldedWeights(Protocol):
-    """The weights that a folder holds, where code renames, splits or scales them before modules have them, as an adapter of PEFT's knows
-    them. names: of those that are floats, by our names."""
+    """The published weights of a folder whose code renames, splits or scales them before modules get them. PEFT's adapters are trained on
+    the published weights. names: the folder's name of each float tensor, by mlxspec's name."""
 
     names: Mapping[str, str]
 
     def factor(self, path: str) -> mx.array | None:
-        """Return the factor of a module's published weight: a number, or one a row (rows, 1); None where more than that is done to it."""
+        """Return the factor by which the code multiplies the published weight of the module at `path`: a number, or one for each row (rows,
+        1). None where the code does more than multiply."""
 
 
 @contextmanager
 def read_adapter(
     adapter: str | Path, modules: Modules, published: FoldedWeights | None = None
 ) -> Iterator[AdapterChanges]:
-    """The adapter in a folder, lazily, by the paths of these modules. published: None where modules have the published weights. Whatever is
-    wrong with it, also within the `with`, is raised as ModelError with one sentence."""
+    """Read the adapter in a folder lazily, and yield its changes by the paths of `modules`. published: the published weights, None where
+    modules have them unchanged. Any error in the adapter, also in the `with` block, is raised as ModelError with one sentence."""
     folder = _folder(str(adapter))
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -183,7 +184,8 @@ def _of_peft(
 
 
 def _follow(made: AdapterChanges, published: FoldedWeights, modules: Modules) -> None:
-    """Multiply changes of published weights as code multiplies the weights themselves. Raises ModelError where it does more."""
+    """Multiply the adapter's changes by the factors with which code multiplies the published weights. Raises ModelError where the code does
+    more than multiply a changed weight."""
     for path in {*made.changes, *made.layers, *made.rows} & modules.keys():
         factor, change = published.factor(path), made.changes.get(path)
         is_one = factor is not None and factor.size == 1 and factor.item() == 1
@@ -207,7 +209,8 @@ def _follow(made: AdapterChanges, published: FoldedWeights, modules: Modules) ->
 
 
 def _number_rows(rows: dict[str, tuple[list[int], mx.array]], told: Any) -> None:
-    """Give rows of embeddings the ids that the config tells. Raises ModelError where these two do not fit."""
+    """Set the ids of embedding rows from `trainable_token_indices` of the adapter's config. told: the value of that key. Raises ModelError
+    where the ids do not match the rows."""
     ids_of = told if isinstance(told, Mapping) else {"embed_tokens": told}
     for name, ids in ids_of.items():
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
@@ -231,7 +234,8 @@ def _check_saved(layers: Mapping[str, mx.array], names: Any) -> None:
 
 
 def _stacks(modules: Modules) -> dict[str, dict[str, str]]:
-    """Return, for each layer that has one stack of experts, the paths of its parts, by their names."""
+    """Return, for each layer that has exactly one group of stacked experts, the module paths of its parts (such as "up_proj") by their
+    names."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for path, module in modules.items():
         layer = _LAYER.fullmatch(path)
@@ -247,7 +251,8 @@ def _of_stacked(
     config: Mapping[str, Any],
     modules: Modules,
 ) -> dict[str, Change]:
-    """The changes of one parameter of stacked experts. Which one it is of, its shapes tell. Raises ModelError."""
+    """Return the changes of one stacked parameter of experts by module path. The shapes of the tensors tell whether the parameter is
+    gate_up_proj or down_proj. beside: module paths of the layer's parts. Raises ModelError."""
     a, b = _pair(name, parts, "A", "B")
     num, hidden, inner = shape_of(modules[beside["down_proj"]])
     sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
@@ -269,7 +274,8 @@ def _of_stacked(
 
 
 def _in_stack(path: str, each: Mapping[int, Change], modules: Modules) -> Change:
-    """The changes of single experts as one of their stack; those that have none get zeros. Raises ModelError."""
+    """Return the changes of single experts as one change of their stack; experts without a change get zeros. each: changes by number of the
+    expert. Raises ModelError."""
     if not is_stack(modules.get(path)):
         raise ModelError(f"{printable(path)} is no layer of this model that can be adapted.")
     num, rows, columns = shape_of(modules[path])
@@ -291,7 +297,7 @@ def _in_stack(path: str, each: Mapping[int, Change], modules: Modules) -> Change
 
 
 def _check_embeddings(made: AdapterChanges, config: Mapping[str, Any], modules: Modules) -> None:
-    """Raise ModelError where the model cannot have what the adapter does to its embedding and its head."""
+    """Check that the model can have the adapter's changes to its embedding, its language-model head and whole layers. Raises ModelError."""
     shapes = {path: shape_of(m) for path, m in modules.items() if isinstance(m, (*LINEAR, *LOOKED_UP))}
     for path in [p for p in (*made.layers, *made.changes) if isinstance(modules.get(p), LOOKED_UP)]:
         heads = [p for p in shapes if shapes[p] == shapes[path] and not isinstance(modules[p], LOOKED_UP)]
@@ -335,8 +341,8 @@ def _scale(config: Mapping[str, Any], name: str, rank: int) -> float:
 
 
 def _by_pattern(patterns: Any, name: str, default: Any) -> Any:
-    """PEFT's value for a module: that of the first key which matches its name, or the end of it behind a dot, as a regular expression.
-    Raises ModelError for one that cannot be used, or that could take long."""
+    """Return the value of the first pattern, as a regular expression, that matches the module name or the end of it after a dot, as PEFT
+    does; `default` where none does. Raises ModelError for an invalid pattern, and for one whose matching could take long."""
     for key, value in patterns.items() if isinstance(patterns, Mapping) else ():
         if len(key) > 200 or len(re.findall(r"[*+{]", key)) > 3 or re.search(r"\)[*+{]", key):
             raise ModelError(f"the pattern {printable(key, 40)} of {CONFIG_FILE} is too complex.")
@@ -351,7 +357,8 @@ def _by_pattern(patterns: Any, name: str, default: Any) -> Any:
 
 
 def path_among(path: str, modules: Modules) -> str:
-    """The path of an adapter's name among these modules: they are ours, or mlx-lm's, whose names lack what ours begin with."""
+    """Return the path among `modules` that an adapter's module name `path` means: under mlxspec's names, or under mlx-lm's, which may lack
+    the prefix "language_model."."""
     ours = our_name(path + ".").removesuffix(".")
     return next((name for name in (ours, path, ours.removeprefix(_OURS)) if name in modules), ours)
 
@@ -363,17 +370,17 @@ def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> 
 
 
 def is_named(path: str, name: str) -> bool:
-    """Whether a module's path ends with a name, as PEFT asks."""
+    """Return whether a module's path is `name` or ends with it after a dot, as PEFT compares names."""
     return path == name or path.endswith(f".{name}")
 
 
 def is_stack(module: Any) -> bool:
-    """Whether it is a matrix an expert."""
+    """Return whether a module holds the stacked matrices of all experts of a layer."""
     return type(module).__name__ in ("SwitchLinear", "QuantizedSwitchLinear")
 
 
 def shape_of(module: Any) -> tuple[int, ...]:
-    """Return the shape of a module's weight, unpacked."""
+    """Return the shape that a module's weight has when it is not quantized."""
     *rows, last = module.weight.shape
     return (*rows, last * 32 // module.bits if "scales" in module else last)
 

@@ -59,7 +59,8 @@ _LORA_PARAMETERS = frozenset({"rank", "scale", "dropout", "keys"})
 
 
 def check_keys(config: Mapping[str, Any], *, of_mlx_lm: bool) -> None:
-    """Raise ModelError, which names the key, for a key that may change what the adapter computes in a way that is not read."""
+    """Raise ModelError for a key of adapter_config.json that may change the adapter's effect and that mlxspec does not support. The message
+    names the key. of_mlx_lm: whether mlx-lm wrote the file, else PEFT."""
     keys, read = (MLX_LM_KEYS, MLX_LM_READ) if of_mlx_lm else (PEFT_KEYS, PEFT_READ)
     kind = config.get("peft_type")
     if not of_mlx_lm and kind not in (None, "LORA"):

@@ -41,8 +41,8 @@ _ALONE = "which a model can have for all requests only: load it alone, with --ad
 
 
 def add_adapter(model: nn.Module, adapter: str | Path, published: FoldedWeights | None = None) -> None:
-    """Put the adapter in a folder into `model`, lazily. published: as `read_adapter` has it; changes to tensors of the folder are in the
-    model already. Raises ModelError, also where any of its tensors has no place in the model."""
+    """Add the adapter in a folder to `model`, lazily, for all rows. published: as in `read_adapter`; changes to the folder's tensors must
+    have been made before. Raises ModelError, also where one of the adapter's tensors has no place in the model."""
     modules = dict(model.named_modules())
     with read_adapter(adapter, modules, published) as found:
         if found.tensors:
@@ -60,8 +60,9 @@ def add_adapter(model: nn.Module, adapter: str | Path, published: FoldedWeights 
 def add_adapters(
     model: nn.Module, adapters: Mapping[str, str], gate: AdapterGate, published: FoldedWeights | None = None
 ) -> None:
-    """Put the adapters in these folders, by name, beside the layers of `model`, lazily; its gate knows them by these names from then on.
-    published: as `read_adapter` has it. One that cannot be used costs only itself: `gate.refused` says why in one sentence."""
+    """Add several adapters to the layers of `model`, lazily, so that each row of a forward can use its own. adapters: folders by name.
+    gate: gets the names, by which rows choose. published: as in `read_adapter`. An adapter that cannot be used is left out, and
+    `gate.refused` gets the reason in one sentence."""
     modules, refused = dict(model.named_modules()), dict[str, str]()
     found: dict[str, list[tuple[int, Change]]] = {}
     names: list[str] = []
@@ -84,7 +85,7 @@ def add_adapters(
 
 
 def _checked(path: str, module: nn.Module | None, change: Change) -> nn.Module:
-    """The module that a change is to. Raises ModelError where it does not fit."""
+    """Return the module that a change is made to. Raises ModelError where there is none or the change does not fit its shape."""
     kinds = (*LINEAR, *LOOKED_UP)
     stacked = is_stack(module)
     if module is None or not (isinstance(module, kinds) or stacked):
@@ -103,7 +104,7 @@ def _checked(path: str, module: nn.Module | None, change: Change) -> nn.Module:
 
 
 def _check_beside(path: str, module: nn.Module, change: Change) -> None:
-    """Raise ModelError for a change that rows cannot have each for themselves."""
+    """Raise ModelError for a change that cannot differ between the rows of a forward. path: the module's."""
     if not isinstance(module, LINEAR) or path.endswith("lm_head"):
         raise ModelError(f"it changes {printable(path)}, {_ALONE}")
     if change.lengths is not None:
@@ -111,7 +112,8 @@ def _check_beside(path: str, module: nn.Module, change: Change) -> None:
 
 
 def _gated(module: nn.Module, changes: list[tuple[int, Change]], gate: AdapterGate) -> nn.Module:
-    """The layer as it is, with the changes of several adapters, by their places in `gate.names`, computed beside it."""
+    """Return a layer that computes `module` and adds the changes of several adapters for the rows that use them. changes: each with the
+    number of its adapter in `gate.names`."""
     a = mx.concatenate([c.a for _, c in changes], axis=1)
     b = mx.concatenate([c.scale * c.b for _, c in changes])
     owner = np.repeat([i for i, _ in changes], [c.a.shape[1] for _, c in changes])
@@ -119,7 +121,8 @@ def _gated(module: nn.Module, changes: list[tuple[int, Change]], gate: AdapterGa
 
 
 def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
-    """A module in place of `module`. Raises ModelError."""
+    """Return `module` with a change to its weight: added to the weight, or computed in addition to a quantized product. Raises ModelError
+    where the change does not fit."""
     module = _checked(path, module, change)
     looked_up = isinstance(module, LOOKED_UP)
     a, b, scale, lengths = change
@@ -136,7 +139,7 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
 
 
 def merged(weight: mx.array, change: Change) -> mx.array:
-    """Return a weight (..., out, in) with a change to it, in float32."""
+    """Return the sum of a weight (..., out, in) and a change to it, in float32."""
     a, b, scale, lengths = change
     whole = weight.astype(mx.float32) + scale * (a @ b).swapaxes(-1, -2)
     if lengths is None:
@@ -145,7 +148,7 @@ def merged(weight: mx.array, change: Change) -> mx.array:
 
 
 def _as_floats(module: nn.Module, weight: mx.array) -> nn.Module:
-    """A module of that kind with another weight, as floats."""
+    """Return a linear layer or embedding, as `module` is one, with the float weight `weight` and the module's bias."""
     made: nn.Module = nn.Embedding(1, 1) if isinstance(module, LOOKED_UP) else nn.Linear(1, 1, bias=False)
     made.weight = weight
     if "bias" in module:
@@ -154,7 +157,7 @@ def _as_floats(module: nn.Module, weight: mx.array) -> nn.Module:
 
 
 def _replaced(found: AdapterChanges, modules: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Modules, by path, in place of those whose weight or some of whose rows the adapter replaces."""
+    """Return new modules, by path, for those whose whole weight or single rows the adapter replaces."""
     made: dict[str, nn.Module] = {}
     for path, value in found.layers.items():
         made[path] = _as_floats(modules[path], value.astype(weight_values(modules[path]).dtype))
@@ -167,7 +170,7 @@ def _replaced(found: AdapterChanges, modules: Mapping[str, Any]) -> dict[str, nn
 
 
 def _beside(module: nn.Module, change: Change) -> nn.Module:
-    """The quantized layer as it is, with the change computed beside it."""
+    """Return a layer that computes the quantized `module` unchanged and adds the change to its output."""
     a, b, scale, lengths = change
     if is_stack(module):
         from mlx_lm.tuner.lora import LoRASwitchLinear
@@ -186,7 +189,8 @@ def _beside(module: nn.Module, change: Change) -> nn.Module:
 
 
 def _replace(model: nn.Module, tensors: Weights) -> None:
-    """Replace the model's layers by whole layers that were trained. Raises ModelError."""
+    """Replace parameters of the model by the tensors of a training of whole layers. Raises ModelError where a tensor has no place or
+    another shape."""
     there = dict(tree_flatten(model.parameters()))
     named = {path_among(name, there): value for name, value in tensors.items()}
     for name, value in named.items():

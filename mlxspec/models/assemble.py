@@ -48,11 +48,11 @@ WHOLE_WITH_ADAPTER = "An adapter cannot be used with a model that is divided amo
 
 
 class Assembled(NamedTuple):
-    """notices: whole sentences on what of the folder is not used. lacks_head: the model has an MTP head, which is not in the folder.
-    unsupported_head: why an MTP head of this model cannot be run, None where it can. vision: what the model has for images, its tower's
-    weights not evaluated; None where it reads none, and then no_images says why in one sentence. qk_norms: weights of query and key norms
-    as they were before layers were fused, by which a head's norms are judged. made_by: whose code runs the model where it is not ours, such
-    as "mlx-lm 0.32.2"; the model is an AdaptedModel then, and there is no config."""
+    """A target model with all that was loaded for it. notices: sentences on what of the folder is not used. lacks_head: whether the model
+    should have an MTP head that its folder does not contain. unsupported_head: why the MTP head cannot be run, None where it can. vision:
+    what the model needs for images, its tower not evaluated; None where it reads no images, and no_images has the reason in one sentence.
+    qk_norms: weights of query and key norms before layers were fused, by which the norms of a separate head are judged. made_by: the code
+    that runs an AdaptedModel, such as "mlx-lm 0.32.2"; "" for mlxspec's own models. config: of an AdaptedModel its AdaptedConfig."""
 
     model: Trunk
     config: Config
@@ -73,9 +73,11 @@ def assemble(
     *,
     group: mx.distributed.Group | None = None,
 ) -> Assembled:
-    """Build, read, fill, fuse and evaluate. The config is judged before `read` is called.
+    """Build a target model from its config, load and fuse its weights, evaluate them, and return the model. The config is checked before
+    `read` is called.
 
-    `dtype` None: as stored on a GPU, float32 elsewhere. group: as `assemble_lazily` has it. Raises ModelError; nothing is half-loaded.
+    read: returns the folder's tensors. dtype None: as stored on a GPU, float32 elsewhere. group: as in `assemble_lazily`. Raises
+    ModelError.
     """
     made = assemble_lazily(config, read, dtype, group=group)
     evaluate([m for m in (made.model, made.mtp) if m is not None])
@@ -92,7 +94,8 @@ def assemble_folder(
     images: bool = False,
     group: mx.distributed.Group | None = None,
 ) -> Assembled:
-    """Return the model of a folder, as `assemble_lazily`, run by the code that `judge` says. Raises ModelError."""
+    """Return the model of a folder with unevaluated weights, run by mlxspec's code or by mlx-lm's as `judge` decides for `engine`. images:
+    whether the model is to read images. Other parameters are those of `assemble_lazily`. Raises ModelError."""
     config = folder.config()
     if judge(config, engine, kind="model").by_mlx_lm:
         return assemble_by_mlx_lm(folder, dtype, adapter=adapter, group=group)
@@ -115,7 +118,8 @@ def assemble_by_mlx_lm(
     group: mx.distributed.Group | None = None,
     max_context: int | None = None,
 ) -> Assembled:
-    """A model that runs by mlx-lm's code. max_context: tokens of a row at most, where that is known. Raises ModelError."""
+    """Return the model of a folder, run by mlx-lm's code, with unevaluated weights. max_context: the most tokens of a row; None where it is
+    unknown. Raises ModelError."""
     from mlxspec.models.adapted.loading import load_adapted  # slow to import
 
     if group is not None and adapter is not None:
@@ -149,11 +153,14 @@ def assemble_lazily(
     images: Callable[[], Mapping[str, Any]] | None = None,
     group: mx.distributed.Group | None = None,
 ) -> Assembled:
-    """All of `assemble` but the last step: whether a folder can be loaded and how large it becomes is known without its weights, as long
-    as `read` is lazy too. adapter: a folder
-    with LoRA layers for this model, or several by name, of which each row of a cache has its own. draft_bits: as SpecConfig
-    has it. images: reads the preprocessing settings, where the model is to read images. What is wrong with its vision only costs
-    it the images. group: the processes that run the model together, of which this one gets its part; the MTP head is whole on each."""
+    """Build a target model as `assemble` does, but do not evaluate its weights, and return the model. Where `read` is lazy too, this shows
+    whether a folder can be loaded and how large it becomes without reading its weights.
+
+    adapter: a folder with LoRA layers for all rows, or several folders by name, of which each row of a cache chooses. draft_bits: bits to
+    which a float MTP head of a quantized model is quantized. images: returns the preprocessing settings, where the model is to read images;
+    an error in its vision part only makes it read none. group: the processes that run the model together, of which this one gets its part;
+    each gets the whole MTP head. Raises ModelError.
+    """
     kind = architecture(config)
     parsed = kind.parse(config)
     if group is not None and adapter is not None:
@@ -212,7 +219,8 @@ def assemble_lazily(
 def _head(
     head: Head, weights: Weights, dtype: mx.Dtype | None, foreign: str | None
 ) -> tuple[Head | None, str | None]:
-    """The model's own MTP head, filled; or None, and why it cannot be used: a head that is damaged or another model's costs only itself."""
+    """Put `weights` into the model's own MTP head. Return the head and None, or None and the reason why the head cannot be used: a damaged
+    head does not stop the model. foreign: the name of an unsupported quantization, or None."""
     if has_two(weights):
         return None, f"its folder holds {TWO_HEADS}"
     try:
@@ -225,7 +233,8 @@ def _head(
 def _vision(
     config: Mapping[str, Any], settings: Callable[[], Mapping[str, Any]], weights: Weights, model: Trunk
 ) -> Vision:
-    """Raises ModelError where the model reads no images."""
+    """Return what the model needs for images, with the tower's weights not evaluated. settings: returns the preprocessing settings. Raises
+    ModelError where the model cannot read images."""
     if not any(map(is_of_vision, weights)):
         dropped = ", which conversions by mlx-lm drop" if may_see(config) else ""
         raise ModelError(f"This model reads no images: its folder holds no vision tower{dropped}.")
@@ -238,7 +247,8 @@ def _vision(
 
 
 def _passed_over(weights: Weights, vision: Vision | None, no_images: str | None) -> list[str]:
-    """Notices on tensors that are not of the text model. no_images: why images are not read though they were asked for."""
+    """Return notices on tensors of vision and sound towers that were not loaded. no_images: why requested images cannot be read, None where
+    images were not requested."""
     if vision is not None:
         num = sum(is_of_a_tower(name) and not is_of_vision(name) for name in weights)
         return [f"Sound is not read: {num} tensors for it were passed over."] if num else []
@@ -250,7 +260,7 @@ def _passed_over(weights: Weights, vision: Vision | None, no_images: str | None)
 
 
 def not_read(keys: Sequence[str], where: str) -> str:
-    """A notice on keys that may ask for what is not implemented."""
+    """Return a notice on keys that nothing used, as they may request what is not implemented. where: the file with the keys."""
     names = ", ".join(map(printable, keys[:8]))
     more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
     return f"These keys of {where} are not known here and were not used: {names}{more}."

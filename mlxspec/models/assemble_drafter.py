@@ -31,8 +31,8 @@ def assemble_head_lazily(
     *,
     draft_bits: int = 16,
 ) -> Qwen35Mtp:
-    """An MTP head out of another folder than its target's: one of its own, or the original model's. Its weights are not read yet.
-    draft_bits: as SpecConfig has it. Raises ModelError."""
+    """Return an MTP head for `target` from another folder: one with a head alone, or the original model's. Its weights are not evaluated.
+    read: returns the folder's tensors. draft_bits: bits to which a float head of a quantized target is quantized. Raises ModelError."""
     if not isinstance(target.model, Qwen35) or not isinstance(target.config, Qwen35Config):
         raise ModelError("An MTP head of Qwen3.5 drafts for Qwen3.5 models only.")
     if target.config.unsupported_head is not None:
@@ -53,8 +53,8 @@ def assemble_head_lazily(
 
 
 def head_alone(config: Mapping[str, Any], head: Weights) -> nn.Module:
-    """Return the MTP head that these tensors, under our names, are of the model that config.json describes. Reads no value. Raises
-    ModelError where they are none of it."""
+    """Return an MTP head with these tensors, for the model that config.json describes, without loading that model. head: tensors under
+    mlxspec's names; no value is read. Raises ModelError where they do not fit."""
     kind = architecture(config)
     if kind.head is None:
         raise ModelError("Models of this family have no MTP head.")
@@ -74,8 +74,9 @@ def assemble_drafter(
     draft_bits: int = 16,
     is_fused: bool = True,
 ) -> Any:
-    """Return the module of a drafter of a kind of drafter_folders.py for `target`, not evaluated. draft_bits: as SpecConfig has it, for
-    drafters whose floats are quantized at load. is_fused: ready to run. Raises ModelError, also if it is for another model."""
+    """Return a drafter's module for `target` from its folder, not evaluated. kind: a kind of drafter_folders.py. draft_bits: bits to which
+    a float drafter of a quantized target is quantized, for kinds that allow it. is_fused: whether its projections are joined, so that it is
+    ready to run. Raises ModelError, also where the drafter is for another target."""
     folder = FOLDERS.get(kind)
     if folder is None:
         raise ModelError(f"There is no module here for drafters of the kind {kind}.")
@@ -93,8 +94,8 @@ def assemble_drafter(
 
 
 def assemble_alone(config: Mapping[str, Any], read: Callable[[], Weights]) -> tuple[nn.Module, Weights]:
-    """Return a drafter without its target, which is taken to be the one that it was made for: the module, not filled and not fused, and the
-    folder's tensors under its names. Raises ModelError where `assemble_drafter` would."""
+    """Return a drafter without loading its target, whose sizes are read from the drafter's config: the module, neither filled nor fused,
+    and the folder's tensors under its names. Raises ModelError where the drafter cannot be loaded or needs its target."""
     given = read()
     folder = FOLDERS.get(kind_by(given, config))
     if folder is None or folder.alone is None:

@@ -22,11 +22,10 @@ LogitsAt = Literal["all", "last", "none", "end"]
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The results of a forward, all lazy. logits: (N, V) for "all", (active rows, V) for "last" (each row's last token), None for "none"
-    and "end". hidden: (N, H), after the final norm: the input of the language-model head and of an MTP head; for "end" of each active row's
-    last token alone, so that the last layer need not compute the others. taps: layer index -> (N, H), the residual
-    stream after that layer, for the layers requested. is_warm: whether it takes as long as the next one of its shape will: nothing compiles
-    in it, or is to be compiled later."""
+    """The results of a forward, all lazy. logits: (N, V) for logits_at "all", (active rows, V) for "last" (each row's last token), None for
+    "none" and "end". hidden: (N, H) after the final norm, the input of the language-model head and of an MTP head; for "end" only of each
+    active row's last token. taps: for each requested layer its residual stream (N, H), by layer number. is_warm: whether the forward takes
+    as long as the next one of its shape, as nothing is compiled in it or will be later."""
 
     logits: mx.array | None
     hidden: mx.array
@@ -35,7 +34,7 @@ class Output:
 
 
 class Model(Protocol):
-    """A target or draft model."""
+    """The interface of a target or draft model."""
 
     vocab_size: int
     hidden_size: int
@@ -43,17 +42,17 @@ class Model(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Number of layers that `taps` can name, from 0 on."""
+        """Return the number of layers that `taps` can name, from 0 on."""
         ...
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Dtype of hiddens and logits."""
+        """Return the dtype of hidden states and logits."""
         ...
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
-        """Heads of the layers that attend to a whole context."""
+        """Return the shapes of the attention heads of layers that attend to the whole context."""
         ...
 
     def forward(
@@ -67,22 +66,25 @@ class Model(Protocol):
         taps: Sequence[int] = (),
         images: ImageInput | None = None,
     ) -> Output:
-        """Run `tokens` (N,) int32 behind the committed tokens of every row of `cache` and leave the transaction open.
+        """Run `tokens` (N,) int32 after the committed tokens of every row of `cache`, leave the cache's transaction open, and return the
+        results.
 
-        The caller commits or aborts. `certain`: all tokens stay, so states may be advanced at once (prefill). images: given where
-        some of the tokens are image tokens, never else; then all are certain.
+        The caller commits or aborts. rows: how the N tokens are divided among rows. certain: whether all tokens will be committed, so that
+        states may be advanced at once (prefill). logits_at: the tokens whose logits are computed, see Output. taps: layers whose residual
+        stream is returned. images: given only where some of the tokens are image tokens; all tokens are certain then.
         """
         ...
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """kv_bits: in how many bits layers that attend to the whole context keep keys and values: 4, 8, or 16 for as they are computed.
-        Raises CacheError where they cannot; `check_kv_bits` tells before."""
+        """Return an empty cache of `num_rows` rows. kv_bits: bits of keys and values in layers that attend to the whole context: 4, 8, or
+        16 for the computed values unchanged. Raises CacheError where heads cannot be kept in this number of bits, which `check_kv_bits`
+        finds before."""
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) int32 -> (N, H)"""
+        """Return the embeddings (N, H) of tokens (N,) int32."""
         ...
 
     def head(self, hidden: mx.array) -> mx.array:
-        """(N, H) post-final-norm -> logits (N, V)"""
+        """Return the logits (N, V) of hidden states (N, H) after the final norm."""
         ...

@@ -27,16 +27,18 @@ _OF_A_CELL = 30  # kernels that Metal launches for a token, for `device.start`
 
 
 class CellHead(DrafterModule):
-    """layers: the one layer, whose `self_attn` is a Qwen35Attention. rotary: of its positions."""
+    """A drafter of one decoder layer that is run cell by cell. The cell of a token takes the token and a hidden state of the token before
+    it, and predicts the next token. layers: the one layer, whose `self_attn` is a Qwen35Attention. rotary: its rotary positions."""
 
     def __init__(self, layer: Qwen35Config, target: Any, rotary: Rotary) -> None:
-        """layer: the shape of its attention. target: the model that it drafts for."""
+        """Prepare a head with a layer of this shape. target: the model that it drafts for. rotary: the rotary positions of its
+        attention."""
         super().__init__(target)
         self._shape, self.rotary = layer, rotary
         self._runners = Runners()
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """kv_bits: as in models.base."""
+        """Return an empty cache of cells for `num_rows` rows. kv_bits: as in models.base.Model."""
         sizes = self._shape.num_kv_heads, self._shape.head_dim
         return ModelCache([attention_cache(*sizes, self.dtype, num_rows, kv_bits)], num_rows)
 
@@ -51,8 +53,9 @@ class CellHead(DrafterModule):
         logits_at: LogitsAt = "last",
         images: ImageInput | None = None,
     ) -> Output:
-        """tokens (N,) int32 with what each cell takes beside its token, hidden (N, H); leaves the transaction open. The Output's hidden
-        (N, H) is what the next cell of a draft takes. certain, images: as in models.base."""
+        """Run the cells of tokens (N,) int32, leave the cache's transaction open, and return the results. hidden (N, H): the second
+        input of each cell. The Output's hidden (N, H) is the second input of the next cells of a draft. certain, images: as in
+        models.base.Model."""
         attention = self.layers[0].self_attn
         places, num_cold = cache.begin(rows, certain=certain), self._runners.num_cold
         cos, sin = self.rotary.table(turns_of(self.rotary, places, images))
@@ -70,18 +73,19 @@ class CellHead(DrafterModule):
 
     @abstractmethod
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) -> (N, H)"""
+        """Return the embeddings (N, H) of tokens (N,)."""
 
     @abstractmethod
     def before(
         self, embedded: mx.array, hidden: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, tuple[Any, ...]]:
-        """The residual stream (N, H) that attention is added to; and queries, keys, values and gate."""
+        """Compute the part of a cell up to attention. Return the residual stream (N, H) that attention's output is added to, and the tuple
+        of queries, keys, values and gate."""
 
     @abstractmethod
     def after(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
-        """The cell's output (N, H)."""
+        """Compute the part of a cell after attention, and return the cell's output (N, H)."""
 
     @abstractmethod
     def head(self, hidden: mx.array) -> mx.array:
-        """Outputs of cells (N, H) -> logits (N, V)"""
+        """Return the logits (N, V) of the cells' outputs (N, H)."""

@@ -42,8 +42,8 @@ AROUND = frozenset({"quantization", "quantization_config", "vision_config", "aud
 
 @dataclass(frozen=True, kw_only=True)
 class Keys:
-    """The keys of an object that are known beside those that are read. idle: they change nothing about text. only: the values that are
-    supported, beside null and absence; what others would change is not implemented."""
+    """The keys of an object that are accepted without being read. idle: keys without an effect on text. only: for some keys the values that
+    are supported, in addition to null; other values would need what is not implemented."""
 
     idle: frozenset[str] = frozenset()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Keys:
 
 
 def short(value: Any) -> str:
-    """Return a value of a config, cut to what fits into a sentence."""
+    """Return a config value as text of at most 80 characters, for a message."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under `key`, empty where there is none. Raises ModelError when it is something else."""
+    """Return the object under `key` of a config.json, empty where there is none. Raises ModelError where the value is not an object."""
     found = values.get(key)
     if found is None:
         return {}
@@ -69,13 +69,14 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 class Values:
-    """Bounded numbers, flags and choices of a JSON object. Every method raises ModelError naming the key; null is the same as absent.
-    asked: the keys that have been read. parts: objects in it that are read key by key as well."""
+    """A JSON object whose numbers, flags and choices are checked as they are read. Every method raises ModelError that names the key; null
+    counts as absent. asked: the keys that have been read. parts: inner objects that are read key by key too."""
 
     def __init__(
         self, values: Mapping[str, Any], keys: Keys | None = None, file: str = "config.json"
     ) -> None:
-        """file: whose values they are, for sentences. Raises ModelError where a key has a value that is not supported."""
+        """Wrap `values`. keys: those that are accepted without being read. file: the name of the file in messages. Raises ModelError where
+        a key of `keys.only` has a value that is not supported."""
         self.raw, self.keys, self.file = values, keys or Keys(), file
         self.asked: set[str] = set()
         self.parts: list[Values] = []
@@ -83,27 +84,27 @@ class Values:
             self.only(key, *allowed)
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A value as it stands."""
+        """Return the unchecked value of `key`, or `default` where it is absent or null."""
         self.asked.add(key)
         value = self.raw.get(key)
         return default if value is None else value
 
     def skip(self, *keys: str) -> None:
-        """Note that these keys say nothing in addition to what else has been read."""
+        """Mark these keys as read, as they add nothing to what has been read."""
         self.asked.update(keys)
 
     def object(self, key: str) -> Mapping[str, Any]:
-        """The object under a key, empty where there is none."""
+        """Return the object under `key`, empty where there is none."""
         self.asked.add(key)
         return mapping(self.raw, key)
 
     def part(self, key: str, keys: Keys) -> Values:
-        """The object under a key, to be read key by key."""
+        """Return the object under `key` as Values. keys: those in it that are accepted without being read."""
         self.parts.append(Values(self.object(key), keys, self.file))
         return self.parts[-1]
 
     def size(self, key: str, default: int | None = None) -> int:
-        """An integer from 1 (0 where the default is 0) to what is plausible."""
+        """Return the integer under `key`: at least 1 (0 where the default is 0) and at most a plausible bound."""
         value = self.value(key, default)
         low = 0 if default == 0 else 1
         if (
@@ -115,7 +116,7 @@ class Values:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
+        """Return the number under `key`, which must be above 0 and below 1e12."""
         value = self.value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
             raise ModelError(f"{self.file}: {key} is {short(value)}, which is no usable number.")
@@ -128,7 +129,7 @@ class Values:
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Check that the value is one of `allowed`, or absent: what it would change is not implemented. Raises ModelError."""
+        """Check that the value of `key` is absent or one of `allowed`, as other values need what is not implemented. Raises ModelError."""
         value = self.value(key)
         if value is not None and not any(
             value is a or (value == a and type(value) is type(a)) for a in allowed
@@ -136,14 +137,16 @@ class Values:
             raise ModelError(f"{self.file}: {key} {short(value)} is not supported.")
 
     def unread(self) -> tuple[str, ...]:
-        """Keys that say something and that nobody has read, here and in parts: not those that say no, nothing or empty."""
+        """Return the keys, here and in `parts`, that have a value and that nothing has read. Keys that are null, false or empty are left
+        out."""
         known = self.keys.idle | self.asked
         own = {k for k, v in self.raw.items() if k not in known and v not in (None, False, "", [], {})}
         return tuple(sorted(own.union(*(part.unread() for part in self.parts))))
 
 
 def text_part(config: Mapping[str, Any], keys: Keys, around: Keys) -> tuple[Values, Values]:
-    """A config.json, and the text model's part of it: the same where it is of a text model alone. keys: of that part."""
+    """Return the values of a config.json and of its `text_config`; twice the same object where there is no `text_config`. keys: accepted
+    keys of the text part; around: accepted keys of the outer part."""
     if not mapping(config, "text_config"):
         both = Values(config, keys | around)
         return both, both
@@ -152,16 +155,16 @@ def text_part(config: Mapping[str, Any], keys: Keys, around: Keys) -> tuple[Valu
 
 
 def flattened(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The keys of these objects of a config.json as one object, its own where a name is empty. Where several say a key, the last counts;
-    null says nothing."""
+    """Return the keys of several objects of a config.json as one object. names: the keys of these objects; "" means config.json's own keys.
+    Later objects override earlier ones, but not by null."""
     own = {key: value for key, value in config.items() if key not in names}
     parts = [mapping(config, name) if name else own for name in names]
     return {key: value for part in parts for key, value in part.items() if value is not None}
 
 
 def layer_kinds(get: Values, kind: str, interval: int = 1) -> tuple[bool, ...]:
-    """Return which layers are of a kind, the others having full attention: by layer_types, else all but every `interval`-th. Raises
-    ModelError."""
+    """Return for each layer whether it is of `kind` (true) or has full attention (false): by `layer_types`, or else false for every
+    `interval`-th layer. Raises ModelError."""
     num_layers, named = get.size("num_hidden_layers"), get.value("layer_types")
     if named is None:
         return tuple((i + 1) % interval != 0 for i in range(num_layers))
@@ -176,18 +179,18 @@ def layer_kinds(get: Values, kind: str, interval: int = 1) -> tuple[bool, ...]:
 
 
 def size(key: str | None = None, default: int | None = None) -> Any:
-    """A field that `read` fills by `Values.size`. key: in config.json, None for the field's name. default: where neither config.json nor
-    a caller has it; None: one of them must."""
+    """Return a dataclass field that `read` fills by `Values.size`. key: in config.json; None: the field's name. default: used where neither
+    config.json nor a caller gives the value; None: one of them must give it."""
     return _field("size", key, default)
 
 
 def number(key: str, default: float | None = None) -> Any:
-    """A field like that of `size`, by `Values.number`."""
+    """Return a dataclass field that `read` fills by `Values.number`. Parameters are those of `size`."""
     return _field("number", key, default)
 
 
 def flag(key: str | None = None, default: bool = False) -> Any:
-    """A field like that of `size`, by `Values.flag`."""
+    """Return a dataclass field that `read` fills by `Values.flag`. Parameters are those of `size`."""
     return _field("flag", key, default)
 
 
@@ -199,8 +202,9 @@ Config = TypeVar("Config")
 
 
 def read(kind: type[Config], get: Values, whole: Values | None = None, **given: Any) -> Config:
-    """A config class of this kind, of an object and what is `given` by field. whole: where keys that nobody has read are looked for, which
-    the field `unread` names. Raises ModelError naming the first key that is missing or out of range."""
+    """Return a config object of the class `kind`, whose fields are read from `get` or given by name in `given`. whole: the object whose
+    keys that nothing has read go into the field `unread`; None: no such field. Raises ModelError naming the first key that is missing or
+    out of range."""
     names = {f.name: f.metadata["read"] for f in fields(kind) if "read" in f.metadata and f.name not in given}  # type: ignore[arg-type]
     found = {name: getattr(get, how)(key or name, default) for name, (how, key, default) in names.items()}
     if whole is not None:

@@ -18,8 +18,8 @@ from mlxspec.models.segments import LayerPiece
 
 
 class AttentionInputs(NamedTuple):
-    """The inputs of a layer's attention: queries (N, Hq, 1, D); keys and values (N, Hkv, 1, ·), None where they are another layer's; sinks
-    (Hq,) or None."""
+    """The inputs of a layer's attention: queries (N, Hq, 1, D); keys and values (N, Hkv, 1, ·), None where the layer uses those of another
+    layer; sinks (Hq,) or None."""
 
     queries: mx.array
     keys: mx.array | None = None
@@ -28,15 +28,16 @@ class AttentionInputs(NamedTuple):
 
 
 class _Reached(Exception):
-    """Ends a layer's call at its attention."""
+    """An exception that ends a layer's call at its attention and carries the attention's inputs."""
 
     def __init__(self, queries: mx.array, scale: float, sinks: mx.array | None) -> None:
         self.queries, self.scale, self.sinks = queries, scale, sinks
 
 
 class Cut(StandInCache):
-    """Ends a layer's call at its attention, or answers that. attended (N, Hq, 1, Dv): attention's result;
-    None: the call ends where attention is called. held: stands for keys and for values, those of another layer too."""
+    """A placeholder for a layer's cache that cuts the layer's call at its attention. attended (N, Hq, 1, Dv): the result that the attention
+    returns; None: the call ends where attention is called. held: the placeholder for keys and values, also for those of another layer.
+    kept: the layer's own keys and values, once it has written them."""
 
     def __init__(self, offset: mx.array, attended: mx.array | None, dtype: mx.Dtype) -> None:
         self.offset, self.held = offset, Held(self._attend, dtype)
@@ -61,12 +62,14 @@ Call = Callable[..., mx.array]
 
 
 def before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> AttentionInputs:
-    """Raises SeamError where the layer does not attend to keys of its own or of another layer."""
+    """Call a layer up to its attention, and return the attention's inputs. x (N, 1, H): the layer's input. offset (N,): positions. Raises
+    SeamError where the layer does not call attention."""
     return _before(call, layer, x, offset)[0]
 
 
 def scale_of(call: Call, layer: Any, x: mx.array, offset: mx.array) -> float:
-    """Return the factor of a layer's scores, for a layer with keys of its own. Raises SeamError for others."""
+    """Return the factor of the attention scores of a layer that has its own keys. Raises SeamError where the layer has none, or returns
+    more than its output."""
     asked, scale = _before(call, layer, x, offset)
     if asked.keys is None or asked.values is None:
         raise SeamError("one of its layers has no keys of its own")
@@ -90,15 +93,16 @@ def _before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> tuple[Atte
 def behind(
     call: Call, layer: Any, x: mx.array, attended: mx.array, offset: mx.array, *more: mx.array | None
 ) -> mx.array:
-    """The layer's output (N, 1, H)."""
+    """Call a layer with a given result of its attention, and return the layer's output (N, 1, H). more: further inputs of the layer."""
     return call(layer, x, Cut(offset, attended, x.dtype), *more)
 
 
 def piece_before(call: Call) -> LayerPiece:
-    """The piece up to a layer's attention, of x and offset: gives what attention is asked."""
+    """Return the piece of a layer up to its attention. The piece takes x and offset, and returns x and the attention's inputs."""
     return LayerPiece(("before", call), lambda layer, x, offset: (x, before(call, layer, x, offset)))
 
 
 def piece_behind(call: Call) -> LayerPiece:
-    """The piece that is the rest of a layer, of x, attention's result, offset and arrays of the layer's own."""
+    """Return the piece of a layer from its attention on. The piece takes x, the attention's result, offset and further inputs of the layer,
+    and returns the layer's output."""
     return LayerPiece(("behind", call), lambda layer, x, *given: (behind(call, layer, x, *given), None))
