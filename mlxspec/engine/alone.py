@@ -45,8 +45,9 @@ class Alone:
         return left
 
     def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:
-        """Return the decisions about the step that begins. paused: numbers of the requests whose callers do not read. checksum: computes
-        a number over the engine's texts, by which ranks find out whether their texts differ."""
+        """Return the decisions about the step that begins. places: the engine's requests. paused: numbers of the requests whose callers
+        have not read the tokens that they already have. checksum: computes a number over the engine's texts, by which ranks find out
+        whether their texts differ."""
         return Orders(places.out_of_time, paused)
 
     def learn(self, times: TimedRound, drafts: Drafts) -> None:

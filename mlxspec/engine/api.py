@@ -219,7 +219,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
 
     @abstractmethod
     def enqueue(self, request: Request) -> None:
-        """Queue a request, however many requests wait."""
+        """Queue a request without the limit on the number of waiting requests."""
 
     @abstractmethod
     def _rest(self) -> None:

@@ -29,8 +29,8 @@ Events = TypeVar("Events", covariant=True)
 
 
 class Calls(ABC, Generic[One, Many, Events]):
-    """A kind of engine whose calls give answers. Type parameters: One is the type of one answer, Many that of several answers, Events
-    that of one answer's events while it is decoded."""
+    """The interface of both kinds of engine, whose calls give answers. Type parameters: One is the type of one answer, Many that of
+    several answers, Events that of one answer's events while it is decoded."""
 
     @overload
     def generate(
@@ -65,9 +65,9 @@ class Calls(ABC, Generic[One, Many, Events]):
         the same order.
 
         params: one for all prompts, or a list with one for each. fields: fields of SamplingParams, such as `max_tokens=3`, which replace
-        those of params. A string is continued as it is; `chat` uses the model's chat format. Raises MlxspecError subclasses before any
-        work. An error during decoding ends only its own answer, with finish_reason "error". Where one prompt is answered, a logits
-        processor or a sampler that fails raises HookError. In an AsyncEngine the call returns an awaitable.
+        those of params. A string is continued as it is; `chat` uses the model's chat format. An invalid argument raises a subclass of
+        MlxspecError before any work. An error during decoding ends only its own answer, with finish_reason "error". Where one prompt is
+        answered, a logits processor or a sampler that fails raises HookError. In an AsyncEngine the call returns an awaitable.
         """
         return self._answer(lambda _: prompts, with_fields(params, fields), spec)
 

@@ -53,8 +53,9 @@ def vectors(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
 
 
 def ranks(engine: Engine, texts: Sequence[Sequence[int]]) -> Iterator[Found]:
-    """Rank documents, one text of token ids from `judged` each. Runs one forward for each `next` and yields, by index, the probability
-    of "yes", (1,) float32, of the texts that ended with this forward."""
+    """Rank documents by a query. texts: for each document the token ids that `judged` returns. Runs one forward for each `next` and
+    yields, by index, the probability of "yes", (1,) float32, of the texts that ended with this forward. Raises ConfigError where the
+    model is no reranker."""
     yes, no = answers_of(engine)
 
     def made(pooled: mx.array) -> mx.array:

@@ -344,7 +344,8 @@ class Engine(EngineApi):
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of requests that wait for a place among the rows: queued ones and parked ones."""
+        """Return the number of requests that have no place: queued ones, and parked ones, which have begun and are paused while other
+        clients have their turn."""
         return len(self._queue) + len(self._places.parked)
 
     @property
@@ -572,7 +573,7 @@ class Engine(EngineApi):
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
-        """Return a report on each Metal kernel: whether this process uses it, and if not, why."""
+        """Return a report on each Metal kernel that the loaded models need: whether it is in use, and if not, why."""
         return needed()
 
     @by_name
@@ -592,13 +593,14 @@ class Engine(EngineApi):
 
     @cached_property
     def weights_digest(self) -> str | None:
-        """Return a digest of the weights as they compute, 64 hexadecimal digits; None where the model is divided among ranks. Reads all
-        weights once, in the engine's thread."""
+        """Return a digest of the model's loaded weights and configuration, 64 hexadecimal digits; None where the model is divided among
+        ranks. The first call reads all weights, so it must be made in the engine's thread."""
         return None if self.ranks.size > 1 else fingerprint(self.model)
 
     @property
     def probed_widths(self) -> range:
-        """Return the widths, in tokens over all rows, that rounds of this engine may have, up to a limit."""
+        """Return the widths, in tokens over all rows, that the exactness probe tests: those that rounds of this engine may have, up to a
+        limit."""
         widest = max(self.drafts.longest_draft(self.spec) + 1, self.config.max_rows)
         return range(2, min(PROBE_AT_MOST, widest) + 1)
 
@@ -632,8 +634,8 @@ class Engine(EngineApi):
         self.prefix.space(stride_of(self.model.make_cache(0, kv_bits=bits)))
 
     def _exact_width(self) -> int:
-        """Check that this machine can compute exactly, run the probe, and return the widest round, in tokens over all rows, with the
-        bits of plain steps."""
+        """Make every operation compute with the bits of a single row from now on, run the probe, and return the widest round, in tokens
+        over all rows, with the bits of plain steps."""
         exactness.demand()
         return self.probe().exact_width
 

@@ -452,8 +452,8 @@ def _dtype(name: str | None) -> mx.Dtype | None:
 
 
 def _limits(tokenizer: Tokenizer, target: Assembled, given: str | os.PathLike[str] | None) -> Iterator[str]:
-    """Yield notices on functions that the model lacks because of the tokenizer and the chat template of its folder. given: the user's
-    own template file; raises ConfigError where that does not compile."""
+    """Yield notices on what does not work with the model's tokenizer and chat template: answers that never end by themselves, and chat.
+    given: the user's own template file; raises ConfigError where that does not compile."""
     rows = target.model.vocab_size
     if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
         named = ", ".join(map(str, sorted(tokenizer.eos_ids)))

@@ -53,8 +53,8 @@ def likely_draft(drafter: ModelDrafter, model: Model) -> DraftCost:
 
 
 def likely_rounds(model: Model) -> dict[int, float]:
-    """Return a guess of what a round costs, in plain rounds, by its width in tokens: the usual curve of any model, and the bytes of the
-    further experts that more tokens read."""
+    """Return a guess of what a round costs, in plain rounds, by its width in tokens: a curve that is likely for any model, and in
+    addition the bytes of the experts that more tokens read."""
     read = reads(model)
     plain = max(1.0, read.bytes())
     return {w: likely(w) + (read.bytes(w) - read.bytes()) / plain for w in LADDER}

@@ -46,9 +46,10 @@ class _Reserved(NamedTuple):
 
 
 class EngineMemory:
-    """The memory plan of one engine. budget, weights, prefix_budget: bytes of all, of the weights, and at most of the prefix cache.
-    verify: tokens of a row's widest verify. full_chunk: prompt tokens that are read at once where memory allows it. config: its
-    kv_bits determines the size of keys and values. watch: limits the pieces of prompts by the time that they take."""
+    """The memory plan of one engine. budget: bytes of all that the engine may take. weights: bytes of the weights. prefix_budget: most
+    bytes of the prefix cache. verify: tokens of a row's widest verify. full_chunk: prompt tokens that are read at once where memory
+    allows it. config: its kv_bits determines the size of keys and values. watch: limits the pieces of prompts by the time that they
+    take."""
 
     def __init__(
         self,

@@ -43,8 +43,8 @@ _NO_COPIES = 20 * (50 << 20)
 
 
 class Pipeline(Rounds):
-    """The rounds of an engine, of which the next one may be launched before the current one is read. next: the round that is launched
-    and not read, or None."""
+    """The rounds of an engine, of which the next one may be launched before the host has read the current one's results. next: the
+    launched round whose results the host has not read, or None."""
 
     def __init__(
         self,
@@ -66,19 +66,19 @@ class Pipeline(Rounds):
 
     @property
     def is_on_way(self) -> bool:  # type: ignore[override]
-        """Return whether a round has been launched and not read."""
+        """Return whether a round is launched and the host has not read its results."""
         return self.next is not None
 
     @property
     def is_open(self) -> bool:  # type: ignore[override]
-        """Return whether a round with drafts has been launched and not read."""
+        """Return whether a round with drafts is launched and the host has not read its results."""
         return self.next is not None and self.next.is_open
 
     def advance(
         self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
     ) -> ReadRound:
-        """Read the round that is launched, or launch one now and read that, and return its events and time. Where possible, the next
-        round is launched before the reading. may_follow: whether these rows will decode in the next round, too."""
+        """Wait for the launched round, or launch one now and wait for it; accept, commit, and return its events and time. Where
+        possible, the next round is launched before the waiting. may_follow: whether these rows will decode in the next round, too."""
         stats, drafts, ahead = self._stats, self._drafts, self.next is not None
         started = time.perf_counter() - (self._launching if ahead else 0.0)
         current = self.next or launch(rows, model, cache, drafts, stats, widest=self._widest)

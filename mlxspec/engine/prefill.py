@@ -250,7 +250,7 @@ class Prefill:
                 self.request.read_prompt(found, behind)
 
     def keep(self) -> None:
-        """Keep the state after the tokens that have been read in the prefix cache."""
+        """Keep the row's state in the prefix cache, for prompts that begin with the tokens read so far."""
         if self.num_done:
             tokens = self.request.prompt[: self.num_done]
             self._prefix.keep(self.request, tokens, self.cache, 0, self._drafts, self.carry)

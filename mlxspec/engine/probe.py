@@ -33,7 +33,7 @@ PROBE_AT_MOST = 17  # tokens: a wider verify is rare, and each width costs a com
 
 @dataclass(frozen=True, kw_only=True)
 class WidthVerdict:
-    """The result of the exactness probe for one width of a round, in tokens.
+    """The result of the exactness probe for one width, in tokens, of a round. Plain steps are forwards of one token.
 
     is_bitwise: whether logits have the bits of plain steps in a verify of this width, in a round of two rows with this number of tokens
     together, in a verify launched before the one in front of it is read, and in a plain step after a verify that was committed whole or
@@ -178,7 +178,8 @@ def _run(
     rows: FlatRows | None = None,
 ) -> NDArray[np.float32]:
     """Run a forward over `tokens` and return its logits (len(tokens), V). kept: how many tokens of each row are committed; None: all, as
-    certain tokens. An array in `kept` makes the commit an unread one; the forward after an unread commit is aborted."""
+    certain tokens. As an array it stays on the device, and the commit is an unread one. A forward after an unread commit is aborted
+    instead of committed."""
     rows, is_unread = rows or FlatRows((len(tokens),)), cache.exact is not None
     with device.private_kernels():
         ids = mx.array(np.asarray(tokens, np.int32))

@@ -102,7 +102,8 @@ class Ranks(Alone):
 
     def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:
         """Return rank 0's decisions about the step that begins, and teach the policies the last round's time as rank 0 measured it.
-        Raises RanksEnd where rank 0 ends the ranks, and RankError where they cannot go on."""
+        Arguments are those of `Alone.step`. Raises RanksEnd where rank 0 ends the ranks, and RankError where they cannot go on, for
+        example because their texts differ."""
         own = self._orders(places, paused) if self.leads else None
         orders, sums = self.share(own, checksum())
         if orders.ends:

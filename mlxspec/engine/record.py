@@ -21,10 +21,10 @@ _MOST_ID = 2**31 - 1  # of a token: ids are int32
 
 
 def record(request: Request, model: str, kv_bits: int, weights: str | None) -> dict[str, Any]:
-    """Return the record of an answer that has ended, as plain objects. model: the engine's name; kv_bits: as EngineConfig has it; weights:
-    the engine's `weights_digest`, None where it is not known. prompt_tokens are None where the answer depends on more than token ids:
-    images, callables of Python. max_tokens and min_tokens are at most what the context left room for, so that an engine with a larger
-    context ends the answer at the same place."""
+    """Return what it takes to decode an ended answer again, as plain JSON objects. model: the engine's name. kv_bits: as in
+    EngineConfig. weights: the engine's `weights_digest`, None where it is not known. The prompt_tokens are None where the answer
+    depends on more than token ids: images, callables of Python. The max_tokens and min_tokens are at most what the context left room
+    for, so that an engine with a larger context ends the answer at the same place."""
     is_open = request.finish_reason == "length" and request.limit < request.params.max_tokens
     room = min(
         request.limit if is_open else request.params.max_tokens, request.max_context - len(request.prompt)
@@ -52,8 +52,9 @@ def record(request: Request, model: str, kv_bits: int, weights: str | None) -> d
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A record that has been read, with the fields that `record` wrote. result: the answer, with its text where the line has one. prompt:
-    None where the answer cannot be decoded again. weights: None where the record does not name them."""
+    """An answer with what it takes to decode it again, as `record` returned it. result: the answer; its text is "" where the record has
+    none. prompt: token ids, None where the answer cannot be decoded again. weights: digest of the model's weights, None where the
+    record does not name it."""
 
     model: str
     weights: str | None
@@ -64,7 +65,7 @@ class Record:
 
     @classmethod
     def read(cls, line: str) -> Record:
-        """Return the record in a line of JSON. Raises ConfigError for a line that holds none."""
+        """Return the record in one line of JSON. Raises ConfigError for a line that holds none."""
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:

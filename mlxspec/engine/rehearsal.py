@@ -45,7 +45,8 @@ _MEASURED = 8  # turns of each round where costs are measured
 
 
 class Step(NamedTuple):
-    """A round of a rehearsal. drafter: its name, None for plain rounds. depth: tokens of the draft; 0: a plain round."""
+    """A round of an artificial request. drafter: the drafter's name, None for a plain round. depth: tokens of the draft; 0: a plain
+    round."""
 
     drafter: str | None = None
     depth: int = 0
@@ -55,7 +56,7 @@ _PLAIN = Step()
 
 
 class Zeros(Drafter):
-    """A drafter that proposes the token 0 as often as is requested."""
+    """A drafter whose drafts are the token 0, repeated up to the requested length."""
 
     name, max_draft = "zeros", _WIDEST - 1
 
@@ -64,8 +65,8 @@ class Zeros(Drafter):
 
 
 class Script(Policy):
-    """A policy that runs given rounds for one row, and teaches their times to `costs`. steps: the rounds. A draft of zeros is verified.
-    A model's draft is made but not verified, so that its time is not mixed with a verify's."""
+    """A policy that makes the row of an artificial request run given rounds, and teaches their times to `costs`. steps: the rounds. A
+    draft of zeros is verified. A model's draft is made but not verified, so that its time is not mixed with a verify's."""
 
     runs_ahead = False
 
@@ -114,8 +115,8 @@ class Script(Policy):
 
 
 def steps_of(engine: Engine, turns: int = _TURNS) -> list[Step]:
-    """Return the rounds to rehearse: those that answers of this engine run and that this process has not run yet. They are plain rounds
-    and, where the engine chooses the drafter, rounds of each width and drafts of each model. turns: how often each is run."""
+    """Return the rounds for `rehearse`: those that answers of this engine run and that this process has not run yet. They are plain
+    rounds and, where the engine chooses the drafter, rounds of each width and drafts of each model. turns: how often each is run."""
     if engine.spec.policy == "auto" and engine.spec.drafters:
         return drafting_steps(engine, turns, 1 + engine.drafts.longest_draft(engine.spec))
     return [] if (1, 1) in engine.policies.costs.ran else _plain(turns)
@@ -144,10 +145,10 @@ def _plain(turns: int) -> list[Step]:
 
 
 def rehearse(engine: Engine, steps: Sequence[Step] | None = None) -> Generator[None]:
-    """Run the rehearsal as a generator: first races of kernels, then the rounds in `steps`, which use the kernels that won, then the
-    exactness probe, unless its result on this machine is known. Yields after each piece, such as a step of the engine. Closing the
-    generator ends the artificial request, which leaves nothing in the engine's statistics and prefix cache. Ranks do not rehearse.
-    steps: None for those of `steps_of`."""
+    """Run rounds of an artificial request while the engine is idle, so that later answers do not wait for compilation. A generator that
+    yields after each piece: first races of kernels, then the rounds in `steps` (None: those of `steps_of`), which use the kernels
+    that won, then the exactness probe, unless its result on this machine is known. Closing the generator ends the artificial request,
+    which leaves nothing in the engine's statistics and prefix cache. Ranks do not rehearse."""
     if engine.ranks.size > 1:
         return
     yield from _race(engine)

@@ -256,8 +256,8 @@ class Request:
         """Add a round's tokens, num_accepted drafted ones and then the round's own, to the answer up to its end. Return at most one
         event.
 
-        Tokens after the end are dropped, so the text ends where plain decoding would have ended it. drafter: the name of the draft's.
-        logprobs: one for each token, None where not requested.
+        Tokens after the end are dropped, so the text ends where plain decoding would have ended it. drafter: name of the drafter of the
+        accepted tokens. logprobs: one for each token, None where not requested.
         """
         taken = self.newest = []
         text, drafted = "", 0

@@ -157,7 +157,7 @@ class RequestFactory:
         return [int(t) for t in prompt]
 
     def _named(self, token: object) -> str:
-        """Return words for a token that the model cannot read, with the reason."""
+        """Return a phrase for an error message that names a token which the model cannot read, and why it cannot."""
         text = None
         if (
             self.tokenizer is not None

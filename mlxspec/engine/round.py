@@ -34,9 +34,9 @@ PLAIN = RoundPlan()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A launched target forward over all decoding rows. plan: the drafters and why they drafted; drafts: one for each row. tokens (N,),
-    sampled, and hidden (N, H) are lazy; where a request shows layers, hidden is the result of `Streams.join`. is_open: whether its
-    cache transaction is still open. is_warm: whether nothing was compiled in it or in its drafts. unmasked: places of the rows in
+    """A launched target forward over all decoding rows. plan: the drafts and the policies' choices; drafts: one for each row. tokens
+    (N,), sampled, and hidden (N, H) are lazy; where a request shows layers, hidden is the result of `Streams.join`. is_open: whether
+    its cache transaction is still open. is_warm: whether nothing was compiled in it or in its drafts. unmasked: places of the rows in
     which a tag may begin a grammar, and whose tokens the host did not know when they were sampled. logits (N, V): lazy; None where
     there are no such rows."""
 
@@ -275,7 +275,7 @@ def sample_round(
 ) -> Sampled:
     """Sample the target's token at each place. tokens (N,): each row's last token and its draft. logits (N, V): after each of them.
 
-    ahead: number of tokens of each row that are launched but not in its history yet.
+    ahead: number of tokens of each row that are launched but not in its history yet; an Ahead where only the device knows the number.
     """
     rows = [
         RoundRow(

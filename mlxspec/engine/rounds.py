@@ -24,9 +24,9 @@ from mlxspec.models.base import Model
 class TimedRound:
     """The time of a round, in the form that policies learn from.
 
-    plan: the drafters that drafted. numbers: of the requests in the round. num_tokens: over all rows. seconds: the duration, with the
-    launch of this round, whenever that was, and without that of the next one. ahead: whether it was launched before the round in front
-    of it was read. is_warm: whether nothing was compiled in it.
+    plan: the round's drafts and the policies' choices. numbers: of the requests in the round. num_tokens: over all rows. seconds: its
+    duration. The launch of this round counts, even where it was earlier, and that of the next round does not. ahead: whether it was
+    launched before the round in front of it was read. is_warm: whether nothing was compiled in it.
     """
 
     plan: RoundPlan
@@ -78,8 +78,8 @@ class ReadRound(NamedTuple):
 
 
 class Rounds:
-    """The rounds of an engine, one after the other. is_on_way: whether a round is launched and not read; is_open: whether its cache
-    transaction is open. In this class both are always False between two calls of `advance`."""
+    """The rounds of an engine, one after the other. is_on_way: whether a round is launched and the host has not read its results;
+    is_open: whether its cache transaction is open. In this class both are always False between two calls of `advance`."""
 
     is_on_way = is_open = False
 
@@ -90,7 +90,8 @@ class Rounds:
     def advance(
         self, rows: Sequence[Request], model: Model, cache: ModelCache, *, may_follow: bool
     ) -> ReadRound:
-        """Launch and read one round, and return its events and time. may_follow: whether these rows will decode in the next round, too."""
+        """Launch one round, wait for it, accept, commit, and return its events and time. may_follow: whether these rows will decode in
+        the next round, too."""
         started = time.perf_counter()
         current = launch(rows, model, cache, self._drafts, self._stats, widest=self._widest)
         self._drafts.take_up(current.plan)

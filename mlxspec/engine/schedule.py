@@ -28,7 +28,7 @@ TURN = 8  # steps that a client waits for a place that is another's
 
 
 class Shares:
-    """The rule that decides which client gets the next free place."""
+    """The rule that decides which client gets the next free place. A place is a prompt that is read or a row that decodes."""
 
     def __init__(self) -> None:
         self._turns: dict[str, None] = {}  # clients, the one whose turn was longest ago first

@@ -126,7 +126,7 @@ class RequestStats:
 
     @property
     def decode_speed(self) -> float:
-        """Return the tokens a second after the first token."""
+        """Return the decoding speed in tokens a second; the first token and the time before it do not count."""
         return self.num_decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
@@ -136,7 +136,7 @@ class RequestStats:
 
     @property
     def prefill_speed(self) -> float:
-        """Return the prompt tokens read a second."""
+        """Return the speed of reading the prompt, in tokens a second."""
         return self.num_read / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     def data(self) -> dict[str, Any]:

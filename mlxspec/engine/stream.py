@@ -28,7 +28,7 @@ class Stream:
     nothing.
 
     Read `request` (its statistics, its text) only after the end; before, it belongs to the engine's thread. is_behind: whether its row
-    should pause, because more than the allowed number of tokens wait to be read; it stays True until fewer than half of them do.
+    should pause, because as many tokens as allowed wait to be read; it stays True until fewer than half of that number do.
     """
 
     def __init__(self, cancel: Callable[[Stream], None], most_unread: int | None = None) -> None:

@@ -233,8 +233,8 @@ class Worker:
         return future
 
     def stop(self, timeout: float = STOP_SECONDS) -> bool:
-        """End all streams, then the engine after the step that it is running. Return whether it ended within `timeout` seconds. An
-        engine that did not holds up no exit of the process."""
+        """End all streams, then the engine after the step that it is running. Return whether the engine ended within `timeout` seconds.
+        One that has not ended does not delay the exit of the process."""
         self._end("stopped", EngineStoppedError("The engine is being stopped."))
         if self._thread.is_current:
             return False
