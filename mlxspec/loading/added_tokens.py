@@ -33,12 +33,13 @@ Token = dict[str, Any]  # content, special, the flags; and the id that a file de
 
 
 def has_vocabulary(folder: Path) -> bool:
-    """Whether a folder holds a vocabulary in one of the forms that are read."""
+    """Return whether a folder holds a vocabulary in a form that mlxspec reads: tokenizer.json, or vocab.json with merges.txt."""
     return any(all((folder / name).is_file() for name in names) for names in VOCABULARIES)
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The class of transformers that a folder's tokenizer is of, without `Fast`; "" where no file names it."""
+    """Return the name of transformers' class for a folder's tokenizer, without the suffix `Fast`; "" where no file names it. settings:
+    tokenizer_config.json; config: config.json."""
     kind = settings.get("tokenizer_class") or config.get("tokenizer_class")
     if isinstance(kind, str):
         return kind.removesuffix("Fast")
@@ -51,8 +52,9 @@ def declared(
     listed: Mapping[str, Any],
     kind: str = "",
 ) -> list[Token]:
-    """The tokens to add, in the order in which ids are given. settings: tokenizer_config.json; beside: special_tokens_map.json; listed:
-    added_tokens.json; kind: the class of a tokenizer without a tokenizer.json. Raises TokenizerError for a damaged list."""
+    """Return the tokens that a folder's files add to its vocabulary, in the order in which they take ids. settings:
+    tokenizer_config.json; beside: special_tokens_map.json; listed: added_tokens.json; kind: transformers' class for a tokenizer
+    without a tokenizer.json, else "". Raises TokenizerError for a damaged list."""
     by_id = settings.get("added_tokens_decoder")
     told = {**_ROLES_OF.get(kind, {}), **settings, **({} if by_id is not None else beside)}
     main = [told.get(name) for name in _ROLES]
@@ -83,7 +85,9 @@ def declared(
 
 
 def _numbered(by_id: Any, listed: Mapping[str, Any], special: Collection[str | None]) -> Iterator[Token]:
-    """The tokens that a file lists with their ids."""
+    """Yield the tokens that the files list with ids. by_id: `added_tokens_decoder` of tokenizer_config.json, None where there is none;
+    listed: added_tokens.json, which is read only then; special: the texts of special tokens. Raises TokenizerError for a damaged
+    list."""
     if by_id is None:
         for content, number in listed.items():
             is_special = content in special
@@ -100,7 +104,9 @@ def _numbered(by_id: Any, listed: Mapping[str, Any], special: Collection[str | N
 def _token(
     content: str, flags: Mapping[str, Any], *, special: bool, number: Any = None, may_go: bool = False
 ) -> Token:
-    """may_go: it counts only where tokenizer.json adds no token of its id."""
+    """Return the description of one added token. flags: its settings, such as `lstrip`; number: its declared id, None for the next free
+    one; may_go: whether the token is dropped where tokenizer.json adds a token of this id. Raises TokenizerError for a wrong id or an
+    overlong text."""
     if len(content) > _LONGEST or not (number is None or (type(number) is int and 0 <= number < 1 << 31)):
         raise TokenizerError(f"The added token {printable(content, 40)} is too long, or its id is none.")
     kept = {name: flags[name] for name in _FLAGS if isinstance(flags.get(name), bool)}
@@ -109,6 +115,6 @@ def _token(
 
 
 def content_of(value: Any) -> str | None:
-    """The text of an added token, however a file writes it; None where there is none."""
+    """Return the text of an added token, which a file writes as a string or as an object with `content`; None where there is no text."""
     found = value.get("content") if isinstance(value, Mapping) else value
     return found if isinstance(found, str) and found else None

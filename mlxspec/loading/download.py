@@ -26,7 +26,7 @@ _PLACE = re.compile(
 
 
 class File(NamedTuple):
-    """A file of a plan. size in bytes; is_here: whether the cache has its content."""
+    """A file of a planned download. size: in bytes; is_here: whether the hub's cache already holds its content."""
 
     name: str
     size: int
@@ -34,8 +34,8 @@ class File(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A download that has been planned. folder: where its files will be found; commit: the revision they are of; base_models: what the card
-    of the repository names as `base_model`."""
+    """A planned download of a repository. revision: as requested; commit: the commit that it is. folder: the folder of the hub's cache
+    in which the files will be. base_models: the `base_model` entries of the repository's card."""
 
     repo: str
     revision: str | None
@@ -50,19 +50,21 @@ class Plan(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Bytes that are still to be fetched."""
+        """Return the bytes that are still to be fetched."""
         return sum(f.size for f in self.files if not f.is_here)
 
     @property
     def weights(self) -> int:
-        """Bytes of tensors."""
+        """Return the bytes of the safetensors files."""
         return sum(f.size for f in self.files if _is_weights(f))
 
 
 def plan(repo: str, revision: str | None = None) -> Plan:
-    """Ask the hub what data files there are. Fetches config.json, by which the revision is found.
+    """Return the plan of a download: the data files that a repository holds on the hub, with their sizes. Fetches config.json, which
+    determines the commit.
 
-    Raises ConfigError for a revision that can be none, ModelError where the hub has no such model or cannot be reached.
+    repo: owner/name, an address or a short name. Raises ConfigError for an impossible revision, ModelError where the hub has no such
+    model or cannot be reached.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download
 
@@ -103,15 +105,15 @@ def plan(repo: str, revision: str | None = None) -> Plan:
 
 
 def base_models(info: Any) -> tuple[str, ...]:
-    """Return what a model's card names as `base_model`, of what the hub says about it."""
+    """Return the `base_model` entries of a model's card. info: the hub's description of the model (ModelInfo)."""
     named = getattr(info.card_data, "base_model", None)
     found = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     return tuple(name for name in found if isinstance(name, str) and name.strip())
 
 
 def fetch(wanted: Plan) -> Path:
-    """Fetch what is missing; returns the folder. Raises StorageError before anything is fetched when the disk is too small, ModelError when
-    the way breaks off: files that have come by then stay."""
+    """Fetch the missing files of a plan, the weights last; return the folder. Raises StorageError where the disk has too little room,
+    before anything is fetched; ModelError where the download fails, and complete files are kept."""
     check_disk(wanted)
     _fetch(
         wanted, [f for f in wanted.files if not _is_weights(f)], [f for f in wanted.files if _is_weights(f)]
@@ -124,14 +126,14 @@ def fetch(wanted: Plan) -> Path:
 
 
 def fetch_small(wanted: Plan) -> Path:
-    """Fetch what is missing of all files but the weights; returns the folder. Raises as `fetch`."""
+    """Fetch the missing files of a plan except the weights; return the folder. Raises ModelError and StorageError as `fetch` does."""
     _fetch(wanted, [f for f in wanted.files if not _is_weights(f)])
     check_links(wanted.folder)
     return wanted.folder
 
 
 def _fetch(wanted: Plan, *groups: Sequence[File]) -> None:
-    """Fetch groups of files, one group after the other."""
+    """Fetch groups of files, one group after the other, and report the progress."""
     from huggingface_hub import snapshot_download
 
     files = [file for group in groups for file in group]
@@ -154,7 +156,8 @@ def _is_weights(file: File) -> bool:
 
 
 def _counted(step: progress.Step) -> type:
-    """A class of progress bars of the hub's library that shows nothing and tells `step` the bytes that have come."""
+    """Return a class of progress bars for the hub's library that shows nothing and calls `step` with the number of bytes that have been
+    received."""
     from huggingface_hub.utils import tqdm
 
     class Counted(tqdm):  # type: ignore[misc]
@@ -170,7 +173,7 @@ def _counted(step: progress.Step) -> type:
 
 
 def check_disk(wanted: Plan, more: int = 0) -> None:
-    """Raise StorageError unless what is missing fits on the disk of the cache. more: bytes that are to be fetched beside it."""
+    """Raise StorageError unless the missing files of a plan fit on the disk of the hub's cache. more: bytes to be fetched in addition."""
     free = shutil.disk_usage(wanted.folder).free
     needed = wanted.missing + more
     if needed and needed + _SPARE > free:
@@ -186,7 +189,8 @@ def _order(file: File) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def explained(repo: str, revision: str | None) -> Iterator[None]:
-    """Turn errors of the hub's library, while it is open, into one sentence. Raises ModelError, StorageError."""
+    """Turn an error of the hub's library that is raised in the block into a ModelError or StorageError of one sentence. repo, revision:
+    what the sentence names."""
     from huggingface_hub import errors as hf
     from huggingface_hub.utils import logging
 

@@ -34,8 +34,9 @@ _FORMS: tuple[tuple[tuple[str, str, str], tuple[str, str], tuple[str, ...]], ...
 
 @dataclass(frozen=True, kw_only=True)
 class FillIn:
-    """tokens: prefix, suffix and middle. project, file: what precedes their names. ends: ids that end an answer, beside those that end
-    any."""
+    """The fill-in-the-middle format of a vocabulary. tokens: ids before the text before the gap, before the text after the gap, and
+    before the answer. project, file: ids before the name of a project and of a file, None where there are none. ends: ids that end an
+    answer, in addition to the tokenizer's eos_ids."""
 
     tokenizer: Tokenizer
     tokens: tuple[int, int, int]
@@ -46,7 +47,9 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, num_rows: int) -> FillIn | None:
-        """None where the vocabulary, as far as the model has rows for it, has no such tokens. The form with most of its tokens counts."""
+        """Return the fill-in-the-middle format of a vocabulary, None where it has no tokens for one. num_rows: number of the model's
+        rows; tokens with ids from there on are ignored. Of several formats, the one with most of its tokens in the vocabulary is
+        returned."""
 
         def known(names: Sequence[str]) -> list[int | None]:
             ids = [tokenizer.id_of(name) if name else None for name in names]
@@ -79,8 +82,9 @@ class FillIn:
         *,
         most: int | None = None,
     ) -> list[int]:
-        """Ids to continue. before, behind: the text around the gap; ids among texts are taken as they are. files: (name, text) of others in
-        the project. most: as in `Tokenizer.encode`. Raises ContextOverflowError."""
+        """Return the token ids of a prompt whose answer fills the gap between two texts. before, behind: the texts before and after the
+        gap; ids in `before` are kept as they are. files: (name, text) of other files of the project. most: tokens of the context.
+        Raises ContextOverflowError where the prompt has `most` tokens or more."""
         ids = list(self.tokenizer.around[0])
 
         def add(*parts: int | str | None, is_bare: bool = False) -> None:
@@ -108,7 +112,8 @@ class FillIn:
         return ids
 
     def _ids(self, text: str, is_bare: bool, most: int | None) -> list[int]:
-        """Return the ids of a text in which no special token is meant, whatever it spells. is_bare: it gets no space in front."""
+        """Return the ids of a text, with spellings of special tokens read as plain text. is_bare: whether the tokenizer is kept from
+        putting a space before the text. most: as in `Tokenizer.encode`."""
         ids: list[int] = []
         for part in self._spelled.split(text):
             lead = self._lead if is_bare or ids else []
@@ -120,6 +125,7 @@ class FillIn:
 
     @cached_property
     def _lead(self) -> list[int]:
-        """Ids of what keeps a tokenizer of SentencePiece's kind from putting a space in front of a text; [] where it puts none."""
+        """Return the ids of a character that, put before a text, keeps a tokenizer of SentencePiece's kind from adding a space; [] for a
+        tokenizer that adds none."""
         first = self.tokenizer.token_text(self.tokenizer.encode_plain("a")[0]) or ""
         return self.tokenizer.encode_plain(_BARE) if first.startswith("\u2581") else []

@@ -24,17 +24,18 @@ _BESIDE = ("*mtp*.safetensors", "mtp/*.safetensors", VISION_FILE)
 
 
 def tensor_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(the model's shards, files beside them that are no shards); see `tensor_names`. Raises ModelError."""
+    """Return the paths of the model's shards in a folder, and those of its other safetensors files (MTP heads, vision tower). Raises
+    ModelError where there are none or one is missing."""
     shards, beside = tensor_names(folder, _names(folder))
     return [folder / name for name in shards], [folder / name for name in beside]
 
 
 def tensor_names(folder: Path, there: Set[str]) -> tuple[list[str], list[str]]:
-    """(the model's shards: those that the index names, else model*.safetensors; files beside them that are no shards). An index that names
-    shards of another set than the whole one that is there is stale, and not used. Hidden files are none of the model's.
+    """Return the names of the model's shards, and those of other safetensors files of the model (MTP heads, vision tower). The shards
+    are those that the index names, else model*.safetensors. A stale index (see `stale_index`) and hidden files are ignored.
 
-    there: the safetensors files that the folder holds, or will hold once they are fetched. Raises ModelError when there are none at all,
-    or one is missing.
+    there: names of the safetensors files that the folder holds, or will hold once they are fetched. Raises ModelError where there are
+    none, or the index is damaged or names a missing file.
     """
     beside = sorted(n for n in there if any(fnmatchcase(n, p) for p in _BESIDE) and not is_hidden(Path(n)))
     found = sorted(n for n in there if fnmatchcase(n, "model*.safetensors") and n not in beside)
@@ -49,19 +50,19 @@ def tensor_names(folder: Path, there: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Names of the safetensors files that are in a folder."""
+    """Return the names of the safetensors files in a folder and in its `mtp` folder, relative to the former."""
     found = [p for pattern in ("*.safetensors", "mtp/*.safetensors") for p in folder.glob(pattern)]
     return {p.relative_to(folder).as_posix() for p in found if p.is_file()}
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file is hidden: macOS writes a `._NAME` beside every file on drives of other systems."""
+    """Return whether a file is hidden. macOS writes a hidden `._NAME` for every file on drives of other systems."""
     return path.name.startswith(".")
 
 
 def stale_index(folder: Path, there: Set[str] | None = None) -> bool:
-    """Whether the index names none of the shards that are there, which are a whole set by their own names. there: None for the files that
-    are in the folder."""
+    """Return whether the folder's index is stale: it names none of the files that are there, although their own names form a complete
+    set of shards. there: names of the safetensors files, None for those in the folder."""
     there = _names(folder) if there is None else there
     found = [name for name in there if fnmatchcase(name, "model*.safetensors")]
     numbered = [m for m in map(_SHARD.fullmatch, found) if m is not None]
@@ -78,7 +79,7 @@ def stale_index(folder: Path, there: Set[str] | None = None) -> bool:
 
 
 def is_head_file(name: str) -> bool:
-    """Whether a file of a repository, by its name, is an MTP head kept beside a model."""
+    """Return whether the name of a repository's file is that of an MTP head outside the model's shards."""
     return (
         re.fullmatch(r"mtp/[\w.-]+\.safetensors|[\w.-]*mtp[\w.-]*\.safetensors", name, re.ASCII) is not None
     )
@@ -100,11 +101,12 @@ def _named(index: Path, there: Set[str]) -> list[str]:
 
 
 def check_links(folder: Path) -> None:
-    """Raise ModelError for a link that leads nowhere, or to a file that may be no part of a model: `convert` copies what it finds.
-    Raise it for what is neither file nor folder, too.
+    """Raise ModelError where an entry of a model folder is neither a file nor a folder, or is a link that is broken or leads to a file
+    that may not be part of a model. (`convert` copies files, so a link must not draw in a private one.)
 
-    Followed are links that stay in the folder or in Hugging Face's cache; links to any safetensors file, which is checked as it is read
-    and never copied; links to a blob of another cache of the hub's layout; and links to the file of that name in another model's folder.
+    Allowed are links within the folder or into Hugging Face's cache; links named *.safetensors, whose files are checked when they are
+    read and never copied; links to a blob of another cache of the hub's layout; and links to the file of the same name in another
+    model's folder.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -14,14 +14,17 @@ _RANGES = (".input_max", ".input_min", ".output_max", ".output_min")  # of activ
 
 
 def sanitize_gemma3(weights: Weights, *, tied: bool) -> Weights:
-    """Norm weights are zero-centred in every dialect (mlx-lm adds the 1 when it computes), and become factors."""
+    """Return the text model's tensors of a Gemma 3 folder under mlxspec's names. Norm weights, which are zero-centred in every folder,
+    become factors (1 is added). tied: whether the language-model head is the embedding; a stored head is then dropped."""
     trunk = rename(weights)
     trunk |= {k: v.astype(mx.float32) + 1.0 for k, v in trunk.items() if k.endswith("norm.weight")}
     return without_tied_head(trunk) if tied else trunk
 
 
 def sanitize_gemma4(weights: Weights, *, tied: bool, without_keys: Collection[int] = ()) -> Weights:
-    """Stacked experts become three. Layers `without_keys` read those of others; what folders hold of their own is not used."""
+    """Return the text model's tensors of a Gemma 4 folder under mlxspec's names. Stacked experts are split into gate, up and down
+    projections. tied: whether the language-model head is the embedding; a stored head is then dropped. without_keys: numbers of
+    layers that read another layer's keys and values; their own key and value tensors are dropped."""
     trunk = rename({k: v for k, v in weights.items() if not k.endswith(_RANGES) and "rotary_emb" not in k})
     unused = re.compile(r".*\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\..*")
     for name in list(trunk):

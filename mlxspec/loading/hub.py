@@ -44,10 +44,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def resolve(
     model: str, *, revision: str | None = None, download: bool = True, judge: Judge | None = None
 ) -> Path:
-    """The folder of a model. revision: branch, tag or commit of a Hugging Face id. download: fetch what is not here. judge: is shown the
-    plan before anything but config.json is fetched, and raises where it should not be.
+    """Return the folder of a model; fetch the model from the hub where it is not on this disk. model: a built-in model ("demo"), a path,
+    a repository or a short name.
 
-    Raises ConfigError for a name that can be none, ModelError when nothing is there.
+    revision: branch, tag or commit of a repository, None for `main`. download: False raises ModelError in place of fetching. judge:
+    called with the plan when only config.json has been fetched; raises where the download should not go on. Raises ConfigError for an
+    impossible name, ModelError where there is no such model.
     """
     if model is not None and not isinstance(model, str):
         raise ConfigError(f"A model is named by a string or a path, not by {printable(repr(model))}.")
@@ -76,7 +78,7 @@ def resolve(
 
 
 def named(model: str | os.PathLike[str]) -> str:
-    """Return the given model as a string. A path object is a folder, whatever its name. Raises ModelError for one that is not there."""
+    """Return the given model as a string. A path object always means a folder. Raises ModelError where it does not exist."""
     if not isinstance(model, os.PathLike):
         return model
     try:
@@ -90,7 +92,7 @@ def named(model: str | os.PathLike[str]) -> str:
 
 
 def is_local(model: str) -> bool:
-    """Whether `resolve` finds it without asking for a repository."""
+    """Return whether the name of a model is a built-in model or a folder, not a repository."""
     return _local(model) is not None
 
 
@@ -109,8 +111,9 @@ def _local(model: str) -> Path | None:
 
 
 def cached(repo: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a repository whose weights are all here, in the hub's cache or, where no revision is named, in LM Studio's
-    folders; None otherwise. Asks nobody. Raises ModelError for one with links out of its place."""
+    """Return the folder of a repository that has been fetched completely, None where there is none. Looks into the hub's cache and,
+    without a revision, into LM Studio's folders; uses no network. repo: owner/name, an address or a short name; revision: branch, tag
+    or commit, None for `main`. Raises ModelError where the folder has links that are not allowed."""
     repo = repository(repo)
     check_repo(repo)
     check_revision(revision)
@@ -133,7 +136,8 @@ def cached(repo: str, revision: str | None = None) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a download of `folder` came to its end: weights come last."""
+    """Return whether `folder` holds config.json and all of its shards. Downloads fetch weights last, so that the other files are there,
+    too."""
     if not (folder / "config.json").is_file():
         return False
     try:
@@ -143,12 +147,12 @@ def is_complete(folder: Path) -> bool:
 
 
 def repo_of(folder: Path) -> str | None:
-    """The repository that a folder of the cache holds, None for other folders."""
+    """Return the repository whose revision a folder of the hub's cache holds, None for other folders."""
     owner, _, name = folder.parent.parent.name.removeprefix("models--").partition("--")
     return f"{owner}/{name}" if revision_of(folder) is not None and name else None
 
 
 def revision_of(folder: Path) -> str | None:
-    """The commit that a folder of the cache holds, None for other folders."""
+    """Return the commit whose files a folder of the hub's cache holds, None for other folders."""
     name = folder.name
     return name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(name) else None

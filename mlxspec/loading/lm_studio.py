@@ -8,7 +8,8 @@ PLACES = ("~/.lmstudio/models", "~/.cache/lm-studio/models")
 
 
 def models() -> dict[str, Path]:
-    """Return the folders with a config.json by owner/name, of the newer place where both have one. Folders of GGUF files have none."""
+    """Return LM Studio's model folders that hold a config.json, by owner/name. Where both of its places hold one, the newer place
+    counts. Folders of GGUF files have no config.json."""
     found: dict[str, Path] = {}
     for place in PLACES:
         try:

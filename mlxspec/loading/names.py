@@ -6,6 +6,6 @@ NAME_LENGTH = 400  # characters shown of a path or a repository, whose end tells
 
 
 def printable(what: object, most: int = 120) -> str:
-    """Return a text on one line, printable, of at most `most` characters."""
+    """Return the text of an object on one line, with `?` for unprintable characters, cut to `most` characters."""
     text = "".join(c if c.isprintable() else "?" for c in " ".join(str(what).split()))
     return text if len(text) <= most else f"{text[: most - 3]}..."

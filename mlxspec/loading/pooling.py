@@ -32,8 +32,9 @@ NO_POOLING = "its folder has no modules.json, which embedding models have"
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """mode: a text's vector is the final hidden of its last or first token, or the mean over all. normalizes: it has length 1. dense: of
-    linear layers in between, weight (out, in) and bias (out,) or None, not evaluated."""
+    """The way in which an embedding model makes one vector of a text's hidden states. mode: the hidden state of the last or the first
+    token, or the mean over all tokens. dense: linear layers that are applied next, as weight (out, in) and bias (out,) or None,
+    float32, not evaluated. normalizes: whether the vector is scaled to length 1 at the end."""
 
     mode: Literal["last", "mean", "first"]
     normalizes: bool
@@ -41,17 +42,17 @@ class Pooling:
 
     @property
     def size(self) -> int | None:
-        """Size of a vector; None: that of a hidden."""
+        """Return the size of a text's vector, None where it is the model's hidden size."""
         return self.dense[-1][0].shape[0] if self.dense else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers."""
+        """Return the bytes of the linear layers."""
         return sum(array.nbytes for layer in self.dense for array in layer if array is not None)
 
 
 def pooling_of(folder: Path) -> Pooling | str:
-    """Return the pooling of a model's folder; a text that says why there is none ends a sentence."""
+    """Return the pooling of a model's folder, or a phrase on why the folder has no usable one."""
     path = folder / "modules.json"
     if not path.is_file():
         return NO_POOLING
@@ -80,7 +81,8 @@ def pooling_of(folder: Path) -> Pooling | str:
 
 
 def _dense(folder: Path, place: str) -> tuple[mx.array, mx.array | None]:
-    """Raises MlxspecError for a layer that is not there, is no linear one, or is damaged."""
+    """Return weight (out, in) and bias (out,) or None, in float32, of the linear layer in `place`, a folder within `folder`. Raises
+    MlxspecError where the layer is missing, damaged or not linear."""
     if not DENSE_PLACE.fullmatch(place):
         raise ModelError(f"{printable(place)} is no folder of theirs")
     told = read_json(folder / place / "config.json")
@@ -94,7 +96,8 @@ def _dense(folder: Path, place: str) -> tuple[mx.array, mx.array | None]:
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:
-    """Return the modes in either form: one name, or a flag for each mode."""
+    """Return the names of the pooling modes that are switched on. settings: 1_Pooling/config.json, which has one name, or a flag for
+    each mode."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return [named]

@@ -17,7 +17,8 @@ _watchers: list[Watcher] = []
 
 @contextlib.contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Enter `watcher(what, total)`, while it is open, for every piece of work, and call its step with each part done, in bytes."""
+    """Report progress to `watcher` within the block. For each piece of work, `watcher(what, total)` is entered as a context manager, and
+    the function that it yields is called with the bytes of each part that is done."""
     _watchers.append(watcher)
     try:
         yield
@@ -27,7 +28,8 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
 
 @contextlib.contextmanager
 def steps(what: str, total: int) -> Iterator[Step]:
-    """A piece of work of `total` bytes."""
+    """Announce a piece of work of `total` bytes to the watcher. Yields a function to call with the bytes of each part that is done.
+    what: a phrase that names the work."""
     if not _watchers:
         yield lambda _: None
         return
@@ -36,7 +38,7 @@ def steps(what: str, total: int) -> Iterator[Step]:
 
 
 def amount(num_bytes: int) -> str:
-    """Return a number of bytes as people write it: 8.8 MB, 19.3 GB. Decimal, as disks and the hub count."""
+    """Return a number of bytes in decimal units with three digits: "8.8 MB", "19.3 GB"."""
     value = float(num_bytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(value) < 999.5:

@@ -43,10 +43,11 @@ def storage(
     names: Iterable[str] | None = None,
     is_excerpt: bool = False,
 ) -> str:
-    """The formats of weights, such as "FP8" or "AWQ", that are unpacked or repacked when they are loaded; "" for floats and MLX's own.
+    """Return the names of the formats, such as "FP8" or "AWQ", that loading unpacks or repacks, joined by " and "; "" for floats and
+    MLX's own formats.
 
-    config: config.json; modelopt: what MODELOPT_FILE holds; names: of the tensors, where they are known; is_excerpt: config may lack
-    details, as in the hub's answers to a search. Raises ModelError, a sentence on the weights, for every other format.
+    config: config.json; modelopt: the content of MODELOPT_FILE; names: names of the tensors, which decide where they are known;
+    is_excerpt: whether config may lack details, as in the hub's answers to a search. Raises ModelError for a format that is not read.
     """
     told = description(config, modelopt)
     if names is None:
@@ -81,7 +82,8 @@ def _by_description(told: Mapping[str, Any], *, is_excerpt: bool = False) -> str
 
 
 def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return what is said of a format that is not MLX's, with a `quant_method`; empty where nothing is."""
+    """Return the entry on quantization in a format other than MLX's, with its `quant_method`; empty where there is none. config:
+    config.json; modelopt: the content of MODELOPT_FILE."""
     if isinstance(config.get("quantization"), Mapping):
         return {}  # MLX's
     text = config.get("text_config")
@@ -106,20 +108,20 @@ def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = 
 
 
 def of_mlx(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what config.json says of a format of MLX: `bits`, `group_size` and `mode`; empty where it says nothing."""
+    """Return the entry of config.json on quantization in a format of MLX (`bits`, `group_size` and `mode`), empty where there is none."""
     found = config.get("quantization") or config.get("quantization_config")
     return found if isinstance(found, Mapping) and "quant_method" not in found else {}
 
 
 def refusal(method: str) -> ModelError:
-    """The sentence on weights in a format that is not read."""
+    """Return the error for weights in a format that is not read. method: name of the format."""
     return ModelError(
         f"Its weights are quantized in the way of {printable(method)}, which is not supported; take the original, or a conversion for MLX."
     )
 
 
 def is_unpacked(formats: str) -> bool:
-    """Whether weights in these formats, as `storage` names them, become floats."""
+    """Return whether loading turns weights in these formats into floats. formats: names as `storage` returns them."""
     return _FP8 in formats or _NVFP4 in formats
 
 
@@ -152,7 +154,8 @@ def _by_names(names: list[str], told: Mapping[str, Any]) -> str:
 
 
 def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
-    """Return, for each group of layers, what its weights are."""
+    """Return the format of the weights of each group of layers, None for one that is not read. told: the description of a
+    compressed-tensors model."""
     groups = told.get("config_groups")
     schemes = (
         [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
@@ -184,7 +187,7 @@ def _of_compressed_tensors(told: Mapping[str, Any]) -> list[str | None]:
 
 
 def _of_integers(told: Mapping[str, Any]) -> str | None:
-    """Return the format of AWQ or GPTQ; None where it is of a kind that is not repacked."""
+    """Return "AWQ" or "GPTQ", None for a variant that is not repacked. told: the description of an AWQ or GPTQ model."""
     bits = told.get("bits", told.get("w_bit", 4))
     if told.get("quant_method") == "awq":
         return "AWQ" if bits == 4 and str(told.get("version", "gemm")).lower() == "gemm" else None

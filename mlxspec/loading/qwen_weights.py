@@ -29,7 +29,9 @@ HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 
 
 def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
-    """All tensors of a folder -> (the trunk's, the MTP head's, empty where there is none), under our names."""
+    """Return the tensors of the text model and of the MTP head of a Qwen3-Next or Qwen3.5 folder, under mlxspec's names and with norms
+    as factors. The head is empty where there is none, and unchanged where it is damaged. tied: whether the language-model head is the
+    embedding; a stored head is then dropped."""
     trunk, head = _split(weights)
     trunk, raw = normalize_trunk(trunk)
     trunk = without_tied_head(trunk) if tied else trunk
@@ -42,21 +44,23 @@ def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]
 
 
 def sanitize_qwen3(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
-    """All tensors of a plain Qwen3 folder -> (the trunk's, none: it has no MTP head), under our names."""
+    """Return the tensors of a Qwen3 folder under mlxspec's names, and an empty dict in place of an MTP head, which the family does not
+    have. tied: whether the language-model head is the embedding; a stored head is then dropped."""
     trunk = split_experts(rename(weights))
     return (without_tied_head(trunk) if tied else trunk), {}
 
 
 def head_of(weights: Weights, qk_norms: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:
-    """The MTP head out of a folder of its own, or out of another model's. Empty where there is none. qk_norms: the trunk's weights of query
-    and key norms, before its layers were fused. raw: whether the head's norms are zero-centred; None: the other tensors of `weights` tell,
-    or its own values."""
+    """Return the tensors of the MTP head among `weights`, with norms as factors; empty where there is none. qk_norms: weights of the
+    text model's query and key norms, by their names before layers were fused. raw: whether the head's norms are zero-centred; None
+    decides by the other tensors of `weights`, or by the values of the norms."""
     rest, head = split_mtp(weights)
     return normalize_mtp(head, qk_norms, raw=is_raw(rest) if raw is None else raw)
 
 
 def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
-    """(the trunk's tensors, the MTP head's with everything up to `mtp.` taken off). Raises ModelError if there are two heads."""
+    """Return the tensors of the text model, and those of the MTP head with the prefix up to `mtp.` removed from their names. Raises
+    ModelError where there are two heads."""
     trunk, head = _split(weights)
     if has_two(head):
         raise ModelError(f"The folder holds {TWO_HEADS}.")
@@ -64,12 +68,13 @@ def split_mtp(weights: Weights) -> tuple[Weights, Weights]:
 
 
 def has_two(head: Iterable[str]) -> bool:
-    """Whether these names are of two MTP heads: the second one's are whole."""
+    """Return whether the names that `_split` gives the head's tensors are those of two MTP heads."""
     return any(HEAD.match(name) for name in head)
 
 
 def _split(weights: Weights) -> tuple[Weights, Weights]:
-    """Split tensors as `split_mtp` does. Names of a second head are kept whole."""
+    """Return the tensors of the text model and those of the MTP heads, as `split_mtp` does. The tensors of a second head keep their
+    prefix."""
     trunk: Weights = {}
     head: Weights = {}
     for name, value in weights.items():
@@ -82,7 +87,7 @@ def _split(weights: Weights) -> tuple[Weights, Weights]:
 
 
 def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
-    """Our names and layouts, and whether the folder was raw (zero-centred norms)."""
+    """Return the text model's tensors under mlxspec's names and in its layouts, and whether the folder had zero-centred norms."""
     raw, named = is_raw(weights), rename(weights)
     if raw:
         named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
@@ -91,9 +96,12 @@ def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
 
 
 def is_raw(weights: Mapping[str, mx.array]) -> bool:
-    """Whether the norms of a trunk are zero-centred. Whoever turns the convolutions around shifts the norms in the same pass; MTP tensors
-    beside them say nothing of it. Where no convolution tells, because there is none or its kernel has one element, names do: converters
-    write `language_model.` in front, and Hugging Face writes `model.`."""
+    """Return whether the norms of a text model are zero-centred, as in Hugging Face's folders.
+
+    Converters that transpose the convolutions also shift the norms, so the layout of the convolutions decides; MTP tensors have no part
+    in that. Where there is no convolution, or its kernel has one element, the prefix of the norms' names decides: converters write
+    `language_model.`, Hugging Face writes `model.`.
+    """
     kernels = [v.shape for k, v in weights.items() if "conv1d.weight" in k and v.ndim == 3]
     if any(shape[2] != 1 for shape in kernels):
         return True
@@ -103,11 +111,12 @@ def is_raw(weights: Mapping[str, mx.array]) -> bool:
 
 
 def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) -> Weights:
-    """The head's tensors with shifted norms. raw: it comes from a raw folder; a head from elsewhere may be raw or converted.
+    """Return the tensors of an MTP head with norms as factors. trunk: the text model's tensors, with norms as factors. raw: whether the
+    head is from a raw folder; otherwise its norms may still be zero-centred, and their values decide.
 
-    `trunk` has shifted norms. There the weights of query and key norms lie around the same value as the head's once both are shifted, and
-    1 above it where the head's are not. The head's other norms tell nothing by themselves (both before `fc` lie below 1/2 in either form),
-    so they go with those; only the last one, which some converters shift with the trunk, is judged alone.
+    The weights of its query and key norms are compared with the trunk's, which have about the same mean when both are factors. Where the
+    head's lie 1 below, all of its norms are shifted, except the last one: some converters shift that with the trunk, so its own mean
+    decides.
     """
     shifted = set()
     if raw or _lies_below(head, trunk):

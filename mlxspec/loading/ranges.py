@@ -27,7 +27,7 @@ Held = dict[str, tuple[int, dict[str, TensorEntry]]]  # by file, where its data 
 
 
 class Repository(NamedTuple):
-    """A repository as the hub describes it. sizes: bytes by file name. base_models: what its card names as `base_model`."""
+    """A repository as the hub describes it. sizes: bytes by file name. base_models: the `base_model` entries of its card."""
 
     repo: str
     commit: str
@@ -36,7 +36,7 @@ class Repository(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """Bytes begin to end of a file."""
+    """The bytes of a file from `begin` up to but without `end`."""
 
     file: str
     begin: int
@@ -44,7 +44,8 @@ class FileRange(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Tensors of a repository that are to become a file of their own. header: its first bytes; pieces: what follows, in order."""
+    """Tensors of a repository that are to be fetched into one safetensors file. header: the first bytes of that file; pieces: the ranges
+    whose bytes follow, in order."""
 
     repo: str
     commit: str
@@ -54,23 +55,24 @@ class Selection(NamedTuple):
 
     @property
     def data_bytes(self) -> int:
-        """Bytes to be fetched."""
+        """Return the number of bytes to fetch."""
         return sum(p.end - p.begin for p in self.pieces)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Return the size of the whole file in bytes."""
         return len(self.header) + self.data_bytes
 
     @property
     def key(self) -> str:
-        """A name of just this content: 32 hexadecimal digits."""
+        """Return a digest of the content, for file names: 32 hexadecimal digits."""
         told = json.dumps([self.repo, self.commit, self.pieces])
         return hashlib.sha256(self.header + told.encode()).hexdigest()[:32]
 
 
 def look(repo: str, revision: str | None = None) -> Repository:
-    """Return what the hub says of a repository. Fetches no file. Raises ModelError where the hub has none, or cannot be reached."""
+    """Return the hub's description of a repository. Fetches no file. revision: branch, tag or commit, None for `main`. Raises ModelError
+    where the hub has no such repository or cannot be reached."""
     from huggingface_hub import HfApi, constants
 
     repositories.check_repo(repo)
@@ -86,7 +88,8 @@ def look(repo: str, revision: str | None = None) -> Repository:
 
 
 def read_json(where: Repository, name: str) -> dict[str, Any]:
-    """A JSON object of the repository. Raises ModelError."""
+    """Fetch a JSON file of a repository into memory; return its object. name: of the file. Raises ModelError where it is missing or
+    damaged."""
     if name not in where.sizes:
         raise ModelError(f"{where.repo} has no {name}.")
     if where.sizes[name] > _LARGEST_JSON:
@@ -103,14 +106,15 @@ def read_json(where: Repository, name: str) -> dict[str, Any]:
 
 
 def headers(where: Repository, files: Iterable[str]) -> Held:
-    """Return, by safetensors file, where its data begins and what it holds. Fetches headers only. Raises ModelError."""
+    """Fetch the headers of safetensors files. Returns, by file name, the offset of the file's data and its tensors by name. Raises
+    ModelError where a header is damaged or cannot be fetched."""
     return {name: _parsed(where, name, raw) for name, raw in _raw_headers(where, list(files)).items()}
 
 
 def write_outline(where: Repository, files: Iterable[str], folder: Path) -> None:
-    """Write safetensors files into `folder` that have the names, shapes and sizes of a repository's, and other values: vectors hold ones,
-    as norms and signs may, and the rest is a hole, which takes no room on the disk. Fetches headers only. Raises ModelError, StorageError.
-    """
+    """Write safetensors files into `folder` that have the tensor names, shapes and sizes of a repository's files, without fetching their
+    values. Vectors are filled with ones, as norms may be; the rest is a hole, which takes no room on the disk. Fetches headers only.
+    Raises ModelError, StorageError."""
     for name, raw in _raw_headers(where, list(files)).items():
         path = folder / name
         try:
@@ -129,7 +133,7 @@ def write_outline(where: Repository, files: Iterable[str], folder: Path) -> None
 
 
 def _raw_headers(where: Repository, files: Sequence[str]) -> dict[str, bytes]:
-    """The first bytes of safetensors files, up to where their data begins."""
+    """Fetch the first bytes of safetensors files, up to where their data begins; return them by file name."""
     with download.explained(where.repo, where.commit), ThreadPoolExecutor() as pool:
         read = _reader(where.repo, where.commit)
 
@@ -146,8 +150,8 @@ def _parsed(where: Repository, name: str, raw: bytes) -> tuple[int, dict[str, Te
 
 
 def select(where: Repository, held: Held, wanted: Callable[[str, str], bool]) -> Selection:
-    """Return the tensors, of what files hold, that are `wanted` by file and name. Raises ModelError for a name that is wanted from two
-    files."""
+    """Return the selection of a repository's tensors for which `wanted(file, name)` is true. held: the files' tensors, as `headers`
+    returns them. Raises ModelError where two files hold a wanted name."""
     tensors: dict[str, TensorEntry] = {}
     pieces: list[FileRange] = []
     for file, (begin, found) in held.items():
@@ -166,7 +170,8 @@ def select(where: Repository, held: Held, wanted: Callable[[str, str], bool]) ->
 
 
 def fetch(wanted: Selection, path: Path) -> Path:
-    """The selection as the file `path`, which is there whole or not at all. Raises ModelError, StorageError."""
+    """Fetch a selection into the file `path`, unless that exists already; return the path. The file is written completely or not at all.
+    Raises ModelError, StorageError."""
     if path.is_file() and path.stat().st_size == wanted.size:
         return path
     part = path.with_name(f"{path.name}.part")
@@ -192,8 +197,8 @@ def fetch(wanted: Selection, path: Path) -> Path:
 
 
 def _reader(repo: str, commit: str) -> Callable[[FileRange], bytes]:
-    """Return a function that reads bytes of the files of a repository into memory. It raises what the hub's library raises, and ModelError
-    where a server ignores the range that it is asked for."""
+    """Return a function that reads a range of a repository's file into memory. The function raises the errors of the hub's library, and
+    ModelError where the server ignores the range."""
     from huggingface_hub import HfFileSystem
 
     hub = HfFileSystem(skip_instance_cache=True)  # one that is kept remembers refusals, whatever token comes

@@ -23,8 +23,9 @@ Weights = dict[str, mx.array]
 
 
 def repack(weights: Weights, told: Mapping[str, Any]) -> None:
-    """Replace integers and their scales among `weights` by MLX's three arrays. told: as config.json describes the format. Raises ModelError
-    for parts that do not fit together, or an order of groups that is not that of the columns."""
+    """Replace, in `weights`, the integers and scales of AWQ, GPTQ and compressed-tensors by MLX's arrays `weight`, `scales` and
+    `biases`. told: the description of the format from config.json. Raises ModelError where the parts do not fit together, or the
+    columns are quantized in another order than they are stored."""
     for path in [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]:
         parts = {
             part: weights.pop(f"{path}.{part}", None) for part in ("qweight", "qzeros", "scales", "g_idx")
@@ -46,8 +47,8 @@ def repack(weights: Weights, told: Mapping[str, Any]) -> None:
 
 
 def _put(weights: Weights, path: str, words: mx.array, scale: mx.array, zero: mx.array, columns: int) -> None:
-    """Put MLX's arrays of a weight into `weights`. words (out, in * bits / 32) uint32, scale and zero (out, groups) of `columns` numbers a
-    row."""
+    """Put the arrays of one matrix in MLX's affine format into `weights`. path: of its module; words (out, in * bits / 32) uint32;
+    scale, zero (out, groups); columns: its number of columns `in`. Raises ModelError for a size of groups that MLX does not have."""
     if not mx.issubdtype(scale.dtype, mx.floating) or columns % scale.shape[1]:
         raise _misfit(path)
     side = columns // scale.shape[1]
@@ -60,7 +61,8 @@ def _put(weights: Weights, path: str, words: mx.array, scale: mx.array, zero: mx
 
 
 def _of_awq(path: str, parts: Mapping[str, Any]) -> tuple[mx.array, mx.array, mx.array, int] | None:
-    """None for parts that are not laid out so."""
+    """Return words, scales, zeros and number of columns of a matrix that is stored as AWQ does, for `_put`; None where its parts have
+    another layout. parts: the matrix's arrays by name."""
     packed, zeros, scale = _words(path, parts)
     if packed.shape[1] * 8 != scale.shape[1] or packed.shape[1] == scale.shape[1]:
         return None
@@ -121,13 +123,14 @@ def _words(path: str, parts: Mapping[str, Any]) -> tuple[mx.array, mx.array, mx.
 
 
 def _numbers(words: mx.array, bits: int, places: tuple[int, ...] | None = None) -> mx.array:
-    """(n, m) words -> (n, m * 32 / bits) numbers. places: where in a word each lies; None: in order."""
+    """Return the numbers (n, m * 32 / bits) that are packed in words (n, m). places: the place within a word of each number, None where
+    they are in order."""
     shifts = mx.array(places or list(range(32 // bits)), mx.uint32) * bits
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).reshape(words.shape[0], -1)
 
 
 def _packed(numbers: mx.array, bits: int) -> mx.array:
-    """(n, m) numbers -> (n, m * bits / 32) words, in order."""
+    """Return numbers (n, m) packed in order into words (n, m * bits / 32) uint32."""
     each = 32 // bits
     shifts = mx.arange(each, dtype=mx.uint32) * bits
     return (numbers.reshape(numbers.shape[0], -1, each) << shifts).sum(axis=-1).astype(mx.uint32)

@@ -14,8 +14,8 @@ _REVISION = re.compile(r"[A-Za-z0-9_][\w.+/-]{0,199}", re.ASCII)
 
 
 def check_form(name: str) -> None:
-    """Raise ModelError for a file or a repository in GGUF, with one of its files behind a colon or not, and for other addresses that are
-    no model's."""
+    """Raise ModelError where the name of a model is that of a GGUF file or repository, of a data set or space, or an address other than
+    Hugging Face's."""
     gguf = re.fullmatch(r"(?:.*/)?(.+?)[.-]gguf(?::[\w.-]+)?", name.strip(), re.IGNORECASE)
     if gguf is not None:
         raise ModelError(
@@ -33,7 +33,7 @@ def check_form(name: str) -> None:
 
 
 def check_repo(repo: str) -> None:
-    """Raise ModelError unless `repo` can be the name of a repository that is read."""
+    """Raise ModelError unless `repo` has the form of a repository's name (owner/name)."""
     check_form(repo)
     if not _REPO_ID.fullmatch(repo) or ".." in repo:
         said = printable(repo, NAME_LENGTH) or "''"
@@ -44,7 +44,7 @@ def check_repo(repo: str) -> None:
 
 
 def check_revision(revision: str | None) -> None:
-    """Raise ConfigError unless `revision` can be the name of a branch, a tag or a commit."""
+    """Raise ConfigError unless `revision` has the form of a branch, a tag or a commit. None is allowed."""
     if revision is None:
         return
     if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
@@ -54,7 +54,7 @@ def check_revision(revision: str | None) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder in which Hugging Face's library keeps repositories; HF_HUB_CACHE and HF_HOME decide."""
+    """Return the folder in which Hugging Face's library keeps repositories, as HF_HUB_CACHE and HF_HOME determine it."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()

@@ -29,23 +29,25 @@ _PACKAGED = Path(__file__).resolve().parent / "lists"
 
 
 class RowList(NamedTuple):
-    """ids by falling frequency. source: where they are from; the lists of the package and of own texts go on in the order of merges."""
+    """A list of token ids by falling frequency. source: "own texts" or "package" where the list was counted from texts (tokens that
+    those lack follow in the order of the merges); "merges" where it is in that order alone."""
 
     ids: np.ndarray
     source: Source
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """Return a digest of a vocabulary: 32 hexadecimal digits."""
+    """Return a digest of a vocabulary, 32 hexadecimal digits, by which its lists are found."""
     some = [tokenizer.token_text(i) for i in range(0, tokenizer.num_ordinary, _SAMPLED)]
     described = json.dumps([tokenizer.num_ordinary, some])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 def most_frequent(tokenizer: Tokenizer, num_rows: int, num: int) -> RowList:
-    """`num` different ids (all, if there are no more) of a model with `num_rows` rows: all added tokens, then the most frequent ones.
+    """Return the `num` most frequent token ids of a vocabulary, fewer where it has fewer; all added tokens are included, and come first.
 
-    Added tokens are those that are found as they are spelled: special ones, and the tags of calls and of thinking.
+    num_rows: number of the model's rows; ids from there on are left out. Added tokens are those that are found as they are spelled:
+    special tokens, and the tags of tool calls and of thinking.
     """
     ids, source = _listed(digest(tokenizer))
     added = [i for i in tokenizer.added_tokens() if i < num_rows]
@@ -59,7 +61,7 @@ def most_frequent(tokenizer: Tokenizer, num_rows: int, num: int) -> RowList:
 
 
 def count(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
-    """(ids,) int64: how often each id stands in the texts."""
+    """Return how often each token id occurs in the texts: (vocab_size,) int64."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for text in texts:
         for begin in range(0, len(text), _AT_ONCE):
@@ -84,14 +86,15 @@ def own_path(tokenizer: Tokenizer) -> Path:
 
 
 def write(path: Path, tokenizer: Tokenizer, ids: np.ndarray) -> None:
-    """Write a list whole or not at all. Raises OSError."""
+    """Write a list of ids, by falling frequency, to a file, completely or not at all. Raises OSError."""
     header = json.dumps({"format": _FORMAT, "vocabulary": digest(tokenizer), "num": len(ids)})
     data = header.encode() + b"\n" + zlib.compress(ids.astype("<u4").tobytes(), 9)
     folders.write_whole(path, data)
 
 
 def read(path: Path) -> tuple[str, np.ndarray]:
-    """The digest of its vocabulary, and its ids. Raises OSError and ValueError."""
+    """Return the digest of the vocabulary and the ids (n,) int64 of a list that `write` wrote. Raises OSError where the file cannot be
+    read, ValueError or zlib.error where it is damaged."""
     header, _, data = path.read_bytes().partition(b"\n")
     found = json.loads(header)
     if not isinstance(found, dict) or found.get("format") != _FORMAT:

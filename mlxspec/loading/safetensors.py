@@ -29,7 +29,8 @@ STORED = {  # as MLX reads what a header names
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a header. begin, end: its bytes, counted from the end of the header."""
+    """A tensor in the header of a safetensors file. dtype: as safetensors spells it. begin, end: its bytes, counted from the end of the
+    header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,12 +39,13 @@ class TensorEntry(NamedTuple):
 
 
 def check_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Tensor name -> (dtype, shape). Raises ModelError unless every tensor lies whole, alone and inside the file."""
+    """Return dtype and shape of each tensor of a safetensors file, by name. Raises ModelError where the header is damaged, or a tensor
+    lies outside the file or overlaps another."""
     return {name: (e.dtype, e.shape) for name, e in read_entries(path)[0].items()}
 
 
 def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
-    """Tensor name -> entry, and where in the file the header ends. Raises ModelError as `check_header` does."""
+    """Return the tensors of a safetensors file by name, and the offset of its data. Raises ModelError as `check_header` does."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe waits for ever
             raise ModelError(f"{path.name} is no file.")
@@ -57,7 +59,8 @@ def read_entries(path: Path) -> tuple[dict[str, TensorEntry], int]:
 
 
 def header_length(first: bytes, size: int, file: str) -> int:
-    """Bytes of the header of a file of `size` bytes, by its first eight. file: its name, for errors. Raises ModelError."""
+    """Return the length in bytes of a safetensors header. first: the first eight bytes of the file; size: of the file in bytes; file:
+    its name, for errors. Raises ModelError where the length is impossible."""
     length = int.from_bytes(first, "little")
     if size < 8 or not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise ModelError(f"{file} is no safetensors file, or it is cut short.")
@@ -65,8 +68,8 @@ def header_length(first: bytes, size: int, file: str) -> int:
 
 
 def entries(header: bytes, room: int, file: str) -> dict[str, TensorEntry]:
-    """Tensor name -> entry of a header, behind which the file has `room` bytes. Raises ModelError unless every tensor lies whole, alone and
-    inside those."""
+    """Return the tensors that a safetensors header lists, by name. header: its JSON; room: bytes of the file after the header; file: its
+    name, for errors. Raises ModelError where the header is damaged, or a tensor lies outside the file or overlaps another."""
     try:
         data = json.loads(header, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -91,8 +94,8 @@ def entries(header: bytes, room: int, file: str) -> dict[str, TensorEntry]:
 
 
 def header_of(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The beginning of a file that holds these tensors one behind the other, in this order: its length field and its header. metadata:
-    what the file says of itself, if anything."""
+    """Return the first bytes (length and header) of a safetensors file that holds these tensors one after another, in this order.
+    metadata: texts for the header's `__metadata__`, None for none."""
     at = 0
     data: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     for name, entry in tensors.items():
@@ -123,7 +126,8 @@ def _entry(file: str, name: str, entry: Any) -> TensorEntry:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that stands twice may mean one thing to us and another to whoever reads the tensors."""
+    """Return the members of a JSON object as a dict. Raises ValueError where a name occurs twice: another reader might take the other
+    value."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name stands twice")

@@ -22,8 +22,8 @@ _LONGEST_REASON = 500  # characters
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}`, which marks an answer's text for training. Here it is that text. As in transformers, what
-    is set inside stays inside."""
+    """A Jinja extension for `{% generation %}...{% endgeneration %}`, which marks an answer's text for training. The tag renders as its
+    content. As in transformers, variables that are set inside are not visible outside."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -37,7 +37,7 @@ class GenerationTag(Extension):
 
 
 class PublicNamespace(Namespace):
-    """A namespace whose members cannot stand for Python's own."""
+    """A Jinja namespace that refuses members whose names begin with an underscore, because those could replace Python's own."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_public(name)
@@ -45,8 +45,9 @@ class PublicNamespace(Namespace):
 
 
 def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """ask: `most`, the characters of a text. body: JSON with `source`, and with `values` if it is to be rendered. Returns {"fault": why it
-    does not compile}, {"refused": why it has no text}, or {} and the text."""
+    """Compile a chat template, and render it where values are given. ask: `most`, the most characters to render. body: JSON with the
+    template's `source`, and optionally the `values` of its variables. Returns {"fault": reason} where the template does not compile,
+    {"refused": reason} where it does not render, else {} and the text in UTF-8."""
     asked = json.loads(body)
     try:
         template = _compiled(asked["source"])

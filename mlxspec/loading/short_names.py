@@ -16,7 +16,8 @@ _ADDRESS = re.compile(
 
 
 class ShortName(NamedTuple):
-    """A short name. gb: size of the weights. head: whether `mlxspec pull` can fetch its MTP head too. also: other spellings."""
+    """A short name of a common model. repo: the repository that it stands for. gb: size of the weights in GB. head: whether `mlxspec
+    pull` can fetch the model's MTP head. also: other spellings."""
 
     name: str
     repo: str
@@ -27,14 +28,15 @@ class ShortName(NamedTuple):
 
 @functools.cache
 def short_names() -> tuple[ShortName, ...]:
-    """Return all short names, in the order of the file. Of a name without its size the first counts."""
+    """Return all short names, in the order of the file. A name without a size means the first entry of that name."""
     return tuple(ShortName(**row) for row in tomllib.loads(DATA.read_text(encoding="utf-8"))["model"])
 
 
 def repository(model: str) -> str:
-    """Return the id of the repository that an address or a short name means; any other text unchanged.
+    """Return the repository (owner/name) that an address of Hugging Face or a short name stands for; any other text is returned
+    unchanged.
 
-    `qwen3.5:4b`, `qwen3.5-4b` and `qwen3.5` (its first size) are short names, in any case.
+    `qwen3.5:4b`, `qwen3.5-4b` and `qwen3.5` (its first size) are short names; case is ignored.
     """
     address = _ADDRESS.fullmatch(model.strip())
     if address is not None:

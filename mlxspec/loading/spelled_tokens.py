@@ -16,7 +16,7 @@ _ESCAPED = "\\ufdd1"  # as a template's filter may write it
 
 
 class Spellings:
-    """names: how the control tokens of a vocabulary are spelled."""
+    """The spellings of a vocabulary's control tokens, to be found and marked in texts. names: the spellings."""
 
     def __init__(self, names: Sequence[str]) -> None:
         longest_first = sorted((n for n in names if len(n) > 1), key=len, reverse=True)
@@ -26,7 +26,8 @@ class Spellings:
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def marked(self, value: Any) -> Any:
-        """A message, or a part of one, with marks in all of its text; the same object where there is nothing to mark."""
+        """Return a message, or a part of one, with a mark inside each spelling of a control token in its texts. Texts under `role` are
+        not marked."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -38,7 +39,7 @@ class Spellings:
         return value
 
     def parts(self, text: str) -> list[tuple[str, bool]]:
-        """A marked text in parts: (text without marks, whether it is a control token)."""
+        """Split a marked text at its control tokens. Returns (text without marks, whether it is a control token) for each part."""
         found, start = [], 0
         for token in self._pattern.finditer(text) if self._pattern is not None else ():
             found += [(text[start : token.start()], False), (token[0], True)]
@@ -47,10 +48,10 @@ class Spellings:
 
 
 def unmarked(text: str) -> str:
-    """The text as a person reads it."""
+    """Return a text without marks."""
     return text.replace(MARK, "")
 
 
 def with_marks(rendered: str) -> str:
-    """Return what a template wrote, with marks that a filter has escaped as marks again."""
+    """Return a rendered text in which each mark that a template's filter has escaped is a mark again."""
     return rendered.replace(_ESCAPED, MARK)

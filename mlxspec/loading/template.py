@@ -31,15 +31,16 @@ _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names that transformers knows
 
 
 class ChatTemplate:
-    """A model's template, or its named ones, of which `tool_use` is for conversations with tools. `render` is pure.
+    """A model's chat template. It may have a second text, `tool_use`, for conversations with tools.
 
-    source: all of its text. defaults: variables that hold where a call of `render` gives no others. spellings: of the vocabulary's control
-    tokens, which messages may spell without writing one; the text that is rendered holds marks there, which the tokenizer reads
-    (spelled_tokens.py).
+    source: all texts of the template. defaults: variables that are used where a call of `render` does not give them. spellings: of the
+    vocabulary's control tokens. Where a message spells one, the rendered text holds a mark (spelled_tokens.py), and the tokenizer reads
+    the spelling as plain text.
     """
 
     def __init__(self, source: str | Mapping[str, str], special: Mapping[str, str]) -> None:
-        """source: one text, or texts by name, `default` among them. special: the tokens that it may name, as `bos_token`."""
+        """Create a template. source: one text, or texts by name, among them `default`. special: texts of the tokens that the template
+        may use as variables, by name, such as `bos_token`."""
         named = {_DEFAULT: source} if isinstance(source, str) else source
         self._texts = {name: named[name] for name in (_DEFAULT, _WITH_TOOLS) if name in named}
         self.source = "\n".join(self._texts.values())
@@ -48,16 +49,17 @@ class ChatTemplate:
         self.spellings = Spellings(())
 
     def unread(self, variables: Iterable[str]) -> list[str]:
-        """Return the variables of `render` that the template does not name."""
+        """Return those of the given names of variables that do not occur in the template."""
         own = "continue_final_message"  # which is no variable of a template
         return [name for name in variables if name not in self.source and name != own]
 
     def prepare(self) -> None:
-        """Have a helper process start, without waiting for it."""
+        """Start the helper process that renders templates, without waiting for it."""
         helper.prepare(PROGRAM)
 
     def check(self) -> str | None:
-        """Return why the template cannot be used, None where it compiles. May wait for the helper process to start."""
+        """Compile the template. Returns a sentence on why it cannot be used, None where it compiles. May wait for the helper process to
+        start."""
         try:
             for text in self._texts.values():
                 self._run({"source": text}, replace(PROGRAM, seconds=_CHECK_SECONDS))
@@ -67,7 +69,7 @@ class ChatTemplate:
 
     @classmethod
     def from_file(cls, path: Path, special: Mapping[str, str]) -> ChatTemplate:
-        """Raises ConfigError."""
+        """Return the template in a file. special: as in `__init__`. Raises ConfigError where the file cannot be read."""
         try:
             return cls(_text(path), special)
         except OSError as error:
@@ -81,8 +83,9 @@ class ChatTemplate:
     def from_files(
         cls, default: Path, others: Sequence[Path], given: Any, special: Mapping[str, str]
     ) -> ChatTemplate | None:
-        """The template in the file `default` and the named ones in others, as far as they are there, else what a model's settings call
-        `chat_template`: a text, or texts by name. None where there is none. Raises TokenizerError."""
+        """Return the template of a model's folder, None where there is none. default: path of the default text; others: paths of named
+        texts; given: `chat_template` of the model's settings, a text or texts by name, used where none of the files exists; special:
+        as in `__init__`. Raises TokenizerError where a file cannot be read."""
         paths = {path.stem: path for path in others}
         if default.is_file():
             paths[_DEFAULT] = default
@@ -106,11 +109,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **options: Any,
     ) -> str:
-        """The text that a template makes of messages.
+        """Return the text that the template makes of messages. options: further variables of the template, such as `tools`.
 
-        continue_final_message: the text ends within the last message, behind its content (its reasoning_content where the content is
-        empty), so that an answer goes on with it; add_generation_prompt is not used then. Raises ConfigError when the template refuses
-        the messages or does not compile, HelperError when it takes too much time or memory.
+        add_generation_prompt: end the text with the beginning of an answer. continue_final_message: end the text within the last
+        message, after its content (after its reasoning_content where the content is empty), so that the answer continues it;
+        add_generation_prompt is then ignored. Raises ConfigError where the template refuses the messages or does not compile,
+        HelperError where it takes too much time or memory.
         """
         messages = [self.spellings.marked(_given(message)) for message in messages]
         if not continue_final_message:
@@ -142,8 +146,8 @@ class ChatTemplate:
         return with_marks(text)
 
     def _defaults_beside(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the defaults that hold with these options: a request for an effort is one for thinking, so a default against thinking does
-        not hold with it."""
+        """Return the defaults that apply with these options. Where the options request a reasoning effort, a default of
+        `enable_thinking` does not apply."""
         if options.get("reasoning_effort") in (None, "none"):
             return self.defaults
         return {name: value for name, value in self.defaults.items() if name != "enable_thinking"}
@@ -169,8 +173,8 @@ class ChatTemplate:
 
 
 def special_tokens(settings: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens that templates may name, as transformers finds them: what tokenizer_config.json (settings) calls a token, and what
-    special_tokens_map.json (beside) does, which counts where the settings list no added tokens."""
+    """Return the texts of the tokens that templates may use as variables, by name, such as `bos_token`. settings: tokenizer_config.json;
+    beside: special_tokens_map.json, which is used where the settings list no added tokens, as in transformers."""
     found = {**settings, **({} if "added_tokens_decoder" in settings else beside)}
     extra = found.get("extra_special_tokens")
     found |= extra if isinstance(extra, dict) else {}
@@ -181,19 +185,21 @@ def special_tokens(settings: Mapping[str, Any], beside: Mapping[str, Any]) -> di
 
 
 def _text(path: Path) -> str:
-    """Raises OSError, and ValueError for what is no UTF-8."""
+    """Return the text of a file. Raises OSError where it cannot be read, ValueError where it is not UTF-8."""
     return path.read_text(encoding="utf-8")
 
 
 def _given(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message as transformers hands it to templates: without members that are None, and with a thought under the names that they read."""
+    """Return a message as transformers gives it to templates: without members that are None, and with its reasoning under both names
+    that templates read, `reasoning_content` and `thinking`."""
     kept = {name: value for name, value in message.items() if value is not None}
     thought = next((kept[name] for name in _THOUGHTS if name in kept), None)
     return kept if thought is None else {"thinking": thought, **kept, "reasoning_content": thought}
 
 
 def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with _END behind what is to be continued: whatever a template does with white space at an end, it does behind it."""
+    """Return the messages with the marker _END after the text of the last one. The rendered text is cut at the marker, so that white
+    space which a template strips or adds there is not lost."""
     last = dict(messages[-1])
     content = last.get("content")
     if isinstance(content, list) and any("text" in part for part in content):
@@ -208,7 +214,8 @@ def _marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON: a container as a dict or a list, anything else by the name of its type, as transformers does."""
+    """Return a value that JSON can represent: a mapping as a dict, a sequence as a list, anything else as the name of its type, as
+    transformers does."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):

@@ -23,10 +23,11 @@ _SPACE = "\u2581"  # the mark SentencePiece writes for a space
 
 
 class TokenBytes:
-    """size: the model's rows. special: ids that are no text (their bytes are their names)."""
+    """The bytes of every token of a vocabulary. size: number of the model's rows. special: ids of special tokens, which are not text;
+    their bytes are their names."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """vocab_size: the model's rows. The tokenizer may know fewer ids, or more."""
+        """Create the table. vocab_size: number of the model's rows; the tokenizer may have fewer ids or more."""
         self._tokenizer, self.size = tokenizer, vocab_size
         self.eos_ids = frozenset(i for i in tokenizer.eos_ids if 0 <= i < vocab_size)
         self._spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
@@ -34,24 +35,24 @@ class TokenBytes:
         self.special = frozenset(t for t, is_special in added if is_special and t < vocab_size)
 
     def spelled(self, token: int) -> bytes:
-        """The bytes of one id, b"" for one of the model's padding."""
+        """Return the bytes of one token id, b"" for an id that the tokenizer does not have."""
         text = self._tokenizer.token_text(token)
         return b"" if text is None else self._spell(text)
 
     @cached_property
     def tokens(self) -> tuple[bytes, ...]:
-        """Bytes by id. For a large vocabulary it takes a good part of a second."""
+        """Return the bytes of each token, by id. The first access takes several tenths of a second for a large vocabulary."""
         return tuple(map(self.spelled, range(self.size)))
 
     def encode(self, text: str) -> list[int]:
-        """Ids for which the model has rows; the spelling of an added token without one is cut like any other text."""
+        """Return the token ids of a text, all below `size`. The spelling of an added token with a higher id is encoded as plain text."""
         found = self._tokenizer.encode(text, special=False)
         if found and max(found) >= self.size:
             found = self._within_rows.encode(text, special=False)
         return found
 
     def encode_plain(self, text: str) -> list[int]:
-        """Encode a text in which no control token is meant, whatever it spells."""
+        """Return the token ids of a text, all below `size`, with spellings of control tokens encoded as plain text."""
         found = self._tokenizer.encode_plain(text)
         return self._within_rows.encode_plain(text) if found and max(found) >= self.size else found
 
@@ -61,33 +62,33 @@ class TokenBytes:
 
     @cached_property
     def text_ids(self) -> tuple[int, ...]:
-        """Ids that are text."""
+        """Return the ids that are text (not special, not empty), in rising order."""
         return tuple(i for i, data in enumerate(self.tokens) if data and i not in self.special)
 
     @cached_property
     def sorted_ids(self) -> tuple[int, ...]:
-        """Ids that are text, in the order of their bytes: tokens with a common beginning stand together."""
+        """Return the ids that are text, in the order of their bytes, so that tokens with a common beginning are neighbours."""
         return tuple(sorted(self.text_ids, key=self.tokens.__getitem__))
 
     @cached_property
     def sorted_bytes(self) -> tuple[bytes, ...]:
-        """Bytes of sorted_ids."""
+        """Return the bytes of each of `sorted_ids`, in that order."""
         return tuple(self.tokens[i] for i in self.sorted_ids)
 
     @cached_property
     def sorted_array(self) -> NDArray[np.int32]:
-        """sorted_ids as an array."""
+        """Return `sorted_ids` as an array (n,) int32."""
         return np.asarray(self.sorted_ids, np.int32)
 
     @cached_property
     def joined(self) -> tuple[bytes, tuple[int, ...]]:
-        """The bytes of text_ids behind one another, and where each begins; the last number is where the last one ends."""
+        """Return the bytes of all `text_ids` in one string, and the offset of each, followed by the length of the string."""
         pieces = [self.tokens[i] for i in self.text_ids]
         return b"".join(pieces), (0, *accumulate(map(len, pieces)))
 
 
 def _speller(kinds: frozenset[str]) -> Callable[[str], bytes]:
-    """Vocabulary entry -> bytes."""
+    """Return a function from an entry of the vocabulary to its bytes. kinds: types of the tokenizer's decoders."""
     if "ByteLevel" in kinds:
         table = _byte_level()
         return lambda text: bytes(table[c] for c in text) if all(c in table for c in text) else text.encode()
@@ -102,7 +103,8 @@ def _fallback(text: str) -> bytes:
 
 
 def _byte_level() -> dict[str, int]:
-    """GPT-2's spelling: printable characters of Latin-1 stand for themselves, other bytes for the characters from 256 on, in order."""
+    """Return the byte that each character of GPT-2's spelling stands for. Printable characters of Latin-1 stand for themselves, the
+    characters from 256 on for the other bytes in order."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     table, moved = {}, 256
     for byte in range(256):
@@ -115,7 +117,7 @@ def _byte_level() -> dict[str, int]:
 
 
 def _kinds(state: Any) -> frozenset[str]:
-    """Every "type" in a component's serialized form."""
+    """Return the values of "type" at all levels of a decoder's serialized form."""
     if isinstance(state, list):
         return frozenset().union(*map(_kinds, state))
     if not isinstance(state, dict):

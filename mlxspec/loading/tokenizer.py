@@ -53,10 +53,10 @@ _TURN_ENDS = (
 class Tokenizer:
     """A model's tokenizer.
 
-    Attributes: eos_ids (ids that end an answer), num_ordinary (tokens of the vocabulary itself, without those that were added to it as
-    they are spelled), vocab_size (one more than the highest id), template (None without a chat template), special (the tokens that its
-    files name, such as `eos_token`). A model may have more rows than
-    there are ids (padding), or fewer: then the ids beyond its rows must not be used, and whoever takes ids checks that.
+    eos_ids: ids that end an answer. num_ordinary: number of tokens of the vocabulary without added ones. vocab_size: one more than the
+    highest id. template: the chat template, None where there is none. special: texts of the tokens with a role in the model's files, by
+    name, such as `eos_token`. A model may have more rows than there are ids (padding), or fewer; in the latter case the caller must not
+    use ids beyond the rows.
     """
 
     def __init__(
@@ -79,8 +79,9 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, *, chat_template: Path | None = None) -> Tokenizer:
-        """chat_template: a file that counts instead of the folder's. Raises TokenizerError when the vocabulary is missing or damaged, or an
-        added token cannot have its id; ConfigError for a chat_template that cannot be read."""
+        """Return the tokenizer of a model's folder. chat_template: a file to use in place of the folder's template. Raises
+        TokenizerError where the vocabulary is missing or damaged, or an added token cannot have its id; ConfigError where
+        chat_template cannot be read."""
         settings, beside = (
             read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
         )
@@ -105,10 +106,10 @@ class Tokenizer:
         return cls(inner, ends | _turn_ends(inner, template), template, special)
 
     def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
-        """`special` adds what the tokenizer puts around a plain text (a beginning-of-text token, say), unless the text begins with it;
-        templates write their own.
+        """Return the token ids of a text. special: whether to add the tokens that the tokenizer puts around a plain text (a
+        beginning-of-text token, for example), unless the text begins with them; texts of templates hold them already.
 
-        most: tokens of the context; a text of as many is refused. Raises ContextOverflowError.
+        most: tokens of the context. Raises ContextOverflowError where the text has `most` tokens or more.
         """
         special = special and not self._begins_whole(text)
         if most is not None:
@@ -122,8 +123,9 @@ class Tokenizer:
         return list(inner.encode_batch([text], add_special_tokens=special)[0].ids)
 
     def _check_beginning(self, text: str, most: int) -> None:
-        """Refuse a text whose beginning is too long already. The library takes about 150 bytes for each character, so that all of a text of
-        32 MiB would take gigabytes. Where the text is cut, other tokens may stand than in the whole text: _CUT of them are not counted."""
+        """Raise ContextOverflowError where the beginning of a text already has `most` tokens. The library takes about 150 bytes for each
+        character, so that a whole text of 32 MiB would take gigabytes. The last _CUT tokens of a beginning are not counted, because
+        the whole text may have others there."""
         size = _BEGINNING
         while size < len(text):
             num = len(self._ids(self._inner, text[:size])) - _CUT
@@ -132,12 +134,12 @@ class Tokenizer:
             size *= 2
 
     def _begins_whole(self, text: str) -> bool:
-        """Whether a text begins as the tokenizer would begin it, with a token that a template wrote, say."""
+        """Return whether a text already begins with the token that the tokenizer would put before it."""
         before = self.around[0]
         return bool(before) and text.startswith(self.token_text(before[0]) or MARK)
 
     def encode_plain(self, text: str, *, most: int | None = None) -> list[int]:
-        """Ids of a text in which no control token is meant, whatever it spells. most: as in `encode`."""
+        """Return the token ids of a text, with spellings of control tokens encoded as plain text. most: as in `encode`."""
         if not self._spellings.are_in(text):
             return self.encode(text, special=False, most=most)
         if most is not None:
@@ -145,7 +147,8 @@ class Tokenizer:
         return self._fitting(self._ids(self._plain, text), most)
 
     def _marked_ids(self, text: str, *, special: bool) -> list[int]:
-        """Ids of a text with marks: between control tokens it is plain."""
+        """Return the token ids of a text with marks (spelled_tokens.py). Unmarked spellings of control tokens become those tokens; all
+        other text is plain. special: as in `encode`."""
         ids: list[int] = []
         for part, is_token in self._spellings.parts(text):
             ids += [self._inner.token_to_id(part)] if is_token else self.encode_plain(part)
@@ -154,7 +157,7 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> _Tokenizer:
-        """One that reads the spelling of a control token as any other text. It costs reading the vocabulary once more."""
+        """Return a tokenizer that encodes spellings of control tokens as plain text. The first access builds the vocabulary once more."""
         plain = _Tokenizer.from_str(self._inner.to_str())
         plain.encode_special_tokens = True
         return plain
@@ -166,43 +169,43 @@ class Tokenizer:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """Ids that stand before and behind a plain text."""
+        """Return the ids that the tokenizer puts before and after a plain text."""
         bare = self._inner.encode("a", add_special_tokens=False).ids
         whole = self._inner.encode("a", add_special_tokens=True).ids
         at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), None)
         return ([], []) if at is None else (whole[:at], whole[at + len(bare) :])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of whole tokens, special tokens left out but for the chat format's tags."""
+        """Return the text of tokens. Special tokens are left out, except the chat format's tags of thinking and tool calls."""
         hidden = self._hidden_ids()
         return str(self._inner.decode([t for t in tokens if t not in hidden], skip_special_tokens=False))
 
     def token_text(self, token: int) -> str | None:
-        """The vocabulary's own spelling of an id, None for an id it does not know."""
+        """Return the vocabulary's spelling of a token id, None for an id that it does not have."""
         return self._inner.id_to_token(token) if 0 <= token <= _LARGEST_ID else None
 
     def id_of(self, spelling: str) -> int | None:
-        """The id of a token that the vocabulary spells so, None where there is none."""
+        """Return the id of the token with this spelling in the vocabulary, None where there is none."""
         found = self._inner.token_to_id(spelling)
         return None if found is None else int(found)
 
     def added_tokens(self) -> dict[int, bool]:
-        """Ids that were added to the vocabulary as they are spelled, and whether they are special."""
+        """Return, for the id of each token that was added to the vocabulary, whether the token is special."""
         return {i: bool(t.special) for i, t in self._inner.get_added_tokens_decoder().items()}
 
     @property
     def digest(self) -> str:
-        """A digest of all that decides which ids a text has: 64 hexadecimal digits."""
+        """Return a digest of everything that determines the token ids of a text: 64 hexadecimal digits."""
         return hashlib.sha256(self._inner.to_str().encode()).hexdigest()
 
     def decoder_state(self) -> bytes:
-        """Return how tokens become text, as JSON; b"{}" where they are text already."""
+        """Return the library's description of how tokens become text, as JSON; b"{}" where their spellings are the text."""
         decoder = self._inner.decoder
         return b"{}" if decoder is None else bytes(decoder.__getstate__())
 
     def without_ids_from(self, limit: int) -> Tokenizer:
-        """One that reads the spelling of an added token with an id of at least `limit` as any other text. It costs reading the
-        vocabulary once more."""
+        """Return a tokenizer without the added tokens whose ids are at least `limit`; their spellings are encoded as plain text. Builds
+        the vocabulary once more."""
         state = json.loads(self._inner.to_str())
         state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < limit]
         return Tokenizer(_Tokenizer.from_str(json.dumps(state)), self.eos_ids, self.template)
@@ -211,7 +214,7 @@ class Tokenizer:
         return TextStream(self._inner, self._hidden_ids())
 
     def _hidden_ids(self) -> frozenset[int]:
-        """Special tokens that are no text."""
+        """Return the ids of special tokens that are not text: all but the chat format's tags of thinking and tool calls."""
         source = None if self.template is None else self.template.source
         if self._hidden is None or self._hidden[0] != source:
             tags = detect(source).tags
@@ -222,7 +225,7 @@ class Tokenizer:
 
 
 def template_in(folder: Path) -> ChatTemplate | None:
-    """The chat template of a folder, None where it has none. Raises TokenizerError for a file that cannot be read."""
+    """Return the chat template of a folder, None where it has none. Raises TokenizerError where a file cannot be read."""
     settings, beside = (
         read_json(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
     )
@@ -234,17 +237,17 @@ def template_in(folder: Path) -> ChatTemplate | None:
 
 
 class TextStream:
-    """Text of a growing row of tokens; hands out only whole characters."""
+    """A decoder that receives the tokens of an answer one by one and returns their text in whole characters."""
 
     def __init__(self, inner: _Tokenizer, hidden: Set[int]) -> None:
-        """hidden: ids that are no text."""
+        """Create a stream. inner: the library's tokenizer; hidden: ids that are not text."""
         self._inner, self._hidden = inner, hidden
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
         self._given: list[str] = []
 
     def push(self, token: int) -> str:
-        """The text this token completes, possibly none."""
+        """Receive the next token; return the text that it completes, possibly ""."""
         if token in self._hidden:
             return ""
         try:
@@ -261,8 +264,8 @@ class TextStream:
         return piece
 
     def rest(self, *, cut: bool = False) -> str:
-        """Return what is left when no more tokens come: an incomplete character, shown as the replacement character. cut: the answer ended
-        at a limit, inside a character perhaps, which is left out then."""
+        """Return the text that is left when no more tokens follow: an incomplete character, as the replacement character. cut: whether
+        the answer ended at a limit; its incomplete character is then left out."""
         whole = str(self._inner.decode(self._tokens, skip_special_tokens=False))
         given = "".join(self._given)
         left = whole[len(given) :] if whole.startswith(given) else ""
@@ -272,8 +275,8 @@ class TextStream:
 
 
 def _spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tokenizer_trial.made_of needs to make a folder's tokenizer, without its added tokens. settings: tokenizer_config.json.
-    Raises TokenizerError, one sentence, where it cannot be made."""
+    """Return a description of a folder's tokenizer without its added tokens, from which `tokenizer_trial.made_of` makes it. settings:
+    tokenizer_config.json; config: config.json. Raises TokenizerError where the folder has no vocabulary that can be read."""
     path, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     if path.is_file():
         return {"path": str(path.resolve())}
@@ -298,8 +301,9 @@ def _spelled(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any
 
 
 def _try(ask: dict[str, Any], folder: Path) -> None:
-    """Have a helper process make a tokenizer first, because crafted files may end the process that reads them. One that was tried is
-    known from then on. Raises TokenizerError."""
+    """Make and use a tokenizer in a helper process first, because crafted files can crash the process that reads them. ask: the
+    description of the tokenizer. Files that have passed are remembered and not tried again. Raises TokenizerError where the trial
+    fails."""
     files = [Path(ask[name]) for name in ("path", "merges") if name in ask]
     found = [path.stat() for path in files]
     told = [ask, [(each.st_size, each.st_mtime_ns) for each in found], version("tokenizers")]
@@ -318,12 +322,12 @@ def _try(ask: dict[str, Any], folder: Path) -> None:
 
 
 def _named(ask: Mapping[str, Any], folder: Path) -> str:
-    """Return what a vocabulary's file is called in its folder, which may link to another place."""
+    """Return the name of the vocabulary's file and its folder, for errors. The file itself may be a link to another place."""
     return f"{'vocab.json' if 'merges' in ask else 'tokenizer.json'} in {folder}"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} where the file is absent. Raises TokenizerError when it is damaged."""
+    """Return the object in a JSON file, {} where the file is absent. Raises TokenizerError where it is damaged."""
     if not path.is_file():
         return {}
     try:
@@ -338,13 +342,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _turn_ends(inner: _Tokenizer, template: ChatTemplate | None) -> set[int]:
-    """Tokens that close a turn in the chat template: an answer ends with them, though no file may call them an end of text."""
+    """Return the ids of the tokens that close a turn in the chat template. An answer ends with them, even where no file lists them as
+    end of text."""
     written = [] if template is None else [name for name in _TURN_ENDS if name in template.source]
     return {i for name in written if (i := inner.token_to_id(name)) is not None}
 
 
 def _eos_ids(folder: Path, inner: _Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
-    """Every id that any of the model's files calls an end of text."""
+    """Return every id that one of the model's files gives as end of text. special: the tokenizer's `special`."""
     found: set[int] = set()
     config = read_json(folder / "config.json")
     text = config.get("text_config")

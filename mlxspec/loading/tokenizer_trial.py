@@ -26,7 +26,8 @@ _WORDS_OF_QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|
 
 
 def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """body: JSON as tokenizer.py has it, and `tokens` that are added. Returns {}, or {"refused": why}."""
+    """Make the tokenizer that `body` describes and use it. body: JSON of the description that tokenizer.py makes, with the added
+    `tokens`. ask: not used. Returns {} where that works, {"refused": reason} where it fails, and no bytes."""
     try:
         ask = json.loads(body)
         made = made_of(ask)
@@ -44,7 +45,8 @@ def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def made_of(ask: dict[str, Any]) -> Tokenizer:
-    """The tokenizer as tokenizer.py describes it. Raises what the library raises."""
+    """Return the tokenizer of a description that tokenizer.py makes, without its added tokens. Raises the errors of the `tokenizers`
+    library."""
     if "merges" not in ask:
         return Tokenizer.from_file(ask["path"])
     made = Tokenizer(models.BPE.from_file(ask["path"], ask["merges"]))
@@ -61,9 +63,10 @@ def made_of(ask: dict[str, Any]) -> Tokenizer:
 
 
 def add(made: Tokenizer, tokens: list[dict[str, Any]], beginning: str | None = None) -> None:
-    """Add `tokens`, as `added_tokens.declared` lists them, to the tokenizer `made`. A known token takes the declared flags, but a token
-    without an id whose text is added already stays as it is. A token with `may_go` is skipped if its id is taken. beginning: a token that
-    is put before every encoded text. Raises ValueError if a new token would get another id than the declared one."""
+    """Add `tokens`, as `added_tokens.declared` returns them, to the tokenizer `made`. A token that the tokenizer has takes the declared
+    flags, except that a token without an id whose text was added before is left as it is. A token with `may_go` is skipped where its
+    id is taken. beginning: a token to put before every encoded text, None for none. Raises ValueError where a new token would get
+    another id than the declared one."""
     there = made.get_added_tokens_decoder()
     contents, same = {token.content for token in there.values()}, set(map(repr, there.values()))
     added, places = [], {}

@@ -30,7 +30,7 @@ _UNUSED = tuple(f".{name}_scale" for name in ("input", "input_global", "output",
 
 
 class Published(NamedTuple):
-    """The stored form of an unpacked matrix. size: numbers; nbytes: with its scales."""
+    """The stored form of a matrix that was unpacked. format: its name; size: number of weights; nbytes: bytes with the scales."""
 
     format: str
     size: int
@@ -40,10 +40,11 @@ class Published(NamedTuple):
 def unpack(
     weights: Weights, dtypes: Mapping[str, str], told: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Published]:
-    """Replace packed matrices and their scales among `weights` by floats, by name in the result, and integers by MLX's.
+    """Replace, in `weights`, matrices in FP8 and NVFP4 by floats, and integers of AWQ, GPTQ and compressed-tensors by MLX's arrays.
+    Returns the stored form of each matrix that became floats, by name.
 
-    dtypes: of the tensors, as safetensors headers name them. told: what config.json says of the format (published.description). Raises
-    ModelError for formats that are not read, and for scales that do not fit.
+    dtypes: dtypes of the tensors, as safetensors headers spell them. told: the description of the format from config.json
+    (published.description). Raises ModelError for a format that is not read, and for scales that do not fit.
     """
     for name in [n for n in weights if n.endswith(_UNUSED)]:
         del weights[name]
@@ -75,7 +76,7 @@ def unpack(
 
 
 def _block(told: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Rows and columns of a block of FP8; None where they are not told."""
+    """Return rows and columns of a block of FP8 by the description in config.json, None where it has none."""
     sides = told.get("weight_block_size")
     if not isinstance(sides, list) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
         return None
@@ -85,7 +86,9 @@ def _block(told: Mapping[str, Any]) -> tuple[int, int] | None:
 def _of_nvfp4(
     path: str, packed: mx.array, scale: mx.array, second: mx.array, *, is_divisor: bool
 ) -> mx.array:
-    """packed (..., out, in / 2) bytes, scale (..., out, in / 16) bytes, second one number, or one for each matrix -> (..., out, in)."""
+    """Return the values (..., out, in) float32 of NVFP4 matrices. path: of the module; packed (..., out, in / 2) and scale (..., out, in
+    / 16) uint8; second: a second scale, one number or one for each matrix; is_divisor: whether values are divided by it. Raises
+    ModelError where the parts do not fit together."""
     stack = packed.shape[:-2]
     fits = (
         packed.ndim >= 2 and scale.shape[:-1] == packed.shape[:-1] and 8 * scale.shape[-1] == packed.shape[-1]
@@ -104,7 +107,9 @@ def _of_nvfp4(
 def _of_fp8(
     name: str, packed: mx.array, scale: mx.array, scale_dtype: str, block: tuple[int, int] | None
 ) -> tuple[mx.array, str]:
-    """packed (..., out, in) bytes -> the same shape in float32, and what the format is called."""
+    """Return the values (..., out, in) float32 of FP8 matrices, and a name of the format. packed (..., out, in) uint8; scale: of any
+    layout that the module lists, scale_dtype: its dtype as safetensors spells it; block: rows and columns of a block, None where
+    unknown. Raises ModelError where the scales do not fit."""
     values = mx.from_fp8(packed, dtype=mx.float32)
     if scale_dtype == "F8_E8M0":  # powers of two
         scale = mx.power(2.0, scale.astype(mx.float32) - 127.0)
@@ -134,7 +139,8 @@ def _of_fp8(
 def _sides(
     shape: tuple[int, int], num: tuple[int, ...], told: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Rows and columns of a block, of which `num` cover a matrix; None where none does."""
+    """Return rows and columns of the blocks of a matrix, None where no size fits. shape: of the matrix; num: number of blocks along its
+    rows and columns; told: the size that config.json gives, None where it gives none."""
 
     def fits(side: int, axis: int) -> bool:
         return -(-shape[axis] // side) == num[axis]

@@ -24,34 +24,37 @@ _UNUSED = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq", "position_ids")
 
 
 def qwen_tower(weights: Weights, kernel: tuple[int, ...]) -> Weights:
-    """All tensors of a folder to the tower's. kernel: (channels, frames, rows, columns) of a patch."""
+    """Return the tensors of a Qwen vision tower under mlxspec's names. weights: all tensors of the folder; kernel: (channels, frames,
+    rows, columns) of a patch."""
     named = _named(weights, _QWEN)
     return _flat(named, "patch_embed.proj.weight", kernel)
 
 
 def siglip_tower(weights: Weights, kernel: tuple[int, ...]) -> Weights:
-    """Gemma 3's, with its projector. kernel: (channels, rows, columns) of a patch. The projector's norm is zero-centred in every dialect,
-    and becomes a factor."""
+    """Return the tensors of Gemma 3's vision tower and projector under mlxspec's names. weights: all tensors of the folder; kernel:
+    (channels, rows, columns) of a patch. The projector's norm, which is zero-centred in every folder, becomes a factor."""
     named = _flat(_named(weights, _SIGLIP), "embeddings.patch_embedding.weight", kernel)
     norm = "multi_modal_projector.mm_soft_emb_norm.weight"
     return named | {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k == norm}
 
 
 def gemma4_tower(weights: Weights, *, clips: bool) -> Weights:
-    """clips: ranges of activations are used, else they are left out."""
+    """Return the tensors of Gemma 4's vision tower and projection under mlxspec's names. weights: all tensors of the folder. clips:
+    whether the tower clips activations; otherwise their ranges are left out."""
     named = _named(weights, _GEMMA4)
     return named if clips else {k: v for k, v in named.items() if not k.endswith(_RANGES)}
 
 
 def joined_blocks(weights: Weights) -> Weights:
-    """Return the tensors of Gemma 4 without a tower. Transformers 5 saves the projection one level deeper than published checkpoints have
-    it."""
+    """Return the image tensors of a Gemma 4 that has no tower, under mlxspec's names. Transformers 5 nests the projection one level
+    deeper than published checkpoints do; both are read."""
     named = _named(weights, _BLOCKS)
     return {k.replace("embed_vision.multimodal_embedder.", "embed_vision."): v for k, v in named.items()}
 
 
 def in_dtype(weights: Weights, dtype: mx.Dtype) -> Weights:
-    """All floats but those of quantized matrices, which go with their format, and those that shift and scale pooled rows in float32."""
+    """Return the tensors with floats cast to `dtype`, except scales and biases of quantized matrices and the float32 tensors that shift
+    and scale pooled rows."""
     return {
         k: v.astype(dtype)
         if mx.issubdtype(v.dtype, mx.floating) and not k.endswith((".scales", ".biases", *_FLOAT32))
@@ -74,7 +77,8 @@ def _named(weights: Weights, prefix: re.Pattern[str]) -> Weights:
 
 
 def _flat(weights: Weights, name: str, kernel: tuple[int, ...]) -> Weights:
-    """The patch projection as a matrix. Raises ModelError for a shape that fits neither layout."""
+    """Return the tensors with the patch projection `name` as a matrix (out, product of kernel). Raises ModelError where its shape is
+    that of neither layout."""
     value = weights.get(name)
     if value is None or value.ndim == 2:
         return weights

@@ -48,11 +48,12 @@ _OF_A_TOWER = re.compile(rf"(model\.)?({_SEEING}|{_HEARING})\.")
 
 
 class FolderWeights(Weights):
-    """A folder's tensors, lazily read, and the file in which each lies. stored: of those that were unpacked, how they lie there.
-    is_narrowed: whether float16 has taken the place of bfloat16, except in towers."""
+    """The lazy tensors of a folder by name, and the file that holds each. stored: the stored form of each tensor that was unpacked to
+    floats. notices: sentences about the folder; unread: sentences on MTP head or vision files that cannot be read. is_narrowed:
+    whether bfloat16 has been cast to float16, except in towers."""
 
     def __init__(self, notices: Sequence[str] = ()) -> None:
-        """notices: whole sentences about the folder. unread: those on files beside the shards that cannot be read."""
+        """Create an empty set of tensors. notices: whole sentences about the folder."""
         super().__init__()
         self._files: dict[str, Path] = {}
         self._dtypes: dict[str, str] = {}
@@ -62,7 +63,7 @@ class FolderWeights(Weights):
         self.is_narrowed = False
 
     def add(self, path: Path) -> None:
-        """Add a file's tensors. Raises ModelError, also where another file holds a tensor of the same name."""
+        """Add the tensors of a file. Raises ModelError where the file is damaged, or another file holds a tensor of the same name."""
         self._put(path, *_read(path))
 
     def _put(self, path: Path, loaded: Weights, dtypes: Mapping[str, str]) -> None:
@@ -74,7 +75,8 @@ class FolderWeights(Weights):
         self._dtypes |= dtypes
 
     def add_beside(self, path: Path) -> None:
-        """Add an MTP head or a vision tower. One that cannot be read costs itself and a notice, never the model."""
+        """Add the tensors of a file of an MTP head or a vision tower. A file that cannot be read is passed over, with a sentence in
+        `unread`."""
         try:
             loaded, dtypes = _read(path)
             stored = unpack(loaded, dtypes)
@@ -84,7 +86,8 @@ class FolderWeights(Weights):
             self.unread += (f"{path.name} was passed over: {error}",)
 
     def unpack(self, told: Mapping[str, Any]) -> None:
-        """Convert formats that MLX does not have to floats or to MLX's; see unpacking.py. Raises ModelError."""
+        """Convert quantized matrices in formats that MLX does not have to floats or to MLX's format (unpacking.py). told: the
+        description of the format from config.json. Raises ModelError for a format that is not read."""
         self.stored = unpack(self, self._dtypes, told)
 
     def file_of(self, name: str) -> Path:
@@ -92,10 +95,10 @@ class FolderWeights(Weights):
 
 
 def read_folder(folder: Path, found: tuple[list[Path], list[Path]] | None = None) -> FolderWeights:
-    """All tensors of a folder, lazily read; an MTP head's begin with `mtp.`, wherever it lies. found: what `tensor_files` says of it, where
-    that is known.
+    """Return all tensors of a model's folder, lazily. Names of an MTP head's tensors contain `mtp.`, whichever file holds them. found:
+    the result of `tensor_files`, None to find the files.
 
-    Raises ModelError when a shard is missing, truncated or malformed, or a tensor is there twice. Files beside the shards that are so are
+    Raises ModelError where a shard is missing or damaged, or two files hold a tensor. A damaged file of an MTP head or a vision tower is
     passed over, see `FolderWeights.unread`.
     """
     shards, heads = tensor_files(folder) if found is None else found
@@ -113,14 +116,16 @@ def read_folder(folder: Path, found: tuple[list[Path], list[Path]] | None = None
 
 
 def read_file(path: Path) -> Weights:
-    """One file's tensors, lazily read, and unpacked where its format is not one of MLX's. Raises ModelError."""
+    """Return the tensors of one file, lazily; those in a format that MLX does not have are unpacked. Raises ModelError where the file is
+    damaged."""
     loaded, dtypes = _read(path)
     unpack(loaded, dtypes)
     return loaded
 
 
 def _read(path: Path) -> tuple[Weights, dict[str, str]]:
-    """One file's tensors as they lie there, lazily, and their dtypes in its header."""
+    """Return the tensors of one file as they are stored, lazily, and their dtypes as the header spells them. Names of a bare MTP head
+    get the prefix `mtp.`. Raises ModelError where the file is damaged."""
     names = check_header(path)
     try:
         loaded = mx.load(str(path))
@@ -134,7 +139,7 @@ def _read(path: Path) -> tuple[Weights, dict[str, str]]:
 
 
 def _told(folder: Path) -> Mapping[str, Any]:
-    """Return what config.json says of a format that is not MLX's."""
+    """Return the description in config.json of a quantization other than MLX's, empty where there is none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -143,22 +148,23 @@ def _told(folder: Path) -> Mapping[str, Any]:
 
 
 def is_bare_head(names: Collection[str]) -> bool:
-    """Whether a file with these tensors is an MTP head whose names have no prefix: these two are of no model's trunk."""
+    """Return whether tensors with these names are an MTP head without the prefix `mtp.`. No text model has the two names that decide."""
     return "pre_fc_norm_embedding.weight" in names and "pre_fc_norm_hidden.weight" in names
 
 
 def is_of_a_tower(name: str) -> bool:
-    """Whether a tensor is for images, video or sound."""
+    """Return whether the name of a tensor is that of a tower for images, video or sound."""
     return _OF_A_TOWER.match(name) is not None
 
 
 def is_of_vision(name: str) -> bool:
-    """Whether a tensor is for images or video, and not for sound."""
+    """Return whether the name of a tensor is that of a tower for images or video."""
     return _OF_VISION.match(name) is not None
 
 
 def rename(weights: Weights) -> Weights:
-    """The text model's tensors behind `language_model.`, whatever wrapper they come from. Raises ModelError if two have one place."""
+    """Return the text model's tensors under mlxspec's names, which begin with `language_model.`; tensors of towers are left out. Raises
+    ModelError where two tensors have one name."""
     named: Weights = {}
     for given, value in weights.items():
         if is_of_a_tower(given):
@@ -171,7 +177,7 @@ def rename(weights: Weights) -> Weights:
 
 
 def our_name(name: str) -> str:
-    """Return our name of a tensor or a module path."""
+    """Return mlxspec's name of a tensor or of a module path of the text model."""
     for prefix, ours in _PREFIXES:
         if name.startswith(prefix):
             return ours + name[len(prefix) :]
@@ -179,13 +185,13 @@ def our_name(name: str) -> str:
 
 
 def without_tied_head(trunk: Weights) -> Weights:
-    """A head that is the embedding once more is not read."""
+    """Return the tensors without the language-model head, for models that use the embedding as head."""
     return {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
 
 
 def places_of(name: str, into: str = STACKS) -> tuple[str, ...]:
-    """Return where a tensor of experts goes, by our names: to one stack, or the two halves of its rows to two of them; other tensors keep
-    their name."""
+    """Return mlxspec's names of the tensors that a tensor of experts becomes: two for a joined gate and up projection, else one. Other
+    tensors keep their name. into: the name of the stacks."""
     stacked, alone = _STACKED.fullmatch(name), _ALONE.fullmatch(name)
     if stacked:
         parts = ("gate_proj", "up_proj") if stacked[2] == "gate_up_proj" else ("down_proj",)
@@ -194,7 +200,8 @@ def places_of(name: str, into: str = STACKS) -> tuple[str, ...]:
 
 
 def split_experts(weights: Weights, into: str = STACKS) -> Weights:
-    """Raw experts (E, 2I, H), or one tensor an expert, quantized or not, to three stacks under the name `into`."""
+    """Return the tensors with experts as three stacks (gate, up and down projection) under the name `into`. Experts may be stored as
+    stacks (E, 2I, H) or as one tensor for each, quantized or not. Raises ModelError where experts are missing or differ in shape."""
     out: Weights = {}
     single: dict[str, dict[int, mx.array]] = {}
     for name, value in weights.items():
@@ -217,7 +224,8 @@ def split_experts(weights: Weights, into: str = STACKS) -> Weights:
 
 
 class Packed(NamedTuple):
-    """The quantization of one matrix or a stack of them, in MLX's words. scaled: each matrix of the stack has one more scale, its own."""
+    """The quantization of one matrix or a stack of matrices, in MLX's terms. scaled: whether each matrix of the stack has one more scale
+    of its own."""
 
     group_size: int
     bits: int
@@ -226,10 +234,12 @@ class Packed(NamedTuple):
 
 
 def formats(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Packed]:
-    """Module path -> format, for each quantized matrix whose unpacked shape (..., out, in) is among `shapes`, by tensor name.
+    """Return the quantization of each quantized matrix by module path. shapes: unpacked shapes (..., out, in) by tensor name; matrices
+    of other names are ignored.
 
-    The tensors say it all: how many words hold a row of known length, how many scales, and of which type. What config.json says of it is
-    not needed, and is wrong in conversions that quantize some matrices otherwise or not at all. Raises ModelError.
+    The format follows from the tensors: the number of words and of scales in a row of known length, and the dtype of the scales.
+    config.json is not used, because it is wrong in some conversions that quantize matrices in several ways. Raises ModelError where
+    tensors are in no format of MLX.
     """
     found = {}
     for path in (k.removesuffix(".scales") for k in weights if k.endswith(".scales")):
@@ -258,7 +268,8 @@ def _format(path: str, packed: mx.array, weights: Weights, shape: tuple[int, ...
 
 
 def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype) -> Weights:
-    """Replace every matrix of `formats` by its values: the very numbers that MLX's own operation gives."""
+    """Return the tensors with every matrix of `formats` as floats of `dtype`, equal to those of `mx.dequantize`. formats: by module
+    path."""
     out = dict(weights)
     for path, (group_size, bits, mode, scaled) in formats.items():
         packed = out.pop(f"{path}.weight")
@@ -277,8 +288,8 @@ def dequantize(weights: Weights, formats: Mapping[str, Packed], dtype: mx.Dtype)
 def _unpack(
     packed: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int, dtype: mx.Dtype
 ) -> mx.array:
-    """Dequantize an affine matrix of 8 or 4 bits, with the very numbers that `mx.dequantize` gives. Works on bytes, because MLX's own
-    operation on a CPU reads a whole 32-bit word for each number."""
+    """Return an affine matrix of 8 or 4 bits as floats, equal to those of `mx.dequantize`. Reads bytes, because MLX's own operation on a
+    CPU reads a whole 32-bit word for each number."""
     numbers = packed.view(mx.uint8)
     if bits == 4:
         numbers = mx.stack([numbers & 15, numbers >> 4], axis=-1)
@@ -294,8 +305,8 @@ def cast(
     *,
     scales_dtype: mx.Dtype | None = None,
 ) -> Weights:
-    """Matrices to `dtype`, scales of quantized ones to `scales_dtype` (None: as stored), vectors to float32, where rounding hurts and size
-    does not matter, but for those named in `as_stored`."""
+    """Return the tensors with matrices cast to `dtype` and scales of quantized ones to `scales_dtype` (None: as stored). Vectors become
+    float32, where rounding hurts and size does not matter. as_stored: names of tensors that are not cast."""
     out = {}
     for name, value in weights.items():
         if not mx.issubdtype(value.dtype, mx.floating) or name in as_stored:
@@ -309,7 +320,7 @@ def cast(
 
 
 def missing_and_extra(expected: Iterable[str], given: Iterable[str]) -> str | None:
-    """One sentence on how two sets of tensor names differ, or None."""
+    """Return a phrase on the tensors that are missing and those that are unknown, None where the two sets of names are equal."""
     expected, given = set(expected), set(given)
     missing, extra = sorted(expected - given), sorted(given - expected)
     if not missing and not extra:
