@@ -417,3 +417,12 @@ def test_steps_run_on_linux(step: Step, tmp_path: Path) -> None:
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("given", [["nothing"], []])
+def test_a_room_that_is_not_there_is_named(given: list[str]) -> None:
+    ran = subprocess.run(
+        [ROOT / "scripts" / "test", "--room", *given], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("--room takes one of: bench cache ")
