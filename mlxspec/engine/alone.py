@@ -1,7 +1,7 @@
-"""The decisions of an engine that follow from callers and from the clock: which requests come and end, and what a round took.
+"""The decisions of an engine that follow from callers and from the clock: which requests begin and end, and how long a round took.
 
-An engine that runs its model in one process makes them by itself (`Alone`). Several engines that run one model must make the same ones
-(`Ranks`, in ranks.py).
+An engine that runs its model in one process makes them by itself (`Alone`). Several engines that run one model together must all make the
+same decisions (`Ranks`, in ranks.py).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Alone:
         return True
 
     def begin(self, left: int) -> int:
-        """Note that an engine has been made, and return the number of bytes that it may use for anything but weights. left: bytes of
-        this process's memory budget after the weights."""
+        """Note that an engine has been made, and return the number of bytes that it may use for anything but weights. left: bytes that
+        the weights leave of this process's memory budget."""
         return left
 
     def step(self, places: RequestPlaces, paused: frozenset[int], checksum: Callable[[], int]) -> Orders:

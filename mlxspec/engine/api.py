@@ -1,6 +1,7 @@
-"""The blocking calls of an engine, `generate`, `stream` and `chat`, on top of submitting requests and stepping.
+"""The blocking calls of an engine, `generate`, `stream` and `chat`, made of submitting requests and running steps.
 
-Knows requests, results and the chat format; knows no rounds, no caches and no drafters. `Engine` is made of this and of the queue.
+`Engine` inherits from the class here. This module deals with requests, results and the chat format, and not with rounds, caches or
+drafters.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
 
     @abstractmethod
     def cancel(self, number: int) -> bool:
-        """End the request of this number; return False where it is not running."""
+        """End the request of this number, and return whether it was running."""
 
     @abstractmethod
     def _new_request(self, prompt: Prompt, params: SamplingParams | None, spec: SpecConfig | None) -> Request:

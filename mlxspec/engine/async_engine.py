@@ -1,7 +1,4 @@
-"""`AsyncEngine`: the calls of `Engine` for asyncio. One worker thread (worker.py) owns the engine; nothing here touches MLX.
-
-Knows requests, streams and the chat format; knows no thread but through the worker.
-"""
+"""`AsyncEngine`: the calls of `Engine` for asyncio. One worker thread (worker.py) owns the engine; nothing in this module uses MLX."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`generate` and `chat`, declared once for both kinds of engine: `Engine` gives answers, `AsyncEngine` awaitables of them.
+"""`generate` and `chat`, declared once for both kinds of engine: `Engine` returns answers, `AsyncEngine` awaitables of them.
 
-Reads what callers give: prompts, conversations, sampling parameters and their fields.
+Checks what callers give: prompts, conversations, sampling parameters and their fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detects a drafter whose drafts are nearly always wrong, by comparing the first tokens of its drafts with the texts of all answers.
 
 A drafter that runs a model and proposes a wrong first token nearly every time was made for another model, or is damaged. It costs time and
-gains nothing, and no text shows it. Lookups are left out: they draft only where a text repeats itself. Plain numbers.
+gains nothing, and the texts do not show it. Lookup drafters are left out: they draft only where a text repeats itself.
 """
 
 from __future__ import annotations

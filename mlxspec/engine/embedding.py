@@ -1,10 +1,11 @@
 """Embeds texts, and ranks documents by a query, with forwards of a loaded model.
 
-Both are generators whose every `next` is one forward of at most so many tokens, so that rows that decode wait for no more than that between
-two rounds. Short texts share a forward; a longer one takes several, but for models that read in both directions. All of it belongs to the
-engine's thread.
+Both are generators. Each `next` runs one forward of a limited number of tokens, so that decoding rows wait for no more than that between
+two rounds. Short texts share a forward. A longer one takes several forwards, except in models that attend in both directions, which read it
+in one. All of this runs in the engine's thread.
 
-Ranks are those of Qwen3-Reranker (Zhang et al. 2025): the probability of "yes" against "no" behind a question about query and document.
+Ranks are computed as for Qwen3-Reranker (Zhang et al. 2025): the probability of "yes" against "no" after a question about query and
+document.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine: requests come in, rounds run over all rows that decode, events come out.
+"""The engine: callers submit requests, rounds run over all rows that decode, and steps return events.
 
     step():  _expire()    requests end whose deadline has passed, or whose grammar takes too long
              _admit()     waiting requests get a place                                               engine/places.py
@@ -7,12 +7,13 @@
              _retire()    requests that ended leave
 
 A round: a row whose newest token is x drafts d[1] .. d[k]. One forward over x, d[1] .. d[k] of all rows gives the target's distribution
-behind each of them, and the sampler its tokens t[0] .. t[k]. The row accepts the first n drafts, as long as d[i + 1] = t[i], and goes on
-with t[0] .. t[n]: the tokens of plain decoding, for noise is keyed by seed and place. x and the n drafts are committed.
+after each of them, from which the sampler draws the tokens t[0] .. t[k]. The row accepts the first n drafted tokens, as long as d[i + 1] =
+t[i], and goes on with t[0] .. t[n]. These are the tokens of plain decoding, because noise is keyed by seed and place. x and the n accepted
+tokens are committed.
 
 So a row waits for one chunk of other prompts at most. One chat and eight rows take the same path. Rows join and leave between rounds and
-change nothing for the others; what fails for one request ends that request. Not thread-safe: one thread owns an engine. Several processes
-may run one model together (engine/ranks.py). Knows tokens in, events out; knows no files, no terminal, no HTTP.
+change nothing for the others; an error of one request ends that request. Not thread-safe: one thread owns an engine. Several processes may
+run one model together (engine/ranks.py). The engine has no files, no terminal and no HTTP.
 """
 
 from __future__ import annotations
@@ -671,7 +672,7 @@ class Engine(EngineApi):
         return request
 
     def _retire(self) -> None:
-        """Remove all requests that have ended, at whatever stage they are."""
+        """Remove all requests that have ended: waiting, being read, or decoding."""
         for request in self._places.take_ended():
             self._leave(request)
         leaving = [r for r in self._rows if r.finish_reason is not None]

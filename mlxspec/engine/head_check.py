@@ -1,7 +1,7 @@
 """Tests an MTP head on a short text when it is loaded: which convention its norms follow, and whether it predicts better than chance.
 
-The answer is kept in the user's cache folder, in a file for each pair of a target and a head, so that later loads do not run anything.
-A file that is damaged is as good as none.
+The verdict is kept in the user's cache folder, in a file for each pair of a target and a head, so that later loads need not run the test. A
+damaged file is treated as missing.
 """
 
 from __future__ import annotations

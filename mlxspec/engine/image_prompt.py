@@ -1,6 +1,6 @@
-"""Builds prompts with images: from messages that hold images to the token ids and arrays that a request takes.
+"""Builds prompts with images: converts messages that hold images to the token ids and arrays of a request.
 
-All of it is pure and runs on the caller's thread: decoding and resizing never hold up the engine's.
+These functions run on the caller's thread, so decoding and resizing images never delays the engine's.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""A private folder of files that are written whole, within a number of bytes.
+"""A private folder of files that are written whole, within a limit of bytes.
 
     NAME.safetensors           a file: tensors and metadata in the safetensors format, with a checksum over all of it
-    NAME.safetensors.PID.new   a file that is being written; a killed process leaves it, whoever locks the folder next removes it
+    NAME.safetensors.PID.new   a file that is being written; if its process is killed, the next process that locks the folder removes it
     mlxspec.lock               locked by the process that writes, makes room or clears
 
-A file gets its name when it is complete: it is written under another name, flushed and renamed. So a crash loses the file that was being
-written and no other, and a reader, who takes no lock, never sees a part of a file. The checksum is compared at each read; a file that has
-changed is removed and counts as missing. Room is made before a write: the least recently used file goes first, and its modification time
-says when it was used. Only regular files are opened, and opening never waits.
+A file is written under another name, flushed and renamed, so it gets its name only when it is complete. A crash loses the file that was
+being written and no other, and a reader, which takes no lock, never sees a part of a file. The checksum is compared at each read; a file
+that has changed is removed and treated as missing. Room is made before a write: the least recently used file is removed first, by its
+modification time, which each use sets. Only regular files are opened, and opening never waits.
 
-The prefix store on disk (prefix/disk.py) and earlier texts (text_files.py) keep their files here. All that touches a file after loading
-runs in a thread for files, never in the engine's thread. Knows bytes, names and times; knows no models, no owners and no MLX.
+The prefix cache on disk (prefix/disk.py) and earlier texts (text_files.py) keep their files with this module. After loading, files are
+accessed only in a thread for files, never in the engine's thread. This module deals with bytes, names and times, and not with models,
+owners or MLX.
 """
 
 from __future__ import annotations

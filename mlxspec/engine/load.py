@@ -1,4 +1,4 @@
-"""`load`: from a model's name to an engine that can answer. Ties folders, weights, tokenizer and drafters together."""
+"""`load`: makes an engine from a model's name. Connects folders, weights, tokenizer and drafters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Decides which drafters draft, by what the caller asked for and what the folders of the model and of the draft model hold; builds them
-without their weights, and collects the modules that must be evaluated before they run.
-"""
+"""Decides which drafters draft, by the caller's options and by the contents of the folders of the model and of the draft model. Builds the
+drafters without their weights, and collects the modules that must be evaluated before they run."""
 
 from __future__ import annotations
 

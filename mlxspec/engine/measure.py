@@ -1,6 +1,6 @@
-"""Costs that a loaded model begins with: what an earlier process learned from its rounds, else guesses by bytes and layers.
+"""The costs that a loaded model begins with: those that an earlier process learned from its rounds, else guesses by bytes and layers.
 
-Nothing is timed here. Rounds of answers replace the guesses (policy/costs.py). Knows a model, its drafters and the cache folder.
+Nothing is timed in this module. Rounds of answers replace the guesses (policy/costs.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps what `mlxspec try` has measured, by machine and model: how fast a model answers here with drafting and without.
+"""Keeps the results of `mlxspec try`, by machine and model: how fast a model answers on this machine with drafting and without.
 
-It is plain JSON that can be given away, without a text of anybody's. A file that is damaged or of another form is as good as none. Reads
-and writes files; measures nothing.
+The files are plain JSON that can be shared, because they contain no text of a user. A file that is damaged or of another form is treated as
+missing. Reads and writes files; measures nothing.
 """
 
 from __future__ import annotations

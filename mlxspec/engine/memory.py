@@ -1,5 +1,5 @@
-"""Plans memory: how much the engine may take, and how much a request will. There is one budget over weights, rows, drafters, a chunk of a
-prompt being read, and the prefix store, which gets what the others leave. Estimates of bytes; knows no order and no arrays."""
+"""Plans memory: how many bytes the engine may take, and how many a request will. One budget covers weights, rows, drafters, the chunk of a
+prompt that is being read, and the prefix cache, which gets what the others leave. Only numbers of bytes are computed here."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class EngineMemory:
         return num_tokens * TOKEN_BYTES <= (self.budget - self.weights) // _WAITING_SHARE
 
     def release(self, request: Request) -> None:
-        """Release the bytes of a request."""
+        """Release the bytes that are reserved for a request."""
         self._reserved.pop(request.number, None)
         if hasattr(self, "_model"):  # a closed engine's rows leave too
             device.adjust(self, self.scratch)
@@ -233,7 +233,8 @@ class EngineMemory:
         return max(reading, verifying + most_bytes(num, self._model.vocab_size))
 
     def _forward(self, num: int, width: int, context: int) -> int:
-        """Return the bytes, without logits, of a forward of `num` tokens, of which one row has at most `width`."""
+        """Return the bytes, without logits, that a forward of `num` tokens after `context` tokens allocates. width: most of these tokens
+        that are in one row."""
         heads = self._model.attention_heads
         scores = max((score_bytes(h, width, context, self.config.kv_bits) for h in heads), default=0)
         # residual streams are alive twice, by themselves and joined

@@ -1,15 +1,17 @@
-"""Launches a round before the one in front of it has been read, so that the host works while the device computes.
+"""Launches a round before the one in front of it has been read, so that the host works while the device computes. Reading a round means to
+wait for its results and to copy them to the host.
 
-Such a round continues from tokens that only the device knows: a plain round behind a plain round, or any round whose drafts nobody needs to
-see. Invariants of the second kind:
+Such a round continues from tokens that are only on the device: a plain round after a plain round, or any round whose drafts the host need
+not see. Invariants of the second kind:
     the number of accepted tokens is an array wherever it is used (newest token, ends of keys and values, replay counts, noise's positions);
     shapes do not depend on it, and the host's lengths are upper bounds until the first round has been read;
     reading makes lengths exact again, so at most one commit is unread, and none between two steps of the engine;
     the second round is an open transaction until it is read. If a row leaves before, it is aborted, which leaves everything as though it
     had not been launched: drafters draft for it on forks.
-Its rows' tokens are not in their histories. Before rows join or leave, a round with drafts has to be read or dropped.
+The tokens of an unread round are not in its rows' histories. Before rows join or leave, a launched round with drafts has to be read or
+dropped.
 
-`Engine` makes a `Pipeline`, and nothing else knows of this file; with `Rounds` in its place the texts are the same.
+Only `Engine` uses this module; with `Rounds` in the place of `Pipeline` the texts are the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keeps the requests of an engine where they are: in the queue, being read, decoding, or parked so that other clients have a turn.
+"""Keeps the requests of an engine by place: in the queue, being read, decoding, or parked so that other clients have a turn.
 
-Invariants: `requests` of the rows are in the order of the cache's rows, and there is a cache exactly if there are requests. A parked
-request keeps a snapshot of its row, or its prompt as far as it is read, and goes on from there. Rows join, leave, and are parked only where
-no round is on its way that they are part of. Whose turn it is schedule.py says.
+Invariants: the `requests` of the rows are in the order of the cache's rows, and there is a cache exactly if there are requests. A parked
+request keeps a snapshot of its row, or its partly read prompt, and goes on from there. Rows join, leave, and are parked only while no round
+with them is launched and unread. schedule.py decides whose turn it is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rows:
         self.requests.append(request)
 
     def leave(self, leaving: list[Request]) -> None:
-        """Remove the rows of these requests."""
+        """Remove these requests and their rows in the cache; the other rows keep their order."""
         staying = [i for i, r in enumerate(self.requests) if r not in leaving]
         if not staying:
             self.cache = None
@@ -55,7 +55,7 @@ class Rows:
         self.requests = [self.requests[i] for i in staying]
 
     def park(self, request: Request) -> None:
-        """Remove a request's row and keep a snapshot of its state."""
+        """Remove a decoding request's row, and keep a snapshot of its state with which `unpark` lets it decode again."""
         if self.cache is None:
             raise ValueError("no row can leave where there are none")
         kept = self.cache.snapshot(self.requests.index(request))

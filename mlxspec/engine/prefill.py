@@ -1,7 +1,7 @@
 """Reads prompts: each into a cache of its own, piece by piece, up to the first token of its answer. Chooses whose piece is read next.
 
-Pieces end at multiples of the chunk, at the request's marks, and where it leaves an earlier prompt. Knows requests and
-turns; knows no rounds.
+Pieces end at multiples of the chunk, at the request's marks, and where the prompt differs from an earlier one. This module deals with
+requests and turns, and not with rounds.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Prefill:
             return failed
 
     def wait(self, seconds: float) -> None:
-        """Wait for this number of seconds, or until the disk has delivered more."""
+        """Wait until more of the prompt's state has been read from the disk, for at most this number of seconds. Returns at once where
+        nothing is read from the disk."""
         if self._fetch is not None:
             self._fetch.wait(seconds)
 
@@ -302,12 +303,12 @@ class Prefills:
         prefill.is_parked = is_parked
 
     def add(self, prefill: Prefill) -> None:
-        """Add a prompt to those that are read."""
+        """Add a request's prompt to those that are being read."""
         self.every.append(prefill)
         self.every.sort(key=lambda p: p.request.number)
 
     def remove(self, prefill: Prefill) -> None:
-        """Remove a prompt that has been read, or whose request has ended."""
+        """Remove a prompt that has been read whole, or whose request has ended."""
         self.every.remove(prefill)
 
     @property

@@ -1,7 +1,7 @@
 """Compares a verify of k tokens with k plain steps, bit for bit, on the weights of a loaded model.
 
-Kernels of matrix products and attention are chosen by shape, so the same token may get other bits in a verify than in a plain step, and
-at a near tie another token. Knows a model and token ids; knows no requests and no drafters.
+Kernels of matrix products and attention are chosen by shape, so the same token may get other bits in a verify than in a plain step, and at
+a near tie another token. This module uses a model and token ids, and neither requests nor drafters.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class ProbeReport:
         return found
 
     def sentence(self) -> str:
-        """Return the result in one or two sentences."""
+        """Return one or two sentences for a person: whether verifies give the bits of plain steps, up to which width, and by how much
+        logits differ."""
         if not self.widths:
             return "No verify width was tried."
         tried = f"up to {max(v.width for v in self.widths)} tokens"

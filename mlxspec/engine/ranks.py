@@ -3,10 +3,10 @@
 Every rank runs the same engine on the same requests. What an engine does follows from its requests and from what it has computed, which is
 the same on every rank, except for callers and clocks. Rank 0 alone has callers and reads clocks. At the beginning of each step, before
 anything of it is computed, rank 0 sends its orders to the others: new requests, requests that end, rows that pause, and the time of the
-last round. Each rank sends a checksum of its texts with them; where checksums differ all ranks stop. A rank that ends takes the others with
-it: MLX's sums fail then.
+last round. With them each rank sends a checksum of its texts; where checksums differ all ranks stop. A rank that ends takes the others with
+it, because MLX's sums fail then.
 
-An engine calls the five methods that `Alone` (alone.py) has. The ranks trust each other: orders are pickled, as mlx-lm's server does it.
+An engine calls the five methods that `Alone` (alone.py) has. The ranks trust each other: orders are pickled, as in mlx-lm's server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAMPLED = 1 << 20  # bytes
 
 
 class RanksEnd(Exception):
-    """An order of rank 0 to all ranks to end."""
+    """The exception that ends a rank's main loop after rank 0's order to end. It is no error."""
 
 
 class Ranks(Alone):

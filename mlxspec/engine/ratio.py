@@ -1,4 +1,4 @@
-"""Computes how many times as fast drafting is: the one rule for every ratio that a person reads. Plain numbers; knows no engine."""
+"""Computes how many times as fast drafting is: the one rule for every ratio that a person reads."""
 
 from __future__ import annotations
 

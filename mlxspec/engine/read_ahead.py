@@ -1,7 +1,7 @@
-"""Reads a prompt that is expected while an engine is idle, so that the request that brings it finds its beginning in the prefix cache.
+"""Reads an expected prompt while an engine is idle, so that the request with this prompt finds its beginning in the prefix cache.
 
 While an agent runs a tool, or a person reads an answer, most of the next prompt is known: the conversation, the answer as the chat template
-writes it, and the beginning of the next message. Knows an engine's requests; knows no messages.
+writes it, and the beginning of the next message.
 """
 
 from __future__ import annotations

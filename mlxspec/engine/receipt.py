@@ -1,7 +1,7 @@
-"""A receipt says whether plain decoding gives a drafted answer's text again.
+"""The receipt of a drafted answer: whether plain decoding gives the same text again.
 
 Noise is keyed by seed and place, so that holds for sampled answers, too. Where the texts differ, the receipt has the first place that does,
-and how likely the model finds both tokens there. `Engine.prove` makes it.
+and how likely both tokens are there under the model. `Engine.prove` makes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs rounds of an artificial request while an engine is idle, so that the first answers do not wait for compilation; and, where a user
-asks for it, so often that the cost model knows what each takes.
+"""Runs rounds of an artificial request while an engine is idle, so that the first answers do not wait for compilation; and, at a user's
+request, so often that the cost model learns what each round takes.
 
 The request goes through the engine as any other, so its rounds are those that answers run: launched ahead, host included. A policy of its
-own drafts for it, by a script. Knows an engine's parts; the rounds teach the costs of policy auto by the code that every round does.
+own makes its drafts, by a script. The rounds teach the costs of policy auto by the same code as every round.
 """
 
 from __future__ import annotations

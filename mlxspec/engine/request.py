@@ -1,4 +1,4 @@
-"""One request from prompt to last token: its history, its limits, what it has emitted. It computes nothing."""
+"""One request from prompt to last token: its history, its limits, and the text that it has given out. It computes no arrays."""
 
 from __future__ import annotations
 

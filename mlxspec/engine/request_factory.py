@@ -1,7 +1,7 @@
-"""Makes a checked Request of what a caller gives: token ids, options, marks. Knows the model's sizes; runs nothing.
+"""Makes a checked Request from a caller's arguments: token ids, options, marks. Runs no model.
 
-Marks are places in a prompt to which a later prompt may share its beginning: the ends of the system prompt and of each turn. Where nobody
-gives them they are taken to be behind the tokens that end a turn.
+Marks are places in a prompt up to which a later prompt may share its beginning: the ends of the system prompt and of each turn. Where a
+caller gives none, the places after the tokens that end a turn are used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One round over all decoding rows: draft, verify in one target forward, accept, commit. The heart of the engine.
+"""One round over all decoding rows: draft, verify in one target forward, accept, commit.
 
-A round is launched and then read. Reading is its one synchronisation (reading drafts before they are verified costs another). Whether the
-next round is launched before this one has been read is decided elsewhere (pipeline.py); a round looks the same either way.
+A round is launched and then read. Reading is its one synchronisation (reading drafts before they are verified costs another). pipeline.py
+decides whether the next round is launched before this one has been read; the functions of a round are the same either way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs an engine's rounds one after the other: each is launched when the one before it has been read.
 
-`Pipeline` (pipeline.py) does the same with rounds that overlap. Knows rounds; knows no queue, no prompts and no events' audience.
+`Pipeline` (pipeline.py) does the same with rounds that overlap. This module deals with rounds, and not with the queue, prompts or the
+readers of events.
 """
 
 from __future__ import annotations

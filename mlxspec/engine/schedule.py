@@ -1,18 +1,18 @@
-"""The scheduler: the queue of waiting requests, who gets a place next, who makes room for it, and whose prompt is read next. Knows no
-arrays and no model.
+"""The scheduler: the queue of waiting requests, and the rules that decide which request gets a place next, which one makes room for it, and
+whose prompt is read next.
 
 A place is a prompt being read or a row that decodes. Places are shared out by client (Request.client). Of the clients that wait, the one
-with the fewest places is next, of several the one whose turn was longest ago, with the request that it has waited with longest. Where no
-place is free, a request of the client that has most makes room. It is parked, waits like the others and goes on where it was:
+with the fewest places is next, of several the one whose turn was longest ago, with its oldest waiting request. Where no place is free, a
+request of the client that has most makes room. It is parked, waits like the others and goes on where it was:
     the client has at least two places more: its newest request, prompts first;
     it has one more: the request that has had its place longest. Where n clients wait one place changes hands every TURN / n steps, one a
     step at most, so that each of them waits for about TURN steps, however many they are up to that number. A prompt makes room at once
     for a client that has no place, because parking a prompt costs nothing.
-So each of k clients that ask for enough has a k-th part of the places over time, also where there are more clients than places, and
-requests of one client are served in the order in which they came.
+So each of k clients that send enough requests has a k-th part of the places over time, also where there are more clients than places, and
+requests of one client are served in the order of their arrival.
 
-Of the prompts being read, every second piece is the oldest one's, so none is starved; the other pieces go to the client, and of that to
-the prompt, that has had the fewest, so a short prompt that comes while a long one is read has its first piece after at most one of the
+Of the prompts being read, every second piece is the oldest one's, so none is starved. The other pieces go to the client, and of its prompts
+to the one, that has had the fewest. So a short prompt that arrives while a long one is read has its first piece after at most one of the
 others.
 """
 

@@ -1,4 +1,4 @@
-"""Statistics: what drafting did, by request and by drafter, and the times of the engine. Plain numbers; knows no arrays."""
+"""Statistics: what drafting did, by request and by drafter, and the times of the engine. All are plain numbers."""
 
 from __future__ import annotations
 

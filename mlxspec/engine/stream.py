@@ -1,6 +1,6 @@
 """The event stream of one request: filled by the engine's thread, read from another thread or an event loop.
 
-Knows queues and waiting; knows no engine. The worker (worker.py) writes, one consumer reads.
+The worker (worker.py) writes, one consumer reads.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Decodes the text of one answer and finds its stop strings: gives out whole characters, and holds back what may still become a stop
-string, or a text in which none is looked for."""
+"""Decodes the text of one answer and finds its stop strings. Gives out whole characters. Holds back text that may still become a stop
+string, or the beginning of a section in which stop strings do not count."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Earlier texts on disk, for the drafter `suffix` of later processes: one file a text, in the store of kept_files.py.
+"""Earlier texts on disk, for the drafter `suffix` of later processes: one file for each text, in a folder of kept_files.py.
 
     VOCABULARY-OWNER-TIME.safetensors      tokens (n,) int32; TIME: nanoseconds, so that names differ
 
-Vocabularies and owners are known by digests. The engine's thread hands texts over; the thread for files writes them. What the disk refuses
-costs the texts that come within a minute, and no answer; it is counted. Knows files and ids; no model.
+Vocabularies and owners are named by digests. The engine's thread hands texts over; the thread for files writes them. A write that the disk
+refuses costs the texts of the next minute, and no answer; refused texts are counted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TextFiles:
 
     @property
     def num_failed(self) -> int:
-        """Return the number of texts that the disk refused."""
+        """Return the number of texts that could not be written to the disk."""
         return self._files.num_failed
 
     @property

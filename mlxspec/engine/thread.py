@@ -1,7 +1,7 @@
-"""A long-lived thread that runs jobs one behind the other: engines, or what touches files.
+"""A long-lived thread that runs jobs one after the other: engines, or accesses to files.
 
-MLX keeps a stream, and without a GPU a thread, for every thread that has used it, and never gives them back. A process that loads models
-again and again therefore runs all of them in one thread. Knows jobs and their end; knows no engine and no file.
+MLX keeps a stream, and without a GPU a thread, for every thread that has used it, and never frees them. A process that loads models again
+and again therefore runs all of them in one thread.
 """
 
 from __future__ import annotations

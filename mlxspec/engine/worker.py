@@ -1,16 +1,15 @@
-"""One thread that owns an engine, and the only one that touches MLX: it makes the engine, steps it, and lets go of it.
+"""One thread that owns an engine, and the only one that uses MLX: it makes the engine, steps it, and releases it.
 
-Everybody else talks to it: `submit` gives a Stream (stream.py) of the request's events, `call` runs a function on the engine between two
-rounds. Both may be used from any thread and from event loops; neither waits for the engine. Knows an engine's requests and when they
-end; knows no text, no messages and no HTTP.
+Other threads use the worker's methods: `submit` returns a Stream (stream.py) of the request's events, `call` runs a function on the engine
+between two rounds. Both may be used from any thread and from event loops; neither waits for the engine.
 
     loading -> ready -> stopped        `stop`, or leaving `with`
        |         `----> failed         the engine broke: open streams end with the sentence, new ones are refused with it
        `--------------> failed         it could not be made
 
-What fails for one request ends that request. The thread goes on. While no request is here it works ahead: it reads the prompts that
-clients are expected to send (read_ahead.py), and until the first request arrives, and for a moment after each answer, it rehearses
-(rehearsal.py): what answers would wait for is compiled by then. A request that arrives waits for one piece of this work at most.
+An error of one request ends that request, and the thread goes on. While there is no request the thread works ahead: it reads the prompts
+that clients are expected to send (read_ahead.py), and until the first request arrives, and for a moment after each answer, it rehearses
+(rehearsal.py), which compiles what answers would wait for. A request that arrives waits for one piece of this work at most.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Worker:
 
     @property
     def num_open(self) -> int:
-        """Return the number of streams that were submitted and have not ended."""
+        """Return the number of submitted requests whose streams have not ended."""
         return len(self._open)
 
     def wait_ready(self, timeout: float | None = None) -> Engine:

@@ -1,17 +1,17 @@
-"""The prefix store on disk: one file a state, from which a later process continues texts.
+"""The prefix cache on disk: one file for each state, from which a later process continues texts.
 
-A file holds all that is kept behind one text: by part its keys and values, recurrent states and windows. Its header says the model (by
+A file holds all that is kept after one text: by part its keys and values, recurrent states and windows. Its header names the model (by
 name, and by a signature of what computed the state), the owner and the text (by digests; token ids are in no file) and the number of
-tokens. Its name tells the signature, the number of tokens and the text, so that a folder is searched by names.
+tokens. Its name contains the signature, the number of tokens and the text's digest, so that a folder is searched by names.
 
     ROOT-TOKENS-KIND-TEXT.safetensors      KIND: s for the end of a system prompt, t for other anchors
 
-Anchors of the tree are offered and written one behind the other. The least recently used file goes first (kept_files.py). A text that
-continues from an earlier state of its own supersedes it: that file goes before all others, unless it is the end of a system prompt.
+Anchors of the tree are offered and written one after the other. The least recently used file is removed first (kept_files.py). A text that
+continues from an earlier state of its own supersedes it: that file is removed before all others, unless it is the end of a system prompt.
 
-The engine's thread touches no file and waits for no lock. It makes the memory of a state's arrays visible to the thread for files, which
-writes from there without a copy: a few microseconds an array. Of what was read it turns at most SLICE bytes a step, or one tensor, into
-arrays. Memory that a prompt's state takes while it is read is taken from the tree's budget by rows.py.
+The engine's thread touches no file and waits for no lock. It makes the memory of a state's arrays readable for the thread for files, which
+writes from there without a copy: a few microseconds an array. In each step it converts at most SLICE bytes of what was read, or one tensor,
+into arrays. The memory that a state takes while it is read is subtracted from the tree's budget by rows.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Connects requests to the prefix store: keeps states of rows for later prompts, and finds states for new ones.
+"""Connects requests to the prefix cache: keeps states of rows for later prompts, and finds states for new ones.
 
-Knows caches, drafters, owners, where a prompt's states are kept, and which of them are anchors. Only committed tokens enter. Anchors are
-offered to the store on disk, if there is one, and a prompt of which the disk knows more than memory does waits for what is read. The bytes
-that are being read are taken from the tree's budget.
+Decides where a prompt's states are kept, and which of them are anchors. Only committed tokens enter. Anchors are offered to the prefix
+cache on disk, if there is one. A prompt of which the disk has a longer beginning than memory waits until that is read. The bytes that are
+being read are subtracted from the tree's budget.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Prefix:
         self.stride, self.spacing = stride, stride // _MARKS
 
     def limit(self, budget: int) -> None:
-        """Set the budget of the part in memory, in bytes, and drop states that exceed it."""
+        """Set the budget of the prefix cache in memory, in bytes, and drop states that exceed it."""
         self._allowed = budget
         self.tree.budget = max(0, budget - self._coming)
         self.tree.shrink(self.tree.budget)
@@ -197,7 +197,7 @@ class Prefix:
         hidden: mx.array,
     ) -> None:
         """Keep the state of a row of `cache` for later prompts. tokens: all tokens that are in the row. hidden (1, H): the target's
-        final hidden state of the last one. Does nothing where a nearby state is kept already.
+        final hidden state of the last one. Does nothing where a state that is fewer than `near` tokens shorter is kept already.
 
         An error adds only a notice to the request, because its answer is right without the kept state.
         """

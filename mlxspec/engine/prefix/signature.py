@@ -1,8 +1,8 @@
-"""Digests of the model, settings and device that computed a state of the prefix store. States with equal digests are interchangeable.
+"""Digests of the model, settings and device that computed a state of the prefix cache. States with equal digests are interchangeable.
 
-The weights are read as they compute: loaded, quantized, with adapters folded in. So a fine-tune with the same shapes has another digest,
-and so has the same folder loaded in another dtype, or with another config.json. Device, MLX's version and `exact` count as well: their
-last bits differ.
+The weights are digested as loaded: quantized, with adapters folded in. So a fine-tune with the same shapes has another digest, and so has
+the same folder loaded in another dtype, or with another config.json. Device, MLX's version and `exact` count as well: their last bits
+differ.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
-"""The prefix store in memory: states behind texts, with the keys and values that lead to them, within a budget of bytes.
+"""The prefix cache in memory: states after texts, with the keys and values that lead to them, within a budget of bytes.
 
-A *state* holds what a model keeps behind a text and cannot cut: recurrent states and windows. It is right for that text and no other, so a
+A *state* holds what a model keeps after a text and cannot cut: recurrent states and windows. It is right for that text and no other, so a
 prompt continues from the longest of its beginnings that has a state. A node of the tree holds one state, and the keys and values of the
-tokens between its parent and itself. Its parent is the node of the longest beginning that was there when it was put; so texts that begin
-alike share what leads to a common state. A node is found by a digest of owner, adapters and tokens: owners never meet in the tree.
+tokens between its parent and itself. Its parent is the node of the longest beginning that was there when it was put; so texts with the same
+beginning share the keys and values up to a common state. A node is found by a digest of owner, adapters and tokens: owners never share
+nodes.
 
-The parts of a node are the target's and each drafter's own. A drafter that needs the target's hiddens of all tokens cannot go on without
-its part, so a request continues only from a node that has the parts of all such drafters of its own.
+The parts of a node are the target's and each drafter's own. A drafter that needs the target's hidden states of all tokens cannot continue
+without its part, so a request continues only from a node that has the parts of all such drafters of its own.
 
 Eviction. An *anchor* is a state where texts are expected to branch off: the end of a system prompt, of a turn, of an answer, and each state
-that a text has continued from. Other states inside a long prompt are dropped first; among equals the least recently used goes first.
+that a text has continued from. Other states inside a long prompt are dropped first; among equals the least recently used is dropped first.
 A state that is no anchor never drops an anchor, and an anchor does so only if its whole text fits into the budget by itself. A node whose
 state was dropped stays while other nodes need its keys and values.
 
-Invariants (property tests hold them): `nbytes` is the sum over all nodes and at most the budget; every node without children has a state;
+Invariants (property tests check them): `nbytes` is the sum over all nodes and at most the budget; every node without children has a state;
 `put` returns True and the state is there, or False and it is not, with anchors as they were; an anchor whose text fits by itself is kept.
-
-Knows snapshots; knows no rows, no requests and no model.
 """
 
 from __future__ import annotations
