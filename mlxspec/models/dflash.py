@@ -42,7 +42,7 @@ _OF_A_LAYER = 16  # kernels that Metal launches for a layer of a block, for `dev
 
 
 class DFlashAttention(Qwen35Attention):
-    """Plain Qwen3's attention, whose keys and values are made of two inputs: of context cells, and of the block."""
+    """The attention of a block drafter: plain Qwen3's, whose keys and values are made of two inputs, the context cells and the block."""
 
     def fuse(self) -> None:
         self.queries_of = FusedLinear([self.q_proj])
@@ -54,12 +54,12 @@ class DFlashAttention(Qwen35Attention):
             delattr(self, name)
 
     def queries(self, x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-        """(N, H) -> (N, Hq, D), normed and rotated"""
+        """Return the queries (N, Hq, D) of inputs (N, H), normed and rotated."""
         part = self.queries_of(x).reshape(x.shape[0], -1, self._c.head_dim)
         return self._turned(part, self.q_norm_weight, cos, sin)
 
     def keys(self, x: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array, mx.array]:
-        """(N, H) -> keys, normed and rotated, and values, (N, Hkv, D) each"""
+        """Return the keys and values (N, Hkv, D) of inputs (N, H); keys are normed and rotated."""
         k, v = (part.reshape(x.shape[0], -1, self._c.head_dim) for part in self.keys_of.split(x))
         return self._turned(k, self.k_norm_weight, cos, sin), v
 
@@ -69,8 +69,8 @@ class DFlashAttention(Qwen35Attention):
 
 
 class BlockConv(nn.Module):
-    """A causal convolution along a block before a sublayer and one behind it. The taps of both are their own plus what the input of the
-    first says, for each group of channels."""
+    """Two causal convolutions along a block, one before a sublayer and one after it. The taps are learned constants plus values that are
+    computed, for each group of channels, from the input of the first convolution."""
 
     def __init__(self, hidden_size: int, kernel: int, group: int) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class BlockConv(nn.Module):
         self.kernel_projection = nn.Linear(hidden_size, 2 * kernel * (hidden_size // group), bias=False)
 
     def taps(self, x: mx.array) -> mx.array:
-        """(N, H) -> (N, 2, K, groups)"""
+        """Return the input-dependent taps (N, 2, K, groups) of both convolutions for inputs (N, H) of the sublayer."""
         return project(self.kernel_projection, x).reshape(-1, *self._shape)
 
     def apply(self, which: int, x: mx.array, taps: mx.array, places: mx.array) -> mx.array:
-        """Apply the convolution before (which 0) or after (which 1). places (N,) int32: how many tokens of its block are before each.
-        Returns (N, H)."""
+        """Return the output (N, H) of the convolution before the sublayer (which 0) or after it (which 1). places (N,) int32: the number of
+        tokens of its block before each token."""
         _, num_taps, groups = self._shape
         wide = x.reshape(x.shape[0], groups, -1)
         base = self.base_kernel[which].astype(x.dtype).reshape(num_taps, groups, -1)
@@ -103,7 +103,7 @@ class BlockConv(nn.Module):
 
 
 class DFlashLayer(Qwen35DecoderLayer):
-    """Attention over context and block, and an MLP; DFlash2's with convolutions around each."""
+    """A layer of a block drafter: attention over context and block, and an MLP. DFlash2 has convolutions before and after each."""
 
     def __init__(self, c: DFlashConfig) -> None:
         super().__init__(c.text, DFlashAttention(c.text))
@@ -114,7 +114,8 @@ class DFlashLayer(Qwen35DecoderLayer):
     def enter(
         self, x: mx.array, cos: mx.array, sin: mx.array, places: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-        """x (N, H) -> queries, keys and values of the block; and the taps for what comes behind attention."""
+        """Compute a layer up to attention for inputs (N, H). Return queries, keys and values of the block, and the taps of the convolution
+        after attention, None where there is none."""
         seen, taps = self.normed(x), None
         if "attention_conv" in self:
             taps = self.attention_conv.taps(seen)
@@ -123,7 +124,8 @@ class DFlashLayer(Qwen35DecoderLayer):
         return self.self_attn.queries(seen, cos, sin), k, v, taps
 
     def leave(self, x: mx.array, attended: mx.array, taps: mx.array | None, places: mx.array) -> mx.array:
-        """x (N, H), attended (N, Hq * D) -> the residual stream behind the layer"""
+        """Return the residual stream (N, H) after the layer. x (N, H): the layer's input; attended (N, Hq * D): attention's output; taps:
+        as `enter` returned them."""
         mixed = self.self_attn.out(attended)
         if taps is not None:
             mixed = self.attention_conv.apply(1, mixed, taps, places)
@@ -137,7 +139,7 @@ class DFlashLayer(Qwen35DecoderLayer):
 
 
 class CandidateSelector(nn.Module):
-    """DFlash2's: how well each candidate of a place follows the token before it."""
+    """The part of DFlash2 that scores how well each candidate token follows the token before it."""
 
     def __init__(self, c: DFlashConfig) -> None:
         super().__init__()
@@ -146,7 +148,8 @@ class CandidateSelector(nn.Module):
         self.hidden_projection = nn.Linear(c.text.hidden_size, c.rank, bias=False)
 
     def __call__(self, hidden: mx.array, before: mx.array, candidates: mx.array) -> mx.array:
-        """hidden (N, H), before (N,) int32, candidates (N, k) int32 -> (N, k)"""
+        """Return the scores (N, k) of candidates (N, k) int32. hidden (N, H): hidden states of their places; before (N,) int32: the tokens
+        before them."""
         wanted = self.predecessor_codebook(before) * project(self.hidden_projection, hidden)
         return (wanted[:, None] * self.successor_codebook(candidates)).sum(axis=-1)
 
@@ -159,11 +162,11 @@ _LEAVE = LayerPiece(
 
 
 class DFlash(DrafterModule):
-    """The drafter. Parameter names are the checkpoint's. It never computes in float16, in which sums of several layers' outputs do not
-    fit."""
+    """The module of a block drafter (DFlash, DFlash2 or DSpark). Parameter names are the checkpoint's. It never computes in float16, as
+    sums of several layers' outputs exceed its range."""
 
     def __init__(self, config: DFlashConfig, target: Trunk) -> None:
-        """Raises ModelError where it is for another model."""
+        """Build the module for `target`, without weights. Raises ModelError where the drafter is for another model."""
         super().__init__(target)
         config.check_fits(target)
         self.config, self.title, c = config, f"{config.kind} drafter", config.text
@@ -192,7 +195,8 @@ class DFlash(DrafterModule):
         self._segments = Segments(self.layers)
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """Return a cache of context cells: cell i is made of the target's token i. kv_bits: as in models.base."""
+        """Return an empty cache of context cells for `num_rows` rows: cell i is made from the target's token i. kv_bits: as in
+        models.base.Model."""
         c = self.config
         heads = c.text.num_kv_heads, c.text.head_dim
         return ModelCache(
@@ -208,8 +212,9 @@ class DFlash(DrafterModule):
     def remember(
         self, features: mx.array, rows: FlatRows, cache: ModelCache, *, certain: bool = True
     ) -> Output:
-        """features (N, n * H): what the target's chosen layers gave out for the next tokens of each row. Leaves the transaction open; the
-        Output has no logits, and as hidden the cells (N, H). certain: as in models.base."""
+        """Append context cells for the next tokens of each row, and leave the cache's transaction open. features (N, n * H): the outputs of
+        the target's layers that the drafter reads. certain: as in models.base.Model. Return an Output without logits whose hidden (N, H)
+        are the cells."""
         places, run = cache.begin(rows, certain=certain), self._segments.begin(rows)
         turns = self.rotary.table(places.turns)
         cells = self._segments.runners.get("cells", self.cells, rows)(features.astype(self.dtype))
@@ -220,9 +225,9 @@ class DFlash(DrafterModule):
         return Output(logits=None, hidden=cells, is_warm=run.is_warm)
 
     def block(self, tokens: mx.array, rows: FlatRows, cache: ModelCache) -> Output:
-        """tokens (N,) int32: of each row its newest token and masks. Changes nothing in the cache, which must be idle; where its
-        lengths are bounds, a row's block sees the cells that stand. The Output's hidden (N, H) is what a head reads, in the target's dtype.
-        """
+        """Run a block for each row, and return an Output whose hidden (N, H) is the input of the language-model head, in the target's
+        dtype. tokens (N,) int32: for each row its newest token, then mask tokens. The cache must have no open transaction and is not
+        changed; where its lengths are upper bounds, a block sees only the cells that are committed."""
         run = self._segments.begin(rows)
         turns = self.rotary.table(Places(rows, cache.lengths, cache.exact).turns)
         places = mx.array(np.concatenate([np.arange(w) for w in rows.widths]).astype(np.int32))
@@ -253,7 +258,8 @@ class DFlash(DrafterModule):
         cache: ModelCache,
         masks: dict[object, mx.array | None],
     ) -> mx.array:
-        """(N, Hq * D). masks: those that layers before made, which are the same for all alike."""
+        """Return the attention's output (N, Hq * D) in layer i over each row's context and block. masks: the masks that earlier layers
+        made, reused by layers of the same kind."""
         layer, window, outs = cache.attention(i), self.config.windows[i], []
         scale = self.config.text.head_dim**-0.5
         for r in rows.active:
@@ -284,21 +290,22 @@ class DFlash(DrafterModule):
         return self.picks_in_order or super().proposes_all
 
     def head(self, hidden: mx.array) -> mx.array:
-        """(N, H) -> (N, R), of each place by itself"""
+        """Return the logits (N, R) of hidden states (N, H), each place by itself."""
         if "lm_head" in self:
             return self.target.capped(self.lm_head(hidden.astype(self.dtype)).astype(hidden.dtype))
         return self.target.head(hidden)
 
     @property
     def picks_in_order(self) -> bool:
-        """Whether a token's logits depend on the one drafted before it: `follow` then."""
+        """Return whether a token's logits depend on the drafted token before it, as in DFlash2 and DSpark. `follow` computes them then."""
         return self.config.kind != "DFlash"
 
     def follow(
         self, hidden: mx.array, logits: mx.array, before: mx.array, candidates: mx.array | None = None
     ) -> mx.array:
-        """Logits (N, R) of places whose own are `logits`, behind the target's tokens `before` (N,) int32. candidates (N, k) int32: the
-        likeliest tokens of each place, of which DFlash2 picks; logits (N, k) are theirs then. None: they are looked for."""
+        """Return the logits (N, R) of places after the tokens `before` (N,) int32. logits: each place's logits by itself. candidates (N, k)
+        int32: the likeliest tokens of each place, of which DFlash2 chooses, and `logits` (N, k) are those of the candidates; None: `logits`
+        are of all tokens."""
         if self.config.kind == "DSpark":
             return logits + project(self.markov_head.markov_w2, self.markov_head.markov_w1(before))
         if candidates is None:
@@ -310,7 +317,8 @@ class DFlash(DrafterModule):
         return mx.put_along_axis(nothing, candidates, scores, axis=-1)
 
     def sureness(self, hidden: mx.array, before: mx.array) -> mx.array | None:
-        """(N,) float32: how likely each place's token is accepted, as DSpark's confidence head has it; None where there is none."""
+        """Return the probability (N,) float32 that each place's token is accepted, from DSpark's confidence head; None where the drafter
+        has no such head. before: the tokens before the places."""
         if "confidence_head" not in self:
             return None
         seen = hidden.astype(self.dtype)
@@ -322,8 +330,8 @@ class DFlash(DrafterModule):
 def _seen(
     row: int, width: int, cache: ModelCache, begin: int, window: int | None, is_causal: bool
 ) -> mx.array | None:
-    """(width, lengths[row] - begin + width) bool, which cells from `begin` on and tokens of its block a row's block sees; None where it
-    sees all. window: how many cells and tokens the block's first one sees, None for all."""
+    """Return the mask (width, lengths[row] - begin + width) bool of the cells from `begin` on and the block's tokens that each token of a
+    row's block sees; None where each sees all. window: how many cells and tokens the block's first token sees, None for all."""
     length, sees = cache.lengths[row], None
     if cache.exact is not None:
         exact, places = cache.exact[row], mx.arange(begin, length + width)
@@ -338,7 +346,7 @@ def _seen(
 
 
 def sanitize_dflash(weights: Weights) -> Weights:
-    """The tensors as `sanitize_drafter` gives them, never float16, see `DFlash`."""
+    """Return a folder's tensors as `sanitize_drafter` names them, with float16 replaced by bfloat16."""
     halves = {name: value for name, value in weights.items() if value.dtype == mx.float16}
     return sanitize_drafter(weights | {name: value.astype(mx.bfloat16) for name, value in halves.items()})
 

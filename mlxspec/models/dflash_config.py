@@ -44,13 +44,13 @@ KEYS = KEYS_OF_ALL | Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig:
-    """text: the layers, which are plain Qwen3's. windows: of each layer, how many tokens it sees, the block's first among them; None for
-    all. causal: of each layer, whether a token of the block sees none behind it. layer_ids: layers of the target (0-based) whose outputs it
-    reads. softcap: of its target's logits, None where it does not say. num_drafts: tokens of its longest draft.
-    starts_at_anchor: the newest known token's own place predicts the first of them, in place of a mask's. draft_vocab: rows of a
-    language-model head of its own, which `d2t` says the tokens of; None where it has the target's tokens. conv_kernel, conv_group: of
-    DFlash2's convolutions. top_k: candidates of DFlash2's selector; rank: of that, or of DSpark's Markov head.
-    unread: keys of config.json that say something and that nobody reads."""
+    """The shape of a block drafter. text: its layers, which are plain Qwen3's. windows: for each layer how many tokens a token sees, the
+    block's first token included; None for all. causal: for each layer whether a token of the block sees no later token. layer_ids: layers
+    of the target (0-based) whose outputs the drafter reads. mask_id: the mask token. num_drafts: tokens of its longest draft.
+    starts_at_anchor: whether the place of the newest known token predicts the first drafted token, in place of the first mask. softcap: of
+    the target's logits, None where the config does not have it. conv_kernel, conv_group: of DFlash2's convolutions. top_k: candidates of
+    DFlash2's selector. rank: of that selector or of DSpark's Markov head. draft_vocab: rows of the drafter's own language-model head, whose
+    tokens `d2t` names; None where it proposes all of the target's tokens. unread: keys of config.json that nothing uses."""
 
     kind: BlockKind
     text: Qwen35Config
@@ -75,7 +75,8 @@ class DFlashConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], names: Collection[str]) -> DFlashConfig:
-        """names: of the checkpoint's tensors. Raises ModelError naming the first key that is missing, out of range or not supported."""
+        """Return the shape from a config.json. names: names of the checkpoint's tensors. Raises ModelError naming the first key that is
+        missing, out of range or not supported."""
         get = Values(_in_one_layout(config), KEYS)
         kind = kind_of(names)
         has_vocabulary = "d2t" in names or get.size("draft_vocab_size", get.size("vocab_size")) != get.size(
@@ -128,7 +129,7 @@ class DFlashConfig:
             )
 
     def check_fits(self, target: TextModel) -> None:
-        """Raise ModelError unless it drafts for such a model."""
+        """Check that the drafter's sizes fit this target. Raises ModelError where they do not."""
         num_layers, title = target.num_layers, f"{self.kind} drafter"
         sizes = {"hidden_size": self.text.hidden_size, "vocab_size": self.text.vocab_size}
         check_sizes(title, {**sizes, "num_layers": self.num_target_layers}, target)
@@ -150,15 +151,15 @@ _OF_KINDS = "conv_kernel_size", "conv_group_size", "selector_top_k", "draft_voca
 
 
 def kind_of(names: Collection[str]) -> BlockKind:
-    """Return which of the three kinds a checkpoint with these tensors is."""
+    """Return which of the three kinds of block drafters a checkpoint with these tensors is."""
     if any(name.startswith("candidate_selector.") for name in names):
         return "DFlash2"
     return "DSpark" if any(name.startswith("markov_head.") for name in names) else "DFlash"
 
 
 def is_block_drafter(names: Collection[str], config: Mapping[str, Any] | None = None) -> bool:
-    """Whether a checkpoint with these tensors is a block drafter, or its config.json says so. By tensors: what it reads of its target goes
-    through `fc` and one norm, and its layers norm queries and keys."""
+    """Return whether a checkpoint is a block drafter, by its config.json or by the names of its tensors: an `fc` and one norm for what it
+    reads of its target, and layers with query and key norms."""
     bare = {name.removeprefix("model.") for name in names}
     is_one = {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= bare
     config = config or {}
@@ -180,7 +181,7 @@ def _in_one_layout(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _index(get: Values, key: str) -> int:
-    """A number from 0 on."""
+    """Return the number under `key`, which may be 0."""
     return get.size(key, None if get.value(key) is None else 0)
 
 
@@ -195,8 +196,8 @@ def _layer_ids(get: Values) -> tuple[int, ...]:
 
 
 def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
-    """Return what config.json says, under either name that trainers write. Where it does not say: DSpark's do, and so do the DFlash
-    drafters of its trainer (DeepSpec), which leaves out the Markov head and calls the model DSpark all the same."""
+    """Return whether the newest known token's own place predicts the first drafted token, by either name of the key. Without a key: true
+    for DSpark, and for DFlash drafters of DSpark's trainer (DeepSpec), whose architecture is also named DSpark."""
     said = {
         get.flag(name, False)
         for name in ("query_zero_predicts_next", "sample_from_anchor")
@@ -213,8 +214,9 @@ def _starts_at_anchor(get: Values, kind: BlockKind) -> bool:
 
 
 def _causal(get: Values, windows: Sequence[int | None]) -> tuple[bool, ...]:
-    """is_causal, or what others call it, speaks of all layers; the library's sliding_window_non_causal of those with a window, where
-    DFlash2's default differs from the others'."""
+    """Return for each layer whether a token of the block sees no later token. is_causal and its other names apply to all layers; the
+    speculators library's sliding_window_non_causal applies to layers with a window, and its default for DFlash2 differs from the
+    others'."""
     names = "is_causal", "causal", "dflash_query_causal"
     get.skip(*names, "sliding_window_non_causal")
     for name in names:

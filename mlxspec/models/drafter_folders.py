@@ -16,11 +16,12 @@ ALONE = frozenset(
 
 
 def folder_kind(names: Collection[str], config: Mapping[str, Any]) -> str | None:
-    """Return the kind of drafter that tensors of these names, or a config.json, are of; None for none of these kinds."""
+    """Return the kind of drafter that a folder holds, by the names of its tensors or its config.json; None where it holds none of the kinds
+    in FOLDERS."""
     return next((kind for kind, folder in FOLDERS.items() if folder.is_one(names, config)), None)
 
 
 def title_of(kind: str, names: Collection[str]) -> str:
-    """Return what a folder of this kind is, with its article. names: of its tensors."""
+    """Return the title of a folder of this kind with its article, such as "an EAGLE-3 drafter". names: names of its tensors."""
     folder: DrafterFolder | None = FOLDERS.get(kind)
     return TITLES[kind] if folder is None or folder.title is None else folder.title(names)

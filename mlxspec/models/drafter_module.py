@@ -30,7 +30,7 @@ KEYS_OF_ALL = Keys(
 
 
 class AbsentTarget(NamedTuple):
-    """The sizes of a target that drafters read when they are built. config: has its softcap."""
+    """The sizes of a target that is not loaded, as drafters read them when they are built. config: an object with the target's softcap."""
 
     hidden_size: int
     vocab_size: int
@@ -40,13 +40,14 @@ class AbsentTarget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFolder:
-    """A kind of drafter that lies in a folder of its own, as far as its weights go.
+    """How drafters of one kind are loaded from a folder of their own.
 
-    kind: the folder's, as drafter_kinds.py names it. is_one: whether tensors of these names, or this config.json, are such a drafter's.
-    build: returns the module for a target, not filled, and the folder's tensors under its names; raises ModelError. alone: the target that
-    such a drafter was made for, from its config and tensors; None: it cannot be built without its target, and so not be converted.
-    title: with its article, from the names of tensors; None: as drafter_kinds.py says. keeps_bfloat16: it is never computed
-    in float16. is_quantized: its floats are quantized at load where its target is quantized.
+    kind: the name in drafter_kinds.py. is_one: whether tensors of these names, or this config.json, are a drafter of this kind. build:
+    returns the module for a target, without weights, and the folder's tensors under its names; raises ModelError. alone: returns the sizes
+    of the target that a drafter was made for, from its config and tensors; None: the drafter cannot be built without its target, so it
+    cannot be converted. title: returns the title with its article from the names of tensors; None: the title in drafter_kinds.py.
+    keeps_bfloat16: whether the drafter is never computed in float16. is_quantized: whether its floats are quantized at load where the
+    target is quantized.
     """
 
     kind: str
@@ -59,15 +60,15 @@ class DrafterFolder:
 
 
 class DrafterModule(nn.Module):
-    """A subclass has `layers` that can `fuse`, `fc`, and perhaps `lm_head` and `d2t`; one without layers has `layers = []`. `fc` has no
-    bias. title: for sentences. ids (R,) int32: the target's
-    tokens that its logits are of; None: all of them, in order. bits_at_load: to how many bits its matrices were quantized when it was
-    loaded, None where they are as stored."""
+    """The base class of the modules of MTP heads, EAGLE-3 drafters and block drafters. A subclass has `layers` with a method `fuse` (or an
+    empty list), `fc` without a bias, and perhaps `lm_head` and `d2t`. title: its name in messages. ids (R,) int32: the target's tokens that
+    its logits are for; None: all tokens in order. bits_at_load: bits to which its matrices were quantized when it was loaded, None where
+    they are as stored."""
 
     title = "drafter"
 
     def __init__(self, target: Any) -> None:
-        """target: the model that it drafts for."""
+        """Prepare a module that drafts for the model `target`."""
         super().__init__()
         self._target = (target,)  # in a tuple: the target's parameters are not ours
         self._dtype: mx.Dtype | None = None
@@ -75,8 +76,8 @@ class DrafterModule(nn.Module):
         self.bits_at_load: int | None = None
 
     def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once. Raises ModelError where d2t names no token of the target, or one
-        twice."""
+        """Join projections of the same input, after loading. Call this once. Raises ModelError where d2t names a token that the target does
+        not have, or a token twice."""
         self._dtype = self.dtype
         for layer in self.layers:
             layer.fuse()
@@ -93,26 +94,27 @@ class DrafterModule(nn.Module):
 
     @property
     def summary(self) -> str:
-        """The clause that `inspect` adds to its title."""
+        """Return a clause about the drafter that `inspect` prints after its title."""
         return ""
 
     @property
     def proposes_all(self) -> bool:
-        """Whether it proposes over the whole vocabulary, whatever `--draft-vocab` says."""
+        """Return whether the drafter always proposes over its whole vocabulary, so that `--draft-vocab` has no effect."""
         return "lm_head" in self
 
     @property
     def head_owner(self) -> Any:
-        """The model whose head gives the logits: the target, unless the drafter has a head of its own."""
+        """Return the module whose language-model head gives the logits: this drafter where it has one, else the target."""
         return self if "lm_head" in self else self.target
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of its own matrices, whatever the target's is."""
+        """Return the dtype in which the drafter computes: that of its own matrices."""
         return compute_dtype(self.fc) if self._dtype is None else self._dtype
 
     def _target_ids(self, d2t: mx.array) -> mx.array:
-        """(R,) int32 both. Raises ModelError."""
+        """Return the target's token (R,) int32 of each row of the drafter's head. d2t (R,): the difference between token and row. Raises
+        ModelError where a token does not exist or is named twice."""
         ids, vocab_size = numbers(d2t).astype(np.int64) + np.arange(len(d2t)), self.target.vocab_size
         beyond = ids[(ids < 0) | (ids >= vocab_size)]
         if len(beyond):
@@ -125,7 +127,8 @@ class DrafterModule(nn.Module):
 
 
 def check_sizes(title: str, needed: Mapping[str, int | None], target: Any) -> None:
-    """Raise ModelError unless a drafter's target has these sizes. needed: by the target's attribute; None: any."""
+    """Raise ModelError unless the target has the sizes that a drafter needs. title: the drafter's name in the message. needed: sizes by the
+    target's attribute; None: any size fits."""
     for name, size in needed.items():
         found = getattr(target, name)
         if size is not None and size != found:
@@ -139,9 +142,8 @@ _SIZES = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_layers"
 
 
 def sanitize_drafter(weights: Weights) -> Weights:
-    """Tensors of a folder under our names, whatever wrote it: without `model.` in front, codebooks as embeddings. What other engines keep
-    beside them (which of the target's tokens the draft has, and the target's own head and norm) is left out. Raises ModelError if two have
-    one place."""
+    """Return a drafter's tensors under mlxspec's names: without the prefix `model.`, and with codebooks named as embeddings. Tensors that
+    only other engines use (`t2d`, the target's own head and norm) are left out. Raises ModelError where two tensors get the same name."""
     out: Weights = {}
     for given, value in weights.items():
         name = given.removeprefix("model.")

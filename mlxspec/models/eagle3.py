@@ -65,9 +65,9 @@ KEYS = KEYS_OF_ALL | Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config:
-    """text: the shape of the layer. text.vocab_size: the target's; draft_vocab: the head's rows. layers: 0-based ids of the target's layers
-    behind which the streams are taken, empty for those that are common (see `layers_of`). target_size: the target's hidden size.
-    unread: keys of config.json that say something and that nobody reads."""
+    """The shape of an EAGLE-3 drafter. text: its layer; text.vocab_size is the target's. draft_vocab: rows of its language-model head.
+    target_size: the target's hidden size. layers: layers of the target (0-based) whose residual streams it reads; empty for the usual ones,
+    see `layers_of`. unread: keys of config.json that nothing uses."""
 
     text: Qwen35Config
     draft_vocab: int
@@ -85,7 +85,7 @@ class Eagle3Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Eagle3Config:
-        """Raises ModelError naming the first key that is missing, out of range or not supported."""
+        """Return the shape from a config.json. Raises ModelError naming the first key that is missing, out of range or not supported."""
         get = Values(flattened(config, "transformer_layer_config", "eagle_config", ""), KEYS)
         rope, num_heads = merged(get), get.size("num_attention_heads")
         text = plain_layers(
@@ -110,8 +110,8 @@ class Eagle3Config:
         )
 
     def layers_of(self, target: TextModel) -> tuple[int, ...]:
-        """Return the layers of this target that the drafter reads. Without a list they are those of the first published drafters: after the
-        second layer, half of all, and all but three. Raises ModelError for a target that does not have them."""
+        """Return the layers of this target (0-based) that the drafter reads. Where the config has no list they are those of the first
+        published drafters: 1, half of all minus 1, and all minus 4. Raises ModelError where the target does not have these layers."""
         num = target.num_layers
         found = self.layers or (1, num // 2 - 1, num - 4)
         if len(set(found)) != len(found) or min(found) < 0 or max(found) >= num:
@@ -122,15 +122,15 @@ class Eagle3Config:
         return found
 
     def check_fits(self, target: TextModel) -> None:
-        """Raise ModelError unless this is a drafter for such a model."""
+        """Check that the drafter's sizes and layers fit this target. Raises ModelError where they do not."""
         check_sizes(TITLE, {"hidden_size": self.target_size, "vocab_size": self.text.vocab_size}, target)
         self.layers_of(target)
 
 
 def _layers(get: Values) -> tuple[int, ...]:
-    """0-based ids. Published lists are of three kinds. In `target_layer_ids` (DeepSpec), and in the other's lists that begin with 1, an id
-    names the layer whose output is taken. In all others it counts the layers that have run before: 2 is the output of layer 1. (The first
-    layer's output, which is id 1 of this kind, is taken by none of them.)"""
+    """Return the layers of the target (0-based) that config.json lists. Published lists are of three kinds. In `target_layer_ids`
+    (DeepSpec), and in lists under the other key that begin with 1, an id names the layer whose output is read. In all other lists it counts
+    the layers that have run before: 2 is the output of layer 1."""
     get.skip(_LAYERS, "target_layer_ids")
     name = _LAYERS if "target_layer_ids" not in get.raw else "target_layer_ids"
     ids = get.value(name)
@@ -151,7 +151,7 @@ def _layers(get: Values) -> tuple[int, ...]:
 
 
 def is_eagle3(names: Collection[str], config: Mapping[str, Any] | None = None) -> bool:
-    """Whether a folder of such tensors is an EAGLE-3 drafter, or its config.json says so."""
+    """Return whether a folder is an EAGLE-3 drafter, by the names of its tensors or its config.json."""
     if any(_TELLING.fullmatch(name) for name in names):
         return True
     kinds = (config or {}).get("architectures")
@@ -169,20 +169,23 @@ class _Layer(Qwen35DecoderLayer):
         self.hidden_norm = nn.RMSNorm(size)
 
     def enter(self, embedded: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
-        """(N, H) twice -> what attention sees (N, 2H), and what its output is added to."""
+        """Return the input (N, 2H) of attention, and the array (N, H) that attention's output is added to. embedded, hidden: (N, H) each,
+        the two inputs of a cell."""
         normed = rms_norm(hidden, self.hidden_norm.weight, self._eps)
         both = mx.concatenate([self.normed(embedded), normed], axis=-1)
         return both, normed if self._adds_normed else hidden
 
 
 class Eagle3Head(CellHead):
-    """The drafter. Parameter names are those of the speculators library. layers_read: of the target, 0-based."""
+    """The module of an EAGLE-3 drafter. Parameter names are those of the speculators library. layers_read: layers of the target (0-based)
+    that the drafter reads."""
 
     title = TITLE
 
     def __init__(self, config: Eagle3Config, target: TextModel, names: Collection[str]) -> None:
-        """names: of the tensors there are, under our names: they tell whether the embedding is the drafter's own, and whether queries and
-        keys are normed. Raises ModelError for another target's drafter."""
+        """Build the module for `target`, without weights. names: the checkpoint's tensors under mlxspec's names, which tell whether the
+        drafter has its own embedding, and whether queries and keys are normed. Raises ModelError where the drafter is for another
+        target."""
         config.check_fits(target)
         if any(name.startswith("layers.1.") for name in names):
             raise ModelError(
@@ -224,11 +227,11 @@ class Eagle3Head(CellHead):
 
     @property
     def num_proposed(self) -> int:
-        """Number of the target's tokens that the drafter can propose."""
+        """Return the number of the target's tokens that the drafter can propose."""
         return self.config.draft_vocab
 
     def take(self, streams: mx.array) -> mx.array:
-        """Residual streams of the target (N, layers * target's H) -> g (N, H), what a cell of a known token takes."""
+        """Return the second input (N, H) of the cells of known tokens, from residual streams (N, layers * target's H) of the target."""
         c = self.config
         x = streams.astype(self.dtype)
         if c.norm_before_fc:
@@ -240,7 +243,7 @@ class Eagle3Head(CellHead):
         return self.fc(x)  # type: ignore[no-any-return]
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Outputs of cells (N, H) -> logits (N, R)"""
+        """Return the logits (N, R) of the cells' outputs (N, H)."""
         seen = hidden if self.config.norm_output else self._normed(hidden)
         if "lm_head" in self:
             return self.lm_head(seen)  # type: ignore[no-any-return]
@@ -250,7 +253,8 @@ class Eagle3Head(CellHead):
         return rms_norm(x, self.norm.weight, self.config.text.rms_eps)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) -> (N, H). Of the target the table itself, without what a model multiplies it by."""
+        """Return the embeddings (N, H) of tokens (N,): by the drafter's own embedding, or by the target's without the factor by which some
+        models multiply it."""
         table = self.embed_tokens if "embed_tokens" in self else self.target.embedding
         return table(tokens).astype(self.dtype)  # type: ignore[no-any-return]
 

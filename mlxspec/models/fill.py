@@ -42,11 +42,9 @@ def fill(
     *,
     whole: bool = False,
 ) -> bool:
-    """Put `weights` into `module`, unpacked where that is faster. foreign: how the folder is quantized, if not as MLX does it. whole:
-    vectors get `dtype` as well, for modules whose operations want one dtype.
-
-    Returns whether matrices stay packed.
-    """
+    """Put `weights` into `module`, and return whether matrices stay quantized in memory. They are dequantized where that is faster. what:
+    the module's name in messages. foreign: the name of an unsupported quantization, or None. whole: vectors are cast to `dtype` too, for
+    modules whose operations need one dtype. Raises ModelError where tensors are missing, left over, or of another shape or dtype."""
     asked, dtype = dtype, _dtype_or_default(dtype)
     shapes = {name: place.shape for name, place in tree_flatten(module.parameters())}
     packed = formats(weights, shapes)
@@ -90,7 +88,8 @@ def fill(
 
 
 def evaluate(modules: Sequence[nn.Module]) -> None:
-    """Read the weights of modules that were assembled lazily, array by array, the next one while the last is cast or unpacked."""
+    """Evaluate the weights of modules that were loaded lazily, array by array. The next array is read while the one before is cast or
+    dequantized."""
     # layers draw initial values: unless their keys are evaluated, the draws of all loads stay as one growing graph
     mx.eval(mx.random.state)
     arrays = [a for _, a in tree_flatten([m.parameters() for m in modules])]
@@ -103,19 +102,21 @@ def evaluate(modules: Sequence[nn.Module]) -> None:
 
 
 def check_finite(module: nn.Module, what: str) -> None:
-    """Raise ModelError where a weight of a module that has been evaluated is no number."""
+    """Raise ModelError where an evaluated weight of the module has a value that is infinite or not a number. what: the module's name in the
+    message."""
     for name, value in tree_flatten(module.parameters()):
         if mx.issubdtype(value.dtype, mx.floating) and not mx.isfinite(value).all().item():
             raise ModelError(f"{what} cannot be used: {printable(name)} holds values that are no numbers.")
 
 
 def is_packed(module: nn.Module) -> bool:
-    """Whether matrices of a model are quantized in memory."""
+    """Return whether matrices of the module are quantized in memory."""
     return any(name.endswith(".scales") for name, _ in tree_flatten(module.parameters()))
 
 
 def quantize_floats(head: nn.Module, bits: int) -> None:
-    """Quantize the matrices of a drafter that was read as floats, before it is fused; routers of experts stay as they are."""
+    """Quantize the float matrices of a drafter to `bits` bits, before it is fused. Routers of experts stay floats, and 16 bits change
+    nothing."""
 
     def is_packable(path: str, part: nn.Module) -> bool:
         is_matrix = hasattr(part, "to_quantized") and not path.endswith(ROUTERS)
@@ -127,7 +128,8 @@ def quantize_floats(head: nn.Module, bits: int) -> None:
 
 
 def unpacked_dtype(weights: Weights, dtype: mx.Dtype | None) -> mx.Dtype | None:
-    """The dtype that was asked for. Where floats stay as they are stored, matrices that were unpacked get the one of the others."""
+    """Return the dtype for loading. Where `dtype` is None and matrices were dequantized, as MLX does not have their format, this is the
+    dtype of most of the other matrices; else it is `dtype`."""
     stored = getattr(weights, "stored", {})
     if dtype is not None or not stored or not device.has_gpu():
         return dtype
@@ -139,7 +141,8 @@ def unpacked_dtype(weights: Weights, dtype: mx.Dtype | None) -> mx.Dtype | None:
 
 
 def unpacked_notice(weights: Weights, dtype: mx.Dtype) -> list[str]:
-    """A sentence on matrices whose format MLX does not have, and what they cost."""
+    """Return a sentence on matrices that were dequantized as MLX does not have their format, with their sizes; an empty list where there
+    are none."""
     stored = getattr(weights, "stored", {}).values()
     if not stored:
         return []
@@ -152,7 +155,7 @@ def unpacked_notice(weights: Weights, dtype: mx.Dtype) -> list[str]:
 
 
 def foreign_format(config: Mapping[str, Any]) -> str | None:
-    """The name of a quantization that is not read, for a sentence on why tensors are not what they should be."""
+    """Return the name of the folder's quantization where it is not supported, for an error message; else None."""
     try:
         storage(config)
     except ModelError:
@@ -161,7 +164,7 @@ def foreign_format(config: Mapping[str, Any]) -> str | None:
 
 
 def _quantize_like(module: nn.Module, packed: Mapping[str, Packed]) -> None:
-    """Quantize those submodules; their values are replaced afterwards."""
+    """Quantize the submodules at the paths in `packed`, each in its format, so that they can take quantized tensors."""
 
     def how(path: str, m: nn.Module) -> dict[str, Any] | bool:
         if path not in packed or not hasattr(m, "to_quantized"):

@@ -23,8 +23,8 @@ from mlxspec.platform import device, kept_json
 
 
 def narrow(weights: Weights) -> None:
-    """Replace bfloat16 tensors by float16 ones, lazily. Towers stay, since no trial prompt runs through them. All stay where the embedding
-    is in a format that MLX unpacks to bfloat16: two dtypes would make MLX compute in float32."""
+    """Replace the bfloat16 tensors in `weights` by float16 ones, lazily. Tensors of vision and sound towers stay. All tensors stay where
+    the embedding is in a format that MLX dequantizes to bfloat16, as two dtypes would make MLX compute in float32."""
     if _unpacks_to_bfloat16(weights):
         return
     for name, value in weights.items():
@@ -35,7 +35,7 @@ def narrow(weights: Weights) -> None:
 
 
 def narrow_module(module: nn.Module) -> None:
-    """Replace bfloat16 parameters of a module of mlx-lm by float16 ones, lazily, except those that its class wants as they are."""
+    """Replace the bfloat16 parameters of mlx-lm's module by float16 ones, lazily, except those that its class keeps in their dtype."""
     named = dict(tree_flatten(module.parameters()))
     may = getattr(module, "cast_predicate", lambda _: True)
     if not _unpacks_to_bfloat16(named):
@@ -48,7 +48,8 @@ def _unpacks_to_bfloat16(weights: Weights) -> bool:
 
 
 def weight_beyond(modules: Sequence[nn.Module]) -> str | None:
-    """Return which weight of evaluated modules float16 cannot hold, as the subject and verb of a sentence; None where all fit."""
+    """Return which weight of evaluated modules exceeds float16, as the beginning of a sentence ("NAME holds a number"); None where all
+    fit."""
     for module in modules:
         for name, value in tree_flatten(module.parameters()):
             if mx.issubdtype(value.dtype, mx.floating) and not mx.isfinite(value).all().item():
@@ -57,8 +58,8 @@ def weight_beyond(modules: Sequence[nn.Module]) -> str | None:
 
 
 def prompt_beyond(model: Model, tokens: Sequence[int], head: Qwen35Mtp | None = None) -> str | None:
-    """Return whether the model, or its MTP head behind it, gives a number that float16 cannot hold while it reads a trial prompt, in the
-    form of `weight_beyond`."""
+    """Run a trial prompt, and return "a trial prompt gives a number" where the model or its MTP head gives a number that exceeds float16;
+    None where all fit. tokens: the prompt."""
     ids, num = mx.array(list(tokens), mx.int32), len(tokens)
     rows = FlatRows((num,), is_prompt=True)
     outs: list[Any] = [model.forward(ids, rows, model.make_cache(1), certain=True, logits_at="last")]
@@ -70,26 +71,27 @@ def prompt_beyond(model: Model, tokens: Sequence[int], head: Qwen35Mtp | None = 
 
 
 class Float16Trial:
-    """The result of a trial of files, kept in the user's cache folder: later loads need no trial. found: None where nothing is known, ""
-    where all fits, else as `weight_beyond`."""
+    """The result of trying float16 with the weights in some files, kept in the user's cache folder, so that later loads need no trial.
+    found: None where there is no result, "" where all numbers fit, else the beginning of a sentence as `weight_beyond` returns it."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """files: all that the weights of a load are read from."""
+        """Read the kept result for these files, if there is one. files: all files that the weights of a load are read from."""
         about = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         self._path = kept_json.kept_file("float16", [mx.__version__, about])
         found = kept_json.read(self._path)
         self.found: str | None = found if isinstance(found, str) else None
 
     def keep(self, found: str | None) -> None:
-        """Keep what was found, None for nothing that does not fit."""
+        """Keep a result for later loads. found: as `weight_beyond` returns it, None where all numbers fit."""
         self.found = found or ""
         kept_json.write(self._path, self.found)
 
 
 def reason(dtype: mx.Dtype, *, is_asked: bool, is_tried: bool, beyond: str | None = None) -> str:
-    """Return a sentence on what a model is computed in, and why.
+    """Return a sentence on the dtype in which a model is computed, and why.
 
-    is_asked: the caller named the dtype. is_tried: float16 was to take the place of bfloat16. beyond: as `weight_beyond` has it.
+    is_asked: whether the caller named the dtype. is_tried: whether float16 was to replace bfloat16. beyond: what exceeds float16, as
+    `weight_beyond` returns it.
     """
     name = str(dtype).removeprefix("mlx.core.")
     if is_asked:
@@ -109,7 +111,8 @@ def reason(dtype: mx.Dtype, *, is_asked: bool, is_tried: bool, beyond: str | Non
 
 
 def expected_dtype(model: Any, files: Sequence[Path]) -> str:
-    """Return `reason`'s sentence before a load. model: without weights, as stored. files: those of a load."""
+    """Return, before a load, the sentence of `reason`. model: the model without evaluated weights, in the stored dtype. files: the files of
+    the load."""
     dtype, is_tried = model.dtype, device.emulates_bfloat16()
     beyond = Float16Trial(files).found if is_tried else None
     if is_tried and dtype == mx.bfloat16 and not _unpacks_to_bfloat16(dict(tree_flatten(model.parameters()))):

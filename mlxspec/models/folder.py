@@ -20,20 +20,21 @@ _HEAD_TYPES = ("qwen3_5_mtp", "qwen3_5_moe_mtp")
 
 
 def drafter_in(config: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of drafter that a folder is, as far as config.json alone says; None where it says none."""
+    """Return the kind of drafter that a folder holds, by its config.json alone; None where config.json does not tell."""
     return folder_kind((), config) or ("head" if config.get("model_type") in _HEAD_TYPES else None)
 
 
 def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
-    """Return what tensors of these names are, a head's being under `mtp.`. config: their config.json."""
+    """Return the kind of a folder: "model", "head", or a kind of drafter. names: names of its tensors, those of an MTP head under
+    `mtp.`."""
     if all(name.startswith("mtp.") for name in names):
         return "head"
     return folder_kind(names, {}) or folder_kind((), config) or "model"
 
 
 class ModelFolder:
-    """A folder whose links have been judged. name: by which the caller knows it. is_narrowed: whether what is stored in bfloat16 is read as
-    float16; may be set. Methods raise ModelError."""
+    """A folder with a model, a head or a drafter, whose links have been checked. name: the name by which the caller knows it. is_narrowed:
+    whether tensors that are stored in bfloat16 are read as float16; callers may set it. Methods raise ModelError."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         check_links(path)
@@ -62,17 +63,18 @@ class ModelFolder:
         return weights
 
     def read_shards(self) -> FolderWeights:
-        """Return what `read` returns, without the files next to the shards."""
+        """Return the tensors of the shards lazily, without those of other files in the folder."""
         self.files()
         shards, beside = self._found or ([], [])
         return read_folder(self.path, (shards or beside, []))
 
     def image_settings(self) -> Mapping[str, Any]:
-        """Return how images are prepared for the model."""
+        """Return the settings by which images are preprocessed for the model."""
         return image_settings(self.path)
 
     def kind(self) -> Kind:
-        """Return what the folder can be to a target, whatever format its tensors have. A folder of nothing but a head needs no config."""
+        """Return the kind of the folder: "model", "head", or a kind of drafter, for any format of its tensors. A folder with an MTP head
+        alone needs no config.json."""
         names = set[str]()
         for path in self.files():
             found = check_header(path)

@@ -18,9 +18,10 @@ from mlxspec.platform.host import numbers
 
 
 class Forms:
-    """Forms of these layers, as they are at the first question: after loading and fusing, that is. A form is named by its first layer.
+    """Groups of layers that differ in their parameters only. The layers are compared at the first call, after they have been loaded and
+    fused. A group is named by the number of its first layer.
 
-    Arrays that are no parameters (their names begin with an underscore) have the same values in layers of a form.
+    Arrays that are no parameters (their names begin with an underscore) have the same values in all layers of a group.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -30,7 +31,7 @@ class Forms:
         self._weights: list[list[mx.array]] = []
 
     def form(self, i: int) -> int:
-        """The first layer that layer i is like."""
+        """Return the number of the first layer that differs from layer i in its parameters only."""
         if not self._first:
             marks = [_form(layer) for layer in self._layers]
             self._first = [marks.index(mark) for mark in marks]
@@ -39,13 +40,13 @@ class Forms:
         return self._first[i]
 
     def weights(self, i: int) -> list[mx.array]:
-        """Return the weights that `on` takes for layer i."""
+        """Return the parameters of layer i, as the function that `on` returns takes them."""
         self.form(i)
         return self._weights[i]
 
     def on(self, i: int, run: Callable[..., Any]) -> Callable[..., Any]:
-        """run(layer, *arrays) for any layer that is like layer i, as a function of weights and arrays. For tracing: it puts the weights
-        into the layer and takes them out again."""
+        """Return a function of (weights, *arrays) that calls run(layer, *arrays) with these weights in the layer, for any layer of the
+        group of layer i. The function is for tracing: it puts the layer's own weights back after the call."""
         layer, named = self._layers[self.form(i)], self._named[self.form(i)]
 
         def call(weights: Sequence[mx.array], *arrays: Any) -> Any:
@@ -60,7 +61,7 @@ class Forms:
 
 
 def _form(layer: nn.Module) -> Hashable:
-    """Equal for layers in which only parameters differ."""
+    """Return a value that is equal for layers in which only parameters differ."""
     return tuple(
         (
             name,

@@ -14,8 +14,9 @@ from mlxspec.kernels.flat import FlatRows
 
 
 class AdapterGate:
-    """One model's. names: of the adapters, in the order of scales. refused: of those that cannot be used, why. held: "scales" (N, adapters)
-    float32 while the forward of N tokens has a row with an adapter; empty else. A compiled function takes it as an input beside its own."""
+    """The adapters of a model and their factors in the current forward. names: of the adapters, in the order of scales. refused: reasons
+    why adapters cannot be used, by name. held: {"scales": (N, adapters) float32} while a forward of N tokens has a row with an adapter;
+    else empty. Compiled functions take `held` as an additional input."""
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -23,7 +24,7 @@ class AdapterGate:
         self.held: dict[str, mx.array] = {}
 
     def open(self, scales: Sequence[Sequence[float]], rows: FlatRows) -> None:
-        """Set the adapters of a forward that begins. scales: of each row, how much each adapter counts; empty where none does."""
+        """Set the factors for a forward that begins. scales: for each row the factor of each adapter, () where none is used."""
         self.held.clear()
         if any(map(any, scales)):
             each = [given or (0.0,) * len(self.names) for given in scales]

@@ -27,7 +27,7 @@ from mlxspec.models.text_model import TextModel, text_stack
 
 
 class Gemma(TextModel):
-    """The model; see models.base.Model for the contract of `forward`."""
+    """A Gemma 3 or Gemma 4 text model, with the interface of models.base.Model."""
 
     def __init__(self, config: GemmaConfig) -> None:
         from mlxspec.models.gemma_layers import call_layer, decoder_layer  # slow to import
@@ -44,7 +44,7 @@ class Gemma(TextModel):
         self._before, self._behind = piece_before(call_layer), piece_behind(call_layer)
 
     def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once."""
+        """Join projections of the same input, after loading. Call this once."""
         from mlxspec.models.gemma_layers import fuse_layer  # slow to import
 
         stack = self.language_model.model
@@ -56,12 +56,12 @@ class Gemma(TextModel):
 
     @property
     def reads_both_ways(self) -> bool:
-        """Whether the tokens of a forward see each other, so that it makes vectors of whole texts and no answers."""
+        """Return whether each token also sees later tokens. Such a model makes embeddings of whole texts and generates none."""
         return self.config.reads_both_ways
 
     @property
     def seams(self) -> Seams:
-        """Caches: one for each layer that has keys and values of its own, in order."""
+        """Return the forms of the caches: one for each layer that has its own keys and values, in order."""
         c = self.config
         sizes = (
             (s.num_kv_heads, s.head_dim, s.head_dim, self.dtype, s.window)
@@ -75,11 +75,12 @@ class Gemma(TextModel):
         return self.seams.attention_heads
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """kv_bits: of layers without a window."""
+        """Return an empty cache of `num_rows` rows. kv_bits: bits of keys and values in layers without a window."""
         return self.seams.make_cache(num_rows, kv_bits=kv_bits)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) int32 -> (N, H), scaled as the first layer and a drafter's input want it."""
+        """Return the embeddings (N, H) of tokens (N,) int32, multiplied by the model's factor: the input of the first layer and of
+        drafters."""
         x = super().embed(tokens)
         return x * mx.array(self.config.embed_scale, x.dtype)
 
@@ -133,7 +134,8 @@ class Gemma(TextModel):
         )
 
     def _inputs_of_layers(self, tokens: mx.array, x: mx.array) -> list[mx.array | None]:
-        """Each layer's own input (N, 1, P), where layers have some: its share of a second embedding and of the first, x (N, H)."""
+        """Return the additional input (N, 1, P) of each layer, None where the model has none. It is the layer's share of a second embedding
+        of the tokens and of a projection of their embeddings x (N, H)."""
         c, stack = self.config, self.language_model.model
         if not c.per_layer_size:
             return [None] * len(c.layers)

@@ -44,8 +44,8 @@ View = tuple[mx.array, mx.array]
 
 @dataclass(frozen=True, kw_only=True)
 class AssistantConfig:
-    """text: the assistant's own layers. target_size: hidden size of its target. num_centroids 0: every token is scored, else those of the
-    num_chosen best clusters."""
+    """The shape of a Gemma 4 assistant. text: its own layers. target_size: the target's hidden size. num_centroids: clusters of tokens, of
+    which only the tokens of the num_chosen best are scored; 0: every token is scored."""
 
     text: GemmaConfig
     target_size: int
@@ -54,7 +54,7 @@ class AssistantConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> AssistantConfig:
-        """Raises ModelError naming the first key that is missing, out of range or not supported."""
+        """Return the shape from a config.json. Raises ModelError naming the first key that is missing, out of range or not supported."""
         get, text = Values(config), gemma4_config(config, borrows=True, own=OWN_KEYS)
         if not text.tied or text.num_experts or text.per_layer_size:
             raise ModelError(
@@ -74,7 +74,7 @@ class AssistantConfig:
         )
 
     def check_fits(self, target: GemmaConfig) -> None:
-        """Raise ModelError unless this is an assistant of such a model."""
+        """Check that the assistant fits a target of this shape. Raises ModelError where it does not."""
         if (self.target_size, self.text.vocab_size) != (target.hidden_size, target.vocab_size):
             raise ModelError("The assistant is for a model of another hidden size or vocabulary.")
         for layer in self.text.layers:
@@ -91,7 +91,8 @@ class AssistantConfig:
 
 
 class Gemma4Assistant(nn.Module):
-    """Parameter names are those of its own repository. title: for sentences."""
+    """The module of a Gemma 4 assistant, which drafts with the target's keys and values. Parameter names are the checkpoint's. title: its
+    name in messages."""
 
     title = "assistant"
 
@@ -115,11 +116,12 @@ class Gemma4Assistant(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Compute dtype: the target's."""
+        """Return the dtype in which the assistant computes, which is the target's."""
         return self._target[0].dtype
 
     def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once. Raises ModelError if clusters are not made of all tokens."""
+        """Join projections of the same input, after loading. Call this once. Raises ModelError where the clusters do not contain every
+        token exactly once."""
         from mlxspec.models.gemma_layers import fuse_layer  # slow to import
 
         for layer, shape in zip(self.model.layers, self.config.text.layers, strict=True):
@@ -132,7 +134,8 @@ class Gemma4Assistant(nn.Module):
                 raise ModelError("The assistant's token_ordering does not name every token once.")
 
     def views(self, cache: ModelCache, rows: Sequence[int]) -> dict[bool, list[View]]:
-        """Return views of the target's idle cache, for each of these rows: {True: what windowed layers read, False: what full ones do}."""
+        """Return the target's keys and values of these rows, which the assistant reads: under True for layers with a window, under False
+        for layers without one. cache: the target's, without an open transaction."""
         own = [shape for shape in self._target[0].config.layers if shape.source is None]
         found: dict[bool, list[View]] = {}
         for windowed in {shape.window is not None for shape in self.config.text.layers}:
@@ -156,8 +159,9 @@ class Gemma4Assistant(nn.Module):
         *,
         head: Callable[[mx.array], mx.array] | None = None,
     ) -> Output:
-        """tokens (B,) int32, hidden (B, target's H), one position and one view a row -> logits (B, V) and the next
-        hidden (B, target's H). head: (B, H) to the logits that are wanted, in place of the assistant's own head."""
+        """Draft one token for each row: return an Output with logits (B, V) and the next hidden states (B, target's H). tokens (B,) int32:
+        the newest tokens; hidden (B, target's H): the hidden states that they were sampled from. positions, views: one for each row. head:
+        turns (B, H) into logits in place of the assistant's own head."""
         c, rows = self.config.text, FlatRows((1,) * tokens.shape[0])
         where = mx.array(np.asarray(positions, np.int32))
         run = self._segments.begin(rows)
@@ -174,7 +178,7 @@ class Gemma4Assistant(nn.Module):
 
     @property
     def scored(self) -> float:
-        """Share of the vocabulary that the head gives scores of its own."""
+        """Return the share of the vocabulary whose logits are computed for a drafted token."""
         c = self.config
         return c.num_chosen / c.num_centroids if "masked_embedding" in self else 1.0
 
@@ -184,11 +188,11 @@ class Gemma4Assistant(nn.Module):
 
     @property
     def head_module(self) -> nn.Module | None:
-        """The module that holds the weight of the head; None where only clusters of it are read anyway."""
+        """Return the module with the weight of the language-model head; None where only the tokens of some clusters are scored."""
         return None if "masked_embedding" in self else self.model.embed_tokens
 
     def _head(self, x: mx.array) -> mx.array:
-        """(B, H) -> (B, V). Tokens of clusters that are not looked at are one unit below the least likely of those that are."""
+        """Return the logits (B, V) of hidden states (B, H). Tokens of clusters that are not scored get the lowest score minus 1."""
         if "masked_embedding" not in self:
             return project(self.model.embed_tokens, x)
         k, masked = self.config.num_chosen, self.masked_embedding

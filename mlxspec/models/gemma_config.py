@@ -68,9 +68,8 @@ _FULL_ROTARY = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryShape:
-    """Angle of pair i at position p is p * theta^(-2i / head_dim), stretched by `scaling`, for the first num_pairs of head_dim / 2 pairs; 0
-    for others. Pair i is made of dimensions i and i + head_dim / 2.
-    """
+    """The rotary positions of a layer. The angle of pair i at position p is p * theta^(-2i / head_dim), changed by `scaling`, for the first
+    num_pairs of head_dim / 2 pairs, and 0 for the others. Pair i consists of dimensions i and i + head_dim / 2."""
 
     head_dim: int
     theta: float
@@ -79,7 +78,7 @@ class RotaryShape:
 
     @classmethod
     def of(cls, head_dim: int, get: Values, theta: float, max_context: int) -> RotaryShape:
-        """Return the shape that a config describes. theta: used where the config names none. max_context: the config's
+        """Return the shape that a config describes. theta: used where the config has none. max_context: the config's
         max_position_embeddings."""
         part, theta = get.number("partial_rotary_factor", 1.0), get.number("rope_theta", theta)
         proportional = kind_of(get) == "proportional"
@@ -101,10 +100,10 @@ class RotaryShape:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """One decoder layer. window: tokens that a token sees, itself among them; None for all before it.
+    """The shape of one decoder layer. window: how many tokens a token sees, itself included; None for all before it.
 
-    keys_are_values: values are the key projection's outputs, before norm and rotation. source: the layer whose keys and values this
-    one reads; None where it has its own.
+    keys_are_values: whether values are the key projection's outputs, before norm and rotation. source: the layer whose keys and values this
+    layer reads; None where it has its own.
     """
 
     window: int | None
@@ -118,13 +117,12 @@ class LayerShape:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig:
-    """Sizes in elements. What only one generation has is off by default.
+    """The shape of a Gemma text model. Features of only one generation are off by default.
 
-    generation: 3 or 4, whose layers they are. scale: of attention scores. embed_scale: of embeddings. softcap: logits are bent to stay
-    below it, None for straight ones.
-    reads_both_ways: every token of a forward sees those behind it too, in windowed layers as many as before it.
-    per_layer_size: width of the inputs that every layer gets from an embedding of its own, 0 for none; per_layer_vocab: that embedding's.
-    unread: keys of config.json that say something and that nobody reads.
+    generation: 3 or 4, by the kind of its layers. scale: factor of attention scores. embed_scale: factor of embeddings. softcap: c in
+    logits = c * tanh(logits / c), None for unchanged logits. reads_both_ways: whether each token also sees later tokens, in layers with a
+    window as many as earlier ones. per_layer_size: width of the additional input of every layer, 0 for none; per_layer_vocab: rows of the
+    embedding that it is taken from. unread: keys of config.json that nothing uses.
     """
 
     vocab_size: int
@@ -180,7 +178,8 @@ class GemmaConfig:
 
 
 def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
-    """Raises ModelError naming the first key that is missing, out of range or not supported."""
+    """Return the shape of a Gemma 3 model from its config.json. Raises ModelError naming the first key that is missing, out of range or not
+    supported."""
     outer, get = text_part(config, KEYS_OF_3, OUTER_KEYS)
     pattern = get.size("sliding_window_pattern", get.size("_sliding_window_pattern", 6))
     head_dim, max_context = get.size("head_dim", 256), get.size("max_position_embeddings", 131072)
@@ -213,10 +212,11 @@ def gemma3_config(config: Mapping[str, Any]) -> GemmaConfig:
 
 
 def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False, own: Keys = OUTER_KEYS) -> GemmaConfig:
-    """Raises ModelError naming the first key that is missing, out of range or not supported.
+    """Return the shape of a Gemma 4 model from its config.json. Raises ModelError naming the first key that is missing, out of range or not
+    supported.
 
-    `borrows`: a model all of whose layers read keys and values of another model; their `source` is themselves. own: keys that are
-    read elsewhere, or idle, around the text model's part.
+    borrows: whether all layers read keys and values of another model; the `source` of each layer is then the layer itself. own: accepted
+    keys outside of `text_config`.
     """
     outer, get = text_part(config, KEYS_OF_4, own)
     has_experts, softcap = get.flag("enable_moe_block"), get.value("final_logit_softcapping")
@@ -242,7 +242,7 @@ def gemma4_config(config: Mapping[str, Any], *, borrows: bool = False, own: Keys
 
 
 def _tied(outer: Values, text: Values) -> bool:
-    """Gemma's head is its embedding unless a config says otherwise."""
+    """Return whether the language-model head is the embedding, which Gemma's config.json has as its default."""
     return outer.flag("tie_word_embeddings", text.flag("tie_word_embeddings", True))
 
 
@@ -287,7 +287,8 @@ def _layers_of_4(get: Values, borrows: bool) -> tuple[LayerShape, ...]:
 
 
 def _sources(kinds: list[bool], num_shared: int) -> list[int | None]:
-    """Return, for each layer, the one whose keys and values it reads: the last of its kind before those that have none of their own."""
+    """Return for each layer the layer whose keys and values it reads, None where it has its own. The last num_shared layers read those of
+    the last earlier layer of their kind. kinds: whether each layer has a window."""
     first = len(kinds) - num_shared
     if num_shared and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
         raise ModelError(
@@ -298,7 +299,8 @@ def _sources(kinds: list[bool], num_shared: int) -> list[int | None]:
 
 
 def _to_bfloat16(value: float) -> float:
-    """The models were trained with this factor rounded to bfloat16, whatever they are computed in now."""
+    """Return `value` rounded to bfloat16. The models were trained with a factor that is rounded so, whatever dtype they are computed in
+    now."""
     import numpy as np
 
     bits = int(np.asarray(value, np.float32).view(np.uint32))

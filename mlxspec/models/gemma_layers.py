@@ -20,7 +20,7 @@ from mlxspec.models.mlp import make_experts_run
 
 
 class Turn(nn.Module):
-    """Turns a layer's heads by their rotary positions. A pair that is not rotated has an infinite period."""
+    """The rotation of a layer's heads by rotary positions. A pair that is not rotated has an infinite period."""
 
     def __init__(self, shape: RotaryShape) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class Turn(nn.Module):
         self._lengths = None if shape.scaling.amplitude == 1 else mx.array(lengths)
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
-        """x (N, heads, L, D), turned by the positions from `offset` on, one for each of N."""
+        """Return x (N, heads, L, D) rotated by its positions, which count from `offset` on: one number, or one for each of the N."""
         where: dict[str, Any] = {"base": None, "scale": 1.0, "offset": offset, "freqs": self._periods}
         out = mx.fast.rope(x, x.shape[-1], traditional=False, **where)
         return out if self._lengths is None else out * self._lengths.astype(x.dtype)
 
 
 class GemmaExperts(gemma4_text.Experts):
-    """mlx-lm's experts with the result in their input's dtype: without a GPU their products are float32."""
+    """mlx-lm's experts with an output in the dtype of the input: without a GPU their products are float32."""
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         out: mx.array = super().__call__(x, chosen, weights)
@@ -47,7 +47,7 @@ class GemmaExperts(gemma4_text.Experts):
 
 
 def decoder_layer(c: GemmaConfig, shape: LayerShape) -> nn.Module:
-    """A decoder layer of this shape; its weights are loaded later."""
+    """Return a decoder layer of this shape, without weights."""
     layer: Any = (_layer_of_3 if c.generation == 3 else _layer_of_4)(c, shape)
     layer.self_attn.scale, layer.self_attn.rope = c.scale, Turn(shape.rotary)
     for part in layer.modules():
@@ -96,7 +96,8 @@ def _layer_of_4(c: GemmaConfig, shape: LayerShape) -> nn.Module:
 
 
 def call_layer(layer: Any, x: mx.array, cut: Cut, own_input: mx.array | None = None) -> mx.array:
-    """The layer's output (N, 1, H), called as mlx-lm's model of its generation calls it. own_input (N, 1, P): the layer's own, if any."""
+    """Call a layer as mlx-lm's model of its generation does, and return its output (N, 1, H). cut: the placeholder for its cache. own_input
+    (N, 1, P): the layer's additional input, or None."""
     if isinstance(layer, gemma3_text.TransformerBlock):
         return layer(x, None, cut)  # type: ignore[no-any-return]
     if layer.self_attn.has_kv:
@@ -106,7 +107,7 @@ def call_layer(layer: Any, x: mx.array, cut: Cut, own_input: mx.array | None = N
 
 
 def fuse_layer(layer: Any, c: GemmaConfig, shape: LayerShape, dtype: mx.Dtype) -> None:
-    """Join projections of the same input, and give norms and factors the compute dtype, after loading. Call once."""
+    """Join projections of the same input, and cast norms and factors to `dtype`, after loading. Call this once."""
     for part in layer.modules():
         if not isinstance(part, AdaptedLinear):
             for name, value in list(part.items()):

@@ -27,9 +27,9 @@ Shifts = dict[
 
 
 class HeadScore(NamedTuple):
-    """The quality of a head's predictions at positions of a text. accepted: the share of its drafts that would be accepted at temperature
-    1, which is the mean overlap sum_v min(p_v, q_v) of the target's distribution p and the head's q. chance: the same between distributions
-    of positions that do not belong together. error: standard error of the difference. All are 0 where the head gives no numbers."""
+    """The quality of an MTP head's predictions in a text. accepted: the share of its drafts that would be accepted at temperature 1, which
+    is the mean overlap sum_v min(p_v, q_v) of the target's distribution p and the head's q. chance: the same with distributions of
+    positions that do not belong together. error: standard error of the difference. All are 0 where the head's outputs are not finite."""
 
     accepted: float
     chance: float
@@ -37,13 +37,13 @@ class HeadScore(NamedTuple):
 
     @property
     def is_useful(self) -> bool:
-        """Whether `accepted` exceeds `chance` by more than _SURE standard errors."""
+        """Return whether `accepted` exceeds `chance` by more than 3 standard errors."""
         return self.accepted - self.chance > _SURE * self.error
 
 
 class TargetRun(NamedTuple):
-    """A target's forward over one text. tokens (N,) int32; hidden (N, H) after the final norm; chances (N, V) float32: its distributions
-    of the next token."""
+    """A target's forward over one text. tokens (N,) int32; hidden (N, H) after the final norm; chances (N, V) float32: the probabilities of
+    the next token."""
 
     tokens: mx.array
     hidden: mx.array
@@ -61,7 +61,8 @@ class TargetRun(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether the target predicts the text better than chance. One of random weights does not, and can judge no head."""
+        """Return whether the target predicts the text better than chance. A target with random weights does not, and cannot be used to
+        judge a head."""
         vocab = self.chances.shape[1]
         of_next = mx.take_along_axis(self.chances[:-1], self.tokens[1:, None], axis=1)[:, 0]
         gained = mx.log(mx.maximum(of_next, 1e-30)) + math.log(vocab)
@@ -70,7 +71,7 @@ class TargetRun(NamedTuple):
 
 
 def score(head: Qwen35Mtp, run: TargetRun) -> HeadScore:
-    """Return the score of the head's cells along the text, each with the target's true hidden."""
+    """Return the score of an MTP head along the text. Each of its cells takes the target's true hidden state."""
     num = run.tokens.shape[0] - 1
     out = head.forward(run.tokens[1:], run.hidden[:-1], FlatRows((num,)), head.make_cache(1), logits_at="all")
     if out.logits is None:
@@ -84,10 +85,11 @@ def score(head: Qwen35Mtp, run: TargetRun) -> HeadScore:
 
 
 def best_shifts(head: Qwen35Mtp, run: TargetRun) -> tuple[Shifts, HeadScore]:
-    """The state of the norms under which the head predicts best, and its score there; the head is left as it was loaded.
+    """Return the shifts of the head's norm weights with which it predicts best, and its score with them. The head's weights are left as
+    they were loaded.
 
-    Begins at the best of three states: as loaded, all groups 1 lower, all 1 higher. Then goes through the groups, each alone, until none
-    changes: about a dozen forwards of the head.
+    The search begins with the best of three states: as loaded, all groups of norms 1 lower, all 1 higher. Then it changes one group at a
+    time until no change helps: about a dozen forwards of the head.
     """
     norms = head.norms()
     best: Shifts = {}

@@ -20,10 +20,8 @@ GROUP_SIZE = 64  # of rows that are quantized here
 
 
 class HeadRows(nn.Module):
-    """The rows `ids` of a head, and on request others. Its parameters are the copied rows; the head's own are not among them.
-
-    Attributes: ids (R,) int32, ascending; vocab_size, the rows of the whole head.
-    """
+    """Copied rows of a language-model head, from which a drafter proposes only some tokens. Its parameters are the copied rows, not the
+    whole head. ids (R,) int32: the tokens of the rows, ascending. vocab_size: rows of the whole head."""
 
     def __init__(
         self,
@@ -34,9 +32,9 @@ class HeadRows(nn.Module):
         bits: int | None = None,
         capped: Callable[[mx.array], mx.array] = lambda logits: logits,
     ) -> None:
-        """head: linear, fused or an embedding used as a head. ids: without repetition. bits: of affine groups that rows of floats are
-        quantized to; None leaves them. capped: what the model does to the product. Nothing is evaluated. Raises ValueError for ids that
-        the head does not have."""
+        """Copy rows of `head` lazily. head: a linear or fused module, or an embedding used as a head. ids: tokens of the rows, without
+        repetition. bits: bits to which float rows are quantized in affine groups; None leaves them floats. capped: what the model does to
+        the logits. Raises ValueError for ids that the head does not have."""
         super().__init__()
         self._head, self._capped, self._bits = (head,), capped, bits
         self.vocab_size = vocab_size
@@ -46,7 +44,7 @@ class HeadRows(nn.Module):
         self.rows = self.of(self.ids)
 
     def of(self, ids: np.ndarray) -> FusedLinear:
-        """Rows of the head, (len(ids), H), in the form of `rows`; lazily."""
+        """Return other rows (len(ids), H) of the head, in the same form as `rows`, lazily."""
         part = head_rows(self._head[0], mx.array(ids.astype(np.int32)))
         if self._bits is not None and "scales" not in part and part.weight.shape[1] % GROUP_SIZE == 0:
             form: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": self._bits, "mode": "affine"}
@@ -54,7 +52,8 @@ class HeadRows(nn.Module):
         return FusedLinear([part])
 
     def __call__(self, hidden: mx.array, more: FusedLinear | None = None) -> mx.array:
-        """hidden (N, H) behind the final norm -> logits (N, R), then those of `more`, which `of` has made."""
+        """Return the logits (N, R) of hidden states (N, H) after the final norm, followed by the logits of the rows `more`, which `of`
+        returned."""
         logits = self.rows(hidden)
         if more is not None:
             logits = mx.concatenate([logits, more(hidden)], axis=-1)

@@ -17,7 +17,8 @@ FEATURE_BYTES = 256 << 20  # of rows of images that no running request has
 
 
 class ImageFeatures:
-    """The rows of images, the last used kept. num_runs: how often the tower ran; nbytes: of what is kept, at most `budget`."""
+    """The outputs of a vision tower (rows) for images, of which the most recently used are kept. num_runs: how often the tower ran; nbytes:
+    bytes of the kept rows, at most `budget`."""
 
     def __init__(self, tower: VisionTower, budget: int = FEATURE_BYTES) -> None:
         self.budget = budget
@@ -26,11 +27,11 @@ class ImageFeatures:
         self._kept: OrderedDict[tuple[str, bytes], mx.array] = OrderedDict()
 
     def has(self, prepared: PreparedImage, owner: str) -> bool:
-        """Whether the rows of this owner's image are kept."""
+        """Return whether the rows of this owner's image are kept."""
         return (owner, prepared.digest) in self._kept
 
     def rows(self, prepared: PreparedImage, owner: str) -> mx.array:
-        """(tokens, H), evaluated."""
+        """Return the evaluated rows (tokens, H) of an image: the kept ones of this owner, or those of a new run of the tower."""
         key = owner, prepared.digest
         rows = self._kept.get(key)
         if rows is not None:
@@ -47,14 +48,14 @@ class ImageFeatures:
         return rows
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all kept rows."""
         self._kept.clear()
         self.nbytes = 0
 
 
 class HeldFeatures:
-    """The rows of the images of one request, from the first use until the request ends, so that the tower runs once an image and request,
-    whatever else is kept meanwhile. owner: whose request it is."""
+    """The vision tower's rows for the images of one request, held from their first use until the request ends. The tower so runs once for
+    each image of a request. owner: the owner of the request, whose kept rows may be used."""
 
     def __init__(self, features: ImageFeatures, owner: str = "") -> None:
         self._features, self._owner = features, owner
@@ -64,7 +65,7 @@ class HeldFeatures:
         return prepared.digest in self._held or self._features.has(prepared, self._owner)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, H), evaluated."""
+        """Return the evaluated rows (tokens, H) of an image."""
         rows = self._held.get(prepared.digest)
         if rows is None:
             rows = self._held[prepared.digest] = self._features.rows(prepared, self._owner)

@@ -33,17 +33,17 @@ _KEY_BYTES = 8
 
 
 class RowSource(Protocol):
-    """Gives the rows (tokens, H) of an image."""
+    """A function that returns the vision tower's rows (tokens, H) of an image."""
 
     def __call__(self, prepared: PreparedImage) -> mx.array: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInput:
-    """The inputs of a forward, in addition to its tokens, where some of them are image tokens. rows: places on the flat axis and the rows
-    (n, H) that replace the embeddings from there on. positions: (N, 3) int32, the rotary position (time, height, width) of every token of
-    the forward; None where an index in the row says it. blocks: by row of the forward, the ranges of its new tokens that are one image
-    each. bidirectional: in which layers the tokens of a block see each other."""
+    """The inputs of a forward, in addition to its tokens, where some of them are image tokens. rows: pairs of a place on the flat token
+    axis and the tower's rows (n, H) that replace the embeddings from there on. positions: (N, 3) int32, the rotary position (time, height,
+    width) of every token; None where it is the token's index in its row. blocks: for each row of the forward the ranges of its new tokens
+    that belong to one image each. bidirectional: in which layers the tokens of a block see each other."""
 
     rows: tuple[tuple[int, mx.array], ...] = ()
     positions: np.ndarray | None = None
@@ -51,30 +51,32 @@ class ImageInput:
     bidirectional: Bidirectional = "none"
 
     def blocks_in(self, *, is_windowed: bool) -> tuple[tuple[range, ...], ...]:
-        """Return, by row, the blocks whose tokens see each other in layers with a window, or in those without; empty for none."""
+        """Return for each row the blocks whose tokens see each other in layers with a window, or in layers without one; empty where there
+        are none."""
         if self.bidirectional == "all" or (self.bidirectional == "windowed" and is_windowed):
             return self.blocks
         return ()
 
     def placed(self, embedded: mx.array) -> mx.array:
-        """The embeddings (N, H) of the forward's tokens, with the images' rows in their places. `embedded` must have no other owner."""
+        """Return the embeddings (N, H) of the forward's tokens, in which the tower's rows replace those of image tokens. `embedded` is
+        written in place, so nothing else may use it."""
         for place, rows in self.rows:
             embedded[place : place + len(rows)] = rows.astype(embedded.dtype)
         return embedded
 
 
 class ImageSpan(NamedTuple):
-    """One image of a prompt: the indices of its tokens, and what the tower reads."""
+    """One image of a prompt: the indices of its tokens, and the prepared image that the vision tower reads."""
 
     places: range
     prepared: PreparedImage
 
 
 class RowImages:
-    """The images of one prompt. What it says depends on the prompt alone; it is changed by nobody.
+    """The images of one prompt. The object never changes.
 
-    spans: in order, apart from each other. bidirectional: as in `Vision`. Where that is not "none", a chunk of the prompt must not end
-    within an image.
+    spans: the images in order, which do not overlap. bidirectional: as in `Vision`. Where it is not "none", a chunk of the prompt must not
+    end within an image.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class RowImages:
         prompt: ImagePrompt,
         bidirectional: Bidirectional = "none",
     ) -> None:
-        """num_prompt: tokens of the whole prompt."""
+        """Record the images of a prompt. num_prompt: tokens of the whole prompt. prompt: the token ids that the model's family uses for
+        images."""
         self.spans = tuple(spans)
         self.num_prompt, self.bidirectional = num_prompt, bidirectional
         self._prompt = prompt
@@ -92,39 +95,40 @@ class RowImages:
 
     @property
     def num_tokens(self) -> int:
-        """Image tokens of the prompt."""
+        """Return the number of image tokens of the prompt."""
         return sum(len(s.places) for s in self.spans)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of what the towers read."""
+        """Return the bytes of the prepared images, each different image counted once."""
         return sum(p.nbytes for p in {s.prepared.digest: s.prepared for s in self.spans}.values())
 
     def keyed(self, tokens: Sequence[int]) -> list[int]:
-        """The expanded prompt with keys for its image tokens."""
+        """Return the prompt's tokens with keys in the place of image tokens. A key is a negative number made of the image's digest and the
+        token's index in the image."""
         found = list(tokens)
         for places, prepared in self.spans:
             found[places.start : places.stop] = image_keys(prepared.digest, len(places))
         return found
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens of the row as the embedding looks them up."""
+        """Return the row's tokens with each key replaced by the id that the embedding looks up."""
         return [t if t >= 0 else self._prompt.lookup for t in tokens]
 
     def shown(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens of the row as the vocabulary has them: with the id of an image token for each key."""
+        """Return the row's tokens with each key replaced by the vocabulary's image token."""
         return [t if t >= 0 else self._prompt.image for t in tokens]
 
     def within(self, start: int, end: int) -> tuple[ImageSpan, ...]:
-        """The images of which tokens start to end hold some."""
+        """Return the images that have a token from number `start` up to `end`."""
         if start >= end:
             return ()
         first = max(0, bisect_right(self._starts, start) - 1)
         return tuple(s for s in self.spans[first:] if s.places.start < end and s.places.stop > start)
 
     def edge(self, start: int, end: int) -> int:
-        """Return where a chunk of the prompt that begins at `start` ends, at most at `end` if that can be: an image that must not be cut is
-        read as a whole. `start` lies within no such image."""
+        """Return where a chunk of the prompt that begins at `start` ends: at `end`, or before an image that must not be divided. Where the
+        chunk begins with such an image, it ends after the image, which may be beyond `end`. `start` must not be within such an image."""
         if self.bidirectional == "none":
             return end
         for places, _ in self.within(start, end):
@@ -133,7 +137,7 @@ class RowImages:
         return end
 
     def edges(self, places: Sequence[int]) -> tuple[int, ...]:
-        """Return those of these places at which a chunk may end."""
+        """Return those of these indices at which a chunk of the prompt may end."""
         if self.bidirectional == "none":
             return tuple(places)
         return tuple(
@@ -142,7 +146,7 @@ class RowImages:
 
     @cached_property
     def _shifts(self) -> list[int]:
-        """The shift of positions after each image."""
+        """Return, for each image, the difference between rotary position and index of the text tokens after it."""
         found, shift = [], 0
         for places, prepared in self.spans:
             shift += prepared.num_positions - len(places)
@@ -150,17 +154,18 @@ class RowImages:
         return found
 
     def shift(self, length: int) -> int:
-        """Return what is added to the index of a text token after the first `length` tokens to have its position."""
+        """Return the difference between rotary position and index of a text token that follows the first `length` tokens."""
         num = bisect_right([s.places.stop for s in self.spans], length)
         return self._shifts[num - 1] if num else 0
 
     @property
     def has_axes(self) -> bool:
-        """Whether positions differ between axes, or from indices."""
+        """Return whether an image gives its tokens positions on three axes."""
         return any(s.prepared.positions is not None for s in self.spans)
 
     def positions(self, start: int, end: int) -> np.ndarray:
-        """(end - start, 3) int32 of tokens start to end, which may lie behind the prompt."""
+        """Return the rotary positions (end - start, 3) int32 of the tokens from number `start` up to `end`, which may be after the
+        prompt."""
         index = np.arange(start, end, dtype=np.int32)[:, None]
         found = np.repeat(index, 3, axis=1)
         before = 0
@@ -175,15 +180,15 @@ class RowImages:
 
 
 def _axes(prepared: PreparedImage) -> np.ndarray:
-    """(tokens, 3) int32 from the image's first position on."""
+    """Return the positions (tokens, 3) int32 of an image's tokens, counted from the image's first position."""
     if prepared.positions is not None:
         return prepared.positions
     return np.repeat(np.arange(prepared.tokens, dtype=np.int32)[:, None], 3, axis=1)
 
 
 class SeenImages(NamedTuple):
-    """The images of a row, what gives the rows (tokens, H) of each, from memory or computed, whether that is in memory (`has`), and whose
-    request it is (`owner`)."""
+    """The images of a row with their source. tower: returns the vision tower's rows (tokens, H) of an image. has: whether the rows of an
+    image are in memory. owner: the owner of the request."""
 
     images: RowImages
     tower: RowSource
@@ -192,7 +197,8 @@ class SeenImages(NamedTuple):
 
 
 class RowPiece(NamedTuple):
-    """The new tokens of one row of a forward. seen: None for a row without images. start: index of the first; width: how many."""
+    """The new tokens of one row in a forward. seen: the row's images, None for a row without. start: index of the first new token; width:
+    number of new tokens."""
 
     seen: SeenImages | None
     start: int
@@ -200,9 +206,9 @@ class RowPiece(NamedTuple):
 
 
 def image_input(pieces: Sequence[RowPiece], *, skips: int = 0, axes: bool = True) -> ImageInput | None:
-    """Return what a forward over these pieces, one a row, takes in addition to tokens; None where it holds nothing of an image. skips:
-    cells of a drafter's cache come this number of tokens before the tokens that they take: `start` counts cells then, and a cell's position
-    is that of the token of its own index. axes: whether positions are given."""
+    """Return the image inputs of a forward over these pieces, one for each row; None where no new token belongs to an image. skips: by how
+    many indices a drafter's cells precede the tokens that they take; `start` then counts cells, and a cell has the position of the token
+    with its own index. axes: whether positions are given."""
     rows: list[tuple[int, mx.array]] = []
     blocks: list[tuple[range, ...]] = []
     at, touches = 0, False
@@ -236,7 +242,8 @@ def _positions(piece: RowPiece) -> np.ndarray:
 
 
 def image_keys(digest: bytes, num: int) -> list[int]:
-    """Keys of the first `num` tokens of an image, at least -2**63 and negative. The key of an index does not depend on `num`."""
+    """Return the keys of the first `num` tokens of an image: negative integers of at least -2**63. The key of an index does not depend on
+    `num`."""
     numbers = np.frombuffer(hashlib.shake_256(digest).digest(num * _KEY_BYTES), "<u8")
     found: list[int] = (-1 - (numbers >> np.uint64(1)).astype(np.int64)).tolist()
     return found
