@@ -30,8 +30,9 @@ _LOW_DETAIL = 512 * 512  # pixels: what OpenAI's detail "low" makes of an image
 
 
 class ImageText(str):
-    """The text that stands for an image. where: of the request; data: a data URL, or base64 alone where is_url is False. is_needed:
-    it stands in the user's newest turn, so that one that cannot be used is an error."""
+    """A text that is a placeholder for an image. where: the image's place in the request. data: a data URL, or base64 where is_url is
+    False. max_pixels: the largest size that the request allows; None for the server's limit. is_needed: the image is in the user's
+    newest turn, so that it is an error if it cannot be used."""
 
     where: str
     data: str
@@ -48,7 +49,7 @@ class ImageText(str):
         return made
 
     def source(self, limits: ServerLimits) -> ImageSource:
-        """Raises ImageError that says where the image stands."""
+        """Return the image's bytes with the largest size after resizing. Raises ImageError with the image's place in the request."""
         bounds = decode_limits(limits)
         try:
             data = from_url(self.data, bounds) if self.is_url else from_base64(self.data, bounds)
@@ -66,8 +67,8 @@ def decode_limits(limits: ServerLimits) -> ImageLimits:
 
 
 def take_images(body: dict[str, Any], notices: list[str]) -> bool:
-    """Replace the images of a body, which has not been checked yet, by texts. Returns whether there were any. notices: get what was left
-    out. Raises BadField for an image of the user's newest turn that is none of the forms that are known."""
+    """Replace the images of a body by placeholder texts, before the body is checked. Returns whether there were any. notices: receives a
+    sentence for each image that is left out. Raises BadField for an image of the user's newest turn that is in no known form."""
     most, found = _max_pixels(body.pop("max_pixels", None), "max_pixels"), False
     for name in ("messages", "input"):
         turns = body[name] if isinstance(body.get(name), list) else ()
@@ -84,7 +85,8 @@ def take_images(body: dict[str, Any], notices: list[str]) -> bool:
 def _take_parts(
     holder: dict[str, Any], path: str, most: int | None, notices: list[str], *, is_needed: bool
 ) -> bool:
-    """Take the images of a message or an item, or of a tool's result inside a message."""
+    """Replace the image parts of a message, an item, or a tool's result inside a message by placeholder texts. Returns whether there
+    were any. most: the largest size in pixels; None for the server's limit."""
     found = False
     for name in ("content", "output"):
         parts = holder.get(name)
@@ -109,7 +111,8 @@ def _take_parts(
 
 
 def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None, *, is_needed: bool) -> bool:
-    """Take images in Ollama's form: a list of base64 beside a text, which the images come before."""
+    """Replace the member `images` of a message in Ollama's form, a list of base64, by placeholders before its text. Returns whether
+    there were any. text: the name of the member that has the text."""
     images = holder.get("images")
     if not images:
         return False
@@ -133,7 +136,7 @@ def _take_list(holder: dict[str, Any], text: str, where: str, most: int | None, 
 
 
 class _Joined(str):
-    """A text that holds texts of images, and keeps them."""
+    """A text that contains placeholders of images, and keeps the images in memory."""
 
     images: Sequence[ImageText]
 
@@ -145,7 +148,7 @@ class _Joined(str):
 
 
 def _image(part: Mapping[str, Any], place: str, most: int | None, *, is_needed: bool) -> ImageText:
-    """Return the text for an image's part of a message. Raises BadField for a form that is not known."""
+    """Return the placeholder for a part of a message that is an image. Raises BadField for a form that is not known."""
     given = part.get("image_url", part.get("image", part.get("source")))
     fields = {**part, **given} if isinstance(given, Mapping) else {**part, "url": given}
     most = _max_pixels(fields.get("max_pixels"), f"{place}.max_pixels") or most
@@ -170,8 +173,8 @@ def _max_pixels(given: Any, where: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """messages: as chat templates read them, with {"type": "image"} in the place of each image. sources: the images in order. notices: of
-    images that were left out."""
+    """Messages with their images. messages: in the form that chat templates read, with the part {"type": "image"} in the place of each
+    image. sources: the images in order. notices: sentences on images that were left out."""
 
     messages: Sequence[TemplateMessage]
     sources: Sequence[ImageSource] = ()
@@ -185,9 +188,9 @@ def placed(
     why: str = "",
     bad: Mapping[str, str] | None = None,
 ) -> Placed:
-    """Images that were taken out of a body, in their places. why: the model reads no images, for this reason; empty where it does. bad:
-    places of images that cannot be decoded, with the reason. An image that cannot be used, and the oldest of too many, is left out where
-    it is not needed. Raises ImageError."""
+    """Return the messages with image parts in place of the placeholders, and the images. why: the reason why the model reads no images;
+    empty where it does. bad: reasons why images cannot be decoded, by their places. Outside of the user's newest turn, an image that
+    cannot be used is left out, and so are the oldest of too many. Raises ImageError for others."""
     if not holds_images(messages):
         return Placed(messages=messages)
     contents = [m["content"] for m in messages if isinstance(m.get("content"), str)]
@@ -236,7 +239,7 @@ def pieces(content: str) -> Iterator[str]:
 
 
 def _parts(content: str, sources: Mapping[str, ImageSource]) -> str | list[dict[str, Any]]:
-    """Return the text, or parts where an image is in it."""
+    """Return a text with placeholders as a list of text and image parts; as a text where none of its images is among the sources."""
     parts: list[dict[str, Any]] = []
     text = ""
     for piece in pieces(content):
@@ -254,7 +257,7 @@ def _parts(content: str, sources: Mapping[str, ImageSource]) -> str | list[dict[
 
 
 def lines(texts: Iterable[str]) -> str:
-    """Texts a line each; nothing stands between a text and an image."""
+    """Return the texts joined, each on a line of its own. No line break is put between a text and an image's placeholder."""
     found = ""
     for i, text in enumerate(texts):
         beside = found.endswith(_END) or text.startswith(_BEGIN)
@@ -263,7 +266,7 @@ def lines(texts: Iterable[str]) -> str:
 
 
 def holds_images(value: Any) -> bool:
-    """Whether a JSON value holds an image that `take_images` has found. Looks at all its texts."""
+    """Return whether any text in a JSON value contains a placeholder that `take_images` has made."""
     if isinstance(value, str):
         return _BEGIN in value and any(match.group() in _made for match in _MARK.finditer(value))
     if isinstance(value, Mapping):

@@ -36,7 +36,8 @@ Maker = Callable[[str], Callable[[], "Engine"]]
 
 
 def check_is_own(config: ServerConfig, headers: Headers) -> None:
-    """Raise ApiError unless a request can come from this machine's user alone: from a program here, or the page of this server."""
+    """Raise ApiError unless only this machine's user can have sent the request: from a program on this machine, or from this server's
+    page."""
     origin = headers.get("origin")
     is_private = config.is_local and config.api_key is None and not config.allowed_hosts
     is_foreign = origin is not None and not is_own(origin, headers.get("host"))
@@ -50,7 +51,8 @@ def check_is_own(config: ServerConfig, headers: Headers) -> None:
 
 
 class Pull:
-    """A download. error: the sentence that says why it failed, "" while it has not. notices: sentences on what is missing beside it."""
+    """A download of a model that runs in a process of its own. error: the sentence on its failure, empty without one. told: the newest
+    progress, in Ollama's form. notices: sentences on files that are missing in addition to the model."""
 
     def __init__(self, repo: str) -> None:
         self.repo, self.error = repo, ""
@@ -86,7 +88,7 @@ class Pull:
             )
 
     async def updates(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields what there is to tell, until the end."""
+        """Yield each new progress of the download, in Ollama's form, until it has ended."""
         told: dict[str, Any] = {}
         while self.is_running or told is not self.told:
             if told is not self.told:
@@ -103,8 +105,9 @@ class Pull:
 
 
 class Library:
-    """served: name -> the model that it names. maker: makes what loads a model that is to be served, too; raises ConfigError where the
-    server's options are of one model."""
+    """The models of this machine: those in the hub's cache, those that fit into memory, and the running download. served: the model by
+    the name under which it is served. maker: returns, for a model that is to be served too, the function that loads it; raises
+    ConfigError where the server's options apply to one model only."""
 
     def __init__(self, served: Mapping[str, str], maker: Maker) -> None:
         self.maker = maker
@@ -112,11 +115,12 @@ class Library:
         self._fetch: Pull | None = None
 
     def model_of(self, name: str) -> str:
-        """Return the model that is served under a name."""
+        """Return the model that is served under this name; the name itself where none is."""
         return self._served.get(name, name)
 
     def listed(self) -> dict[str, Any]:
-        """Reads the cache: not in the event loop."""
+        """Return the models of this machine as the answer of /api/library. Reads the cache from disk, so call it outside of the event
+        loop."""
         machine, entries = machine_memory(), self._entries()
         named = {repository(model): name for name, model in self._served.items()}
         here = [
@@ -138,7 +142,8 @@ class Library:
         return {"machine": machine, "here": here, "fitting": rows, "fetching": fetching}
 
     def _entries(self) -> dict[str, Entry]:
-        """Models, and what is there of some in part: of each its newest revision that a branch names."""
+        """Return the models of the cache by name, incomplete downloads included. Of each model it is the newest revision that a branch
+        names."""
         found: dict[str, Entry] = {}
         for entry in listing().entries:
             if entry.memory is not None or entry.problem:
@@ -146,7 +151,8 @@ class Library:
         return found
 
     def fetch(self, model: str) -> Pull:
-        """Begin a download, or join the one of the same model. Raises ApiError."""
+        """Begin the download of a model, or join the one that runs for this model, and return it. Raises ApiError while another model is
+        downloaded."""
         _check_named(model)
         repo = repository(model)
         try:
@@ -166,7 +172,8 @@ class Library:
             self._fetch.cancel()
 
     def to_serve(self, model: str) -> Callable[[], Engine]:
-        """Returns what loads a model of the cache. Raises ApiError for one that is not there, ConfigError. Reads the cache."""
+        """Add a model of the cache to the served ones, and return the function that loads it. Reads the disk. Raises ApiError for a
+        model that is not in the cache, ConfigError."""
         _check_named(model)
         entry = self._entries().get(model)
         if entry is None or not entry.is_complete:
@@ -182,6 +189,6 @@ class Library:
 
 
 def _check_named(model: str) -> None:
-    """Raise ApiError for a request that names no model."""
+    """Raise ApiError where a request has no model name."""
     if not model:
         raise ApiError("model is missing.", param="model")

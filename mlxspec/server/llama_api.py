@@ -22,8 +22,9 @@ _SETTINGS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "freq
 
 
 def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[str, Any]:
-    """The properties of a model, as llama.cpp tells them. Beside them: what it is computed in and why, what is not written to the disk at
-    the moment, and up to how many tokens a round is bit-exact, null where that is not known."""
+    """Return the properties of a model in llama.cpp's form. mlxspec adds `computed_in`, the dtype and the reason for it; `stores_off`,
+    the stores that are not written to disk at the moment; and `exact_width`, the largest number of tokens of a bit-exact round, null
+    where it is not known."""
     facts = known.facts
     settings = {field: getattr(params, field) for field in _SETTINGS}
     longest = -1 if params.max_tokens == MAX_CONTEXT else params.max_tokens
@@ -43,8 +44,9 @@ def props(name: str, known: Known, params: SamplingParams, load: Load) -> dict[s
 
 
 def codex_model(name: str, meta: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A model in the form that Codex reads from `/v1/models`. Without a context size Codex takes 272,000 tokens for granted, and does not
-    condense a conversation in time. meta: the facts of a model that has been loaded. place: in the list."""
+    """Return a model in the form that Codex reads from `/v1/models`. Without a context size Codex assumes 272,000 tokens, and shortens a
+    conversation too late. meta: the facts of the model; empty for one that has never been loaded. place: the model's place in the
+    list."""
     sees = "vision" in meta.get("capabilities", ())
     return {
         "slug": name,
@@ -70,7 +72,7 @@ def codex_model(name: str, meta: Mapping[str, Any], place: int) -> dict[str, Any
 
 
 def tokenizer_info(known: Known) -> dict[str, Any]:
-    """The tokenizer of a model, as vLLM tells it. Raises ConfigError for a model without one."""
+    """Return the tokenizer of a model in vLLM's form. Raises ConfigError for a model without one."""
     if known.special is None:
         raise ConfigError("This model has no tokenizer.")
     named = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
@@ -79,12 +81,12 @@ def tokenizer_info(known: Known) -> dict[str, Any]:
 
 
 def adapters(known: Known, scales: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The adapters beside a model. scales: what each counts where a request does not say."""
+    """Return the adapters of a model in llama.cpp's form. scales: the default scale of each adapter; 0 where it is missing."""
     return [{"id": i, "path": name, "scale": scales.get(name, 0.0)} for i, name in enumerate(known.adapters)]
 
 
 def slots(models: Models) -> list[dict[str, Any]]:
-    """Places for rows of the model in memory; none where no model is."""
+    """Return the rows that the model in memory can decode at the same time, as llama.cpp's slots; empty while no model is loaded."""
     facts, num_running = models.loaded_facts(), models.gauges()["rows_running"]
     return [
         {
@@ -98,7 +100,7 @@ def slots(models: Models) -> list[dict[str, Any]]:
 
 
 def running(models: Models) -> dict[str, Any]:
-    """Ollama's list of models in memory."""
+    """Return the list of models in memory in Ollama's form."""
     found = [name for name in models.names if models.meta(name)["loaded"]]
     size = int(models.gauges()["memory_bytes"])
     return {

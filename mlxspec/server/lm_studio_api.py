@@ -55,7 +55,8 @@ NewModels = t.answer("LmStudioModels", models=t.many(NewModel))
 
 
 class ModelFiles(NamedTuple):
-    """What the files of a model say. context: its longest, in tokens; size: bytes of its weights."""
+    """The facts that are read from a model's files. publisher: the first part of its repository's name; arch: the model type; context:
+    the longest context in tokens, 0 where it is not known; size: bytes of the weights."""
 
     publisher: str = ""
     arch: str = ""
@@ -65,8 +66,8 @@ class ModelFiles(NamedTuple):
 
 
 class ModelTold(NamedTuple):
-    """The facts about a model that the answers give. context: in tokens, 0 where it is not known; can: words of Ollama's API for what it
-    can do; makes_vectors: it serves embeddings and ranks alone."""
+    """The facts about a model for LM Studio's answers. stored: those from its files; context: in tokens, 0 where it is not known; can:
+    its capabilities, in the words of Ollama's API; makes_vectors: it serves embeddings and ranks only."""
 
     name: str
     stored: ModelFiles
@@ -77,7 +78,7 @@ class ModelTold(NamedTuple):
 
 
 def stored(model: str) -> ModelFiles:
-    """Return what the files of a model say; nothing of one whose files are not here. Reads the disk."""
+    """Return the facts that a model's files contain; empty ones for a model that is not on this machine. Reads the disk."""
     try:
         folder = hub.resolve(model, download=False)
         config = read_json(folder / "config.json")
@@ -96,7 +97,7 @@ def stored(model: str) -> ModelFiles:
 
 
 def old_model(told: ModelTold) -> dict[str, Any]:
-    """Return a model as /api/v0 tells it."""
+    """Return a model in the form of LM Studio's /api/v0."""
     return {
         "id": told.name,
         "object": "model",
@@ -112,7 +113,7 @@ def old_model(told: ModelTold) -> dict[str, Any]:
 
 
 def new_model(told: ModelTold) -> dict[str, Any]:
-    """Return a model as /api/v1 tells it."""
+    """Return a model in the form of LM Studio's /api/v1."""
     bits = told.stored.quantization.partition(" ")[0]
     can = {"vision": "vision" in told.can, "trained_for_tool_use": "tools" in told.can}
     instance = {"id": told.name, "config": {"context_length": told.context}}
@@ -137,7 +138,8 @@ def new_model(told: ModelTold) -> dict[str, Any]:
 
 
 def loaded(name: str, context: int, seconds: float) -> dict[str, Any]:
-    """Return the answer to a request to load, in the words of both revisions of LM Studio's page on it."""
+    """Return LM Studio's answer to a request to load a model. context: in tokens; seconds: the time that loading took. Members have both
+    of the names that LM Studio's documentation has had for them."""
     config = {"context_length": context}
     return {
         "type": "llm",

@@ -27,10 +27,11 @@ _TOOL_ROLE = re.compile(
 def render_conversation(
     template: ChatTemplate, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
 ) -> tuple[str, tuple[str, ...]]:
-    """The text of messages as `normalize` makes them, and notices of what the template cannot show as it was sent.
+    """Return the text that the chat template renders of a conversation, and notices on changes that this needed. messages: as
+    `normalize` returns them.
 
-    A system message behind the first message is given as the user's, at its place, where the template refuses it or leaves it out.
-    Raises ConfigError.
+    A system message after the first message becomes a message of the user at the same place, if the template refuses it or leaves it
+    out. Raises ConfigError where the template fails.
     """
     if _takes_responses(template.source):
         messages = _with_responses(messages)
@@ -53,8 +54,9 @@ def render_conversation(
 def without_unseen_answers(
     talk: ChatRequest, template: ChatTemplate, options: Mapping[str, Any]
 ) -> ChatRequest:
-    """The conversation without earlier answers that the template shows nothing of: they have neither content nor calls, and it leaves their
-    thinking out or refuses them. The user's messages around one are joined, because many templates want turns that alternate."""
+    """Return the conversation without those earlier answers of which the template renders nothing: they have neither content nor calls,
+    and the template leaves out their thinking. The user's messages around such an answer are joined, because many templates require
+    that roles alternate."""
     messages = list(talk.messages)
     marks = {i: f"{_MARK[0]}{i}{_MARK[1]}" for i, m in enumerate(messages) if _says_nothing(m)}
     if talk.goes_on is not None and not messages[-1].get("reasoning_content"):
@@ -91,8 +93,8 @@ def _says_nothing(message: TemplateMessage) -> bool:
 def _render_calls(
     template: ChatTemplate, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
 ) -> str:
-    """Arguments of an earlier call that are no JSON object are given to the template as text, as the model wrote them. A template that
-    takes an object only gets one whose member `arguments` is that text. Raises ConfigError."""
+    """Return the text that the template renders of these messages. Arguments of an earlier call that are no JSON object are passed as
+    text; a template that fails with a text gets an object with this text as the member `arguments`. Raises ConfigError."""
     try:
         return template.render(messages, **options)
     except ConfigError:
@@ -102,11 +104,11 @@ def _render_calls(
 
 
 def call_lead(template: ChatTemplate, form: ChatFormat, options: Mapping[str, Any]) -> str:
-    """The white space that a template writes between the beginning of an answer, or the end of its thinking, and a call.
+    """Return the white space that a template writes between the beginning of an answer, or the end of its thinking, and a tool call.
 
-    An answer that must be a call begins with it. So the next prompt, which has the same answer as an earlier turn, begins with the text
-    that was generated, and the prefix store knows it. Empty where the template writes other text there, or renders an earlier turn
-    otherwise than the beginning of an answer. options: the request's for the template.
+    An answer that must be a call begins with this white space. The next prompt, which contains the answer as an earlier turn, then
+    begins with the generated text, so that the prefix cache has it. Empty where the template writes other text there, or renders an
+    earlier turn otherwise than the beginning of an answer. options: variables of the request for the template.
     """
     tags = form.call_tags
     question = {"role": "user", "content": "a"}
@@ -138,7 +140,7 @@ def _calls(message: TemplateMessage) -> Sequence[TemplateCall]:
 
 
 def _with_objects(message: TemplateMessage) -> TemplateMessage:
-    """The same with an object for the arguments of every call."""
+    """Return the message with the arguments of each call as an object: arguments that are a text become its member `arguments`."""
     if not _calls(message):
         return message
     calls: list[TemplateCall] = []
@@ -152,7 +154,8 @@ def _with_objects(message: TemplateMessage) -> TemplateMessage:
 
 
 def _is_in(content: str | Sequence[Mapping[str, Any]], text: str) -> bool:
-    """Whether a rendered text shows anything of a content. Templates may change white space."""
+    """Return whether a rendered text contains any line of a message's content. White space around lines is ignored, since templates
+    change it."""
     if not isinstance(content, str):
         content = "\n".join(part.get("text", "") for part in content)
     said = [line.strip() for line in content.splitlines() if line.strip()]
@@ -160,7 +163,8 @@ def _is_in(content: str | Sequence[Mapping[str, Any]], text: str) -> bool:
 
 
 def _systems_as_users(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """System messages behind the first message as the user's. One beside a message of the user's is a part of it."""
+    """Return the messages with each system message after the first message as one of the user. It is joined with a message of the user
+    next to it."""
     out: list[TemplateMessage] = []
     was_system = False
     for place, message in enumerate(messages):
@@ -177,7 +181,7 @@ def _systems_as_users(messages: Sequence[TemplateMessage]) -> list[TemplateMessa
 
 
 def _below(first: Any, second: Any) -> Any:
-    """Two contents as one, each text or parts."""
+    """Return two contents of messages as one, the second below the first. Each is a text or a list of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return lines([first, second])
     parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
@@ -185,14 +189,15 @@ def _below(first: Any, second: Any) -> Any:
 
 
 def _takes_responses(source: str) -> bool:
-    """Whether a template reads results of tools from `tool_responses` of the message that called them, and knows no role `tool`. So do
-    the templates that Gemma 4 was first published with."""
+    """Return whether a template reads the results of tools from the member `tool_responses` of the message with the calls, and knows no
+    role `tool`. The first published templates of Gemma 4 are such. source: the template's source."""
     return "tool_responses" in source and _TOOL_ROLE.search(source) is None
 
 
 def _with_responses(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Results of tools in `tool_responses` of the assistant's message with the calls. Such a template writes calls, results and then the
-    content, all in one turn: a text in front of the calls is a message of its own, and a text behind the results is that content."""
+    """Return the messages with results of tools moved to `tool_responses` of the assistant's message with the calls. Such a template
+    writes calls, results and then content in one turn. So content that precedes calls becomes a message of its own, and an answer
+    after the results becomes the content."""
     out: list[TemplateMessage] = []
     for message in messages:
         last: TemplateMessage = out[-1] if out else {"role": "", "content": ""}
@@ -214,14 +219,14 @@ def _with_responses(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
 
 
 def _called(calls: Sequence[TemplateCall], call_id: str | None) -> str:
-    """The name of the tool that the call with this id is of; of the only call without an id."""
+    """Return the name of the tool of the call with this id; that of the only call where there is one; else "unknown"."""
     names = [c["function"]["name"] for c in calls if c["id"] == call_id or len(calls) == 1]
     return names[0] if names else "unknown"
 
 
 def normalize(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
-    """Text parts joined, `developer` as `system`, system messages at the beginning as one, arguments as objects, reasoning under the name
-    templates know. Raises BadField."""
+    """Return the messages of a request in the form that chat templates read. Text parts are joined, `developer` becomes `system`, system
+    messages at the beginning become one, arguments become objects, and reasoning is under `reasoning_content`. Raises BadField."""
     out: list[TemplateMessage] = []
     for i, given in enumerate(messages):
         message = _message(given, f"messages[{i}]")
@@ -257,21 +262,21 @@ def _message(message: ChatMessage, path: str) -> TemplateMessage:
 
 
 def text_of(content: str | Sequence[AnyPart] | None) -> str:
-    """A message's content: a text, or the joined text of its parts."""
+    """Return the text of a message's content, its text parts joined."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(map(_said, content))
 
 
 def _said(part: AnyPart) -> str:
-    """The text of a part; thoughts and images have none."""
+    """Return the text of a part; empty for thoughts and images."""
     if part.type == "refusal":
         return part.refusal
     return part.text if part.type in ("text", "input_text", "output_text") else ""
 
 
 def _thought(content: str | Sequence[AnyPart] | None) -> str:
-    """The reasoning in an answer's parts."""
+    """Return the joined text of the reasoning parts of a message's content."""
     said = ""
     for part in () if content is None or isinstance(content, str) else content:
         if part.type == "thinking" or part.type == "reasoning":
@@ -281,7 +286,7 @@ def _thought(content: str | Sequence[AnyPart] | None) -> str:
 
 
 def _call(call: ToolCall, path: str) -> TemplateCall:
-    """Raises BadField for a call of nothing."""
+    """Return a tool call in the form that chat templates read. Raises BadField for a call that names no function."""
     if call.custom is not None:
         return _called_function(call.id or "", call.custom.name, {"input": call.custom.input})
     if call.function is None:
@@ -295,7 +300,8 @@ def _called_function(call_id: str, name: str, arguments: str | Mapping[str, Any]
 
 
 def arguments_of(given: str | Mapping[str, Any]) -> dict[str, Any] | str:
-    """An object where they are one, else the text as it stands: a model's broken call must not end its conversation."""
+    """Return the arguments of an earlier call as an object. A text that is no JSON object is returned unchanged, so that a broken call
+    of a model does not end its conversation."""
     if isinstance(given, Mapping):
         return dict(given)
     found = loads(given or "{}")

@@ -79,7 +79,7 @@ class ContentSource(t.Fields):
 
 
 class Document(MessageBlock):
-    """A document of text; it is given to the model as text."""
+    """A document of text, whose text is passed to the model."""
 
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
@@ -88,7 +88,7 @@ class Document(MessageBlock):
 
 
 class SearchResult(MessageBlock):
-    """It is given to the model as text."""
+    """A search result, whose text is passed to the model."""
 
     type: Literal["search_result"]
     source: t.Text
@@ -97,7 +97,7 @@ class SearchResult(MessageBlock):
 
 
 class ToolReference(MessageBlock):
-    """A tool that the client has found: all tools are told to the model anyway."""
+    """A reference to a tool that the client has found. The model gets the descriptions of all tools in any case."""
 
     type: Literal["tool_reference"]
     tool_name: t.Name
@@ -127,7 +127,7 @@ class RedactedThought(MessageBlock):
 
 
 class Compaction(MessageBlock):
-    """A summary in place of all messages before it."""
+    """A summary that replaces all messages before it."""
 
     type: Literal["compaction"]
     content: t.Text | None = None
@@ -303,12 +303,14 @@ _STOP_REASONS = {
 
 
 def without_volatile(system: str) -> str:
-    """A system prompt without what a known client writes into it anew for each request: the prompt's beginning stays the same then."""
+    """Return a system prompt without the lines that a known client changes with each request, so that the prompt's beginning stays the
+    same."""
     return _BUDGET.sub("", _BILLING.sub("", system))
 
 
 def conversation(form: CountTokensRequest) -> ChatRequest:
-    """Read what the model is told, of /messages or /messages/count_tokens. Raises BadField, GrammarError."""
+    """Return the conversation of a request of /messages or /messages/count_tokens, in the form that all APIs share. Raises BadField,
+    GrammarError."""
     notices: list[str] = []
     messages = _messages(form.system, form.messages, notices)
     if not messages or messages[-1]["role"] == "system":
@@ -332,7 +334,8 @@ def conversation(form: CountTokensRequest) -> ChatRequest:
 
 
 def read(form: MessagesRequest, at: Context) -> Read:
-    """The job of a request, and what writes its answer. Raises MlxspecErrors."""
+    """Return the job of a request, and the function that makes the writer of its answer from the model's name and the job. Raises
+    subclasses of MlxspecError for a request that cannot be honoured."""
     prompt = chat_prompt(conversation(form), at)
     own = Own(max_tokens=form.max_tokens, stop=form.stop_sequences, streams=bool(form.stream))
     thinking = form.thinking
@@ -405,7 +408,8 @@ def _add_user(out: TemplateMessages, blocks: Sequence[AnyBlock], path: str, noti
 
 
 def _as_text(block: ResultBlock, place: str, notices: list[str]) -> str:
-    """The text of a block, or what is given to the model as text, with its title and where it is from."""
+    """Return the text of a block. A document, a search result or a tool reference becomes text with its title and source, and `notices`
+    receives a sentence on this."""
     if isinstance(block, shared.TextBlock):
         return block.text
     if isinstance(block, ImageBlock):
@@ -427,7 +431,8 @@ def _as_text(block: ResultBlock, place: str, notices: list[str]) -> str:
 
 
 def _tools(tools: Sequence[ClientTool], notices: list[str]) -> list[dict[str, Any]]:
-    """The tools that a client describes and runs, in OpenAI's form. Raises BadField."""
+    """Return the tools that the client runs, in OpenAI's nested form. notices: receives a sentence for each tool that is left out.
+    Raises BadField."""
     out = []
     for i, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
@@ -457,7 +462,8 @@ def _tool_choice(given: MayCall | MustCall | CallsNothing | None, *, has_tools: 
 
 
 def _take_thinking(form: CountTokensRequest) -> None:
-    """Put what `thinking` and `output_config` ask for under this server's names. Raises BadField."""
+    """Copy the values of `thinking` and `output_config` to this server's own fields of the form. Raises BadField where two fields
+    contradict each other."""
     output, kwargs = form.output_config, form.chat_template_kwargs
     has_effort = form.reasoning_effort or (kwargs is not None and kwargs.reasoning_effort)
     if output is not None and not has_effort:
@@ -477,11 +483,12 @@ def _take_thinking(form: CountTokensRequest) -> None:
 
 
 class MessagesWriter(SingleWriter):
-    """One message. Its stream is: message_start; for each block content_block_start, content_block_delta, content_block_stop;
-    message_delta; message_stop. A ping may stand anywhere between the first and the last.
+    """A writer of one message of Anthropic's API. Its stream is: message_start; for each block content_block_start, content_block_delta,
+    content_block_stop; message_delta; message_stop. A ping may be sent anywhere between the first and the last.
 
-    The message starts when the engine has begun to read the prompt: what the prefix cache had is known then. Extensions: `timings` and
-    `mlxspec` in message_delta and in a whole message, `prompt_progress` in pings.
+    message_start is sent once the engine has begun to read the prompt, because the number of tokens from the prefix cache is known then.
+    Extensions: `timings` and `mlxspec` in message_delta and in a whole message, `prompt_progress` in pings. shows_thinking: False leaves
+    the text of thinking blocks empty.
     """
 
     wire = NAMED_EVENTS
@@ -570,14 +577,15 @@ class MessagesWriter(SingleWriter):
 
 
 def _stopped(end: End) -> dict[str, Any]:
-    """Return the fields that say why an answer ended."""
+    """Return the members of a message that contain the reason of its end."""
     reason = "tool_use" if end.reason == "tool_calls" else _STOP_REASONS[end.cause]
     said = end.stop_string if reason == "stop_sequence" else None
     return {"stop_reason": reason, "stop_sequence": said, "stop_details": None}
 
 
 def _input(num_prompt: int, num_cached: int) -> dict[str, int]:
-    """Tokens of a prompt as this API counts them: those that were read, and beside them those from the prefix cache."""
+    """Return the token counts of a prompt as Anthropic's API has them: `input_tokens` excludes tokens from the prefix cache, which have
+    a member of their own."""
     return {
         "input_tokens": num_prompt - num_cached,
         "cache_creation_input_tokens": 0,

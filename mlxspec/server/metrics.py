@@ -49,7 +49,7 @@ _HELP = {
 
 
 class Metrics:
-    """Counters by name and labels."""
+    """The counters of a server, by name and labels."""
 
     def __init__(self) -> None:
         self._values: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -80,7 +80,7 @@ class Metrics:
             self.add("right_drafts_total", found.num_right, drafter=drafter)
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """Everything, with the gauges as they are now."""
+        """Return all counters and these gauges in Prometheus' text form."""
         lines: list[str] = []
         for name, (kind, what) in _HELP.items():
             values = {shown: v for (n, shown), v in self._values.items() if n == name}

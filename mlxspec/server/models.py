@@ -36,7 +36,8 @@ _END_SECONDS, _JOIN_SECONDS = 1.2, 0.3  # in which the engine ends with the serv
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory."""
+    """A model in memory. engine: to read what never changes, like tokenizer and limits. params: the sampling of requests that set none;
+    None for that of the server's config."""
 
     name: str
     worker: Worker
@@ -45,7 +46,7 @@ class Loaded:
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`: it changes where the same seed may give another text."""
+        """Return OpenAI's `system_fingerprint`. It differs where the same seed may give another text."""
         model = self.engine.model
         made_of = f"{__version__} {self.name} {self.engine.spec} {model.vocab_size} {self.engine.max_context}"
         return f"mlxspec-{__version__}-{zlib.crc32(made_of.encode()):08x}"
@@ -53,10 +54,11 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts of a model that has been loaded once, which stay known without its weights.
+    """The facts about a model that has been loaded at least once, which stay known after its weights have left memory.
 
-    facts: context, vocabulary, drafters, what `mlxspec try` measured, and `capabilities`, the words of Ollama's API for what it can do.
-    path: where its files are; params: as in `Loaded`; refused: adapters that cannot be used, each with the reason.
+    facts: context, vocabulary, drafters, measurements of `mlxspec try`, and `capabilities` in the words of Ollama's API. path: the
+    model's files; params: as in `Loaded`; template: the source of the chat template; special: special tokens by their roles; adapters:
+    their names; refused: adapters that cannot be used, each with the reason.
     """
 
     facts: Mapping[str, Any]
@@ -69,7 +71,7 @@ class Known:
 
     @classmethod
     def of(cls, engine: Engine, params: SamplingParams | None, *, answers: bool) -> Known:
-        """answers: whether it answers requests, or makes vectors alone."""
+        """Return the facts about the model of an engine. answers: False where it serves embeddings and ranks only."""
         form, tokenizer = format_of(engine), engine.tokenizer
         can = {
             "completion": answers,
@@ -110,8 +112,9 @@ class Known:
 
 
 class Models:
-    """makers: name -> what makes its engine; the first is the default. sampling: name -> the sampling of requests that say nothing, asked
-    once a model's files are there. Lives in one event loop; `stop` may be called from there only."""
+    """The table of the models that a server serves, one in memory at a time. makers: the function that makes a model's engine, by name;
+    the first is the default model. sampling: returns the sampling of requests to a model that set none; called once the model's files
+    are on this machine. Used in one event loop."""
 
     def __init__(
         self,
@@ -122,8 +125,9 @@ class Models:
         beside: Mapping[str, Callable[[], Engine]] | None = None,
         strict: bool = False,
     ) -> None:
-        """strict: a name that is not served is refused also where there is one model. beside: name -> what makes an engine that answers
-        nothing and is held beside the others, for embeddings and ranks; made in the engines' thread before the first of them."""
+        """Make the table; loads nothing. idle_seconds: the time without a request after which the model is unloaded; None for never.
+        strict: refuse an unknown name even where one model is served. beside: functions that make engines for embeddings and ranks
+        only, by name; these are made before the first model, and stay in memory in addition to it."""
         self._makers = dict(makers)
         self._beside_makers, self._beside = dict(beside or {}), dict[str, "Engine"]()
         self._sampling = sampling
@@ -151,21 +155,22 @@ class Models:
         return tuple(self._makers)
 
     def add(self, name: str, make: Callable[[], Engine]) -> None:
-        """Add a model that requests may name."""
+        """Add a model that requests may name. make: makes its engine. A name that exists keeps its own function."""
         self._makers = {**self._makers, name: self._makers.get(name, make)}  # a new table: threads read it
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """All models, those for embeddings and ranks included."""
+        """Return the names of all models, those for embeddings and ranks included."""
         return (*self._makers, *self._beside_makers)
 
     def beside(self, name: str) -> Engine | None:
-        """One that is held for embeddings or ranks."""
+        """Return the engine of this name that is held for embeddings and ranks only; None where there is none."""
         return self._beside.get(name)
 
     def for_vectors(self, asked: str | None) -> tuple[str, str]:
-        """The model that a request for vectors means, and the one that answers meanwhile, in whose pauses it runs: any name means the one
-        that is there for vectors, where there is one. Raises ApiError."""
+        """Return the name of the model that makes the vectors of a request, and of the model in whose worker it runs, between that
+        model's rounds. asked: the request's model; where a model for vectors is served, an unknown name means that model. Raises
+        ApiError."""
         there = tuple(self._beside_makers)
         if asked in self._makers or not there:
             name = self.resolve(asked)
@@ -176,19 +181,20 @@ class Models:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker of the model in memory, or on its way there."""
+        """Return the worker of the model that is in memory or is being loaded; None where there is none."""
         return self._worker
 
     @property
     def state(self) -> str:
-        """loading, ready, failed, stopping, or unloaded: the next request loads."""
+        """Return the state of the server: `loading`, `ready`, `failed`, `stopping`, or `unloaded`, in which the next request loads a
+        model."""
         if self._is_stopping:
             return "stopping"
         return "unloaded" if self._worker is None else self._worker.state
 
     def resolve(self, asked: str | None) -> str:
-        """The model a request means. Where the server began with one model, any other name means that one, unless names are strict.
-        Raises ApiError."""
+        """Return the name of the model that a request means. asked: the request's model; None for the default. Where the server was
+        started with one model, an unknown name means that model, unless names are strict. Raises ApiError."""
         if asked in self._beside_makers:
             raise ApiError(f"{asked} is there for embeddings and ranks alone.", param="model")
         if asked in self._makers:
@@ -198,13 +204,14 @@ class Models:
         raise self.unknown(asked)
 
     def unknown(self, asked: str) -> ApiError:
-        """The error for a name that no model has."""
+        """Return the error for a name that no model has."""
         said = f"There is no model {asked[:100]!r} here; there are: {', '.join(self.listed)}."
         return ApiError(said, status=404, param="model", code="model_not_found")
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[Loaded]:
-        """The model, loaded, for as long as this is held. Raises what loading it raises, and EngineStoppedError."""
+        """Return a context whose value is the loaded model; the model stays in memory until the context ends. Waits for its turn where
+        another model is in use. Raises the errors of loading, and EngineStoppedError."""
         loading = await self._take(name)
         try:
             engine = await asyncio.shield(loading)
@@ -218,7 +225,7 @@ class Models:
                 self._turn.notify_all()
 
     def _shares(self, name: str) -> bool:
-        """Whether the engine in memory, or on its way there, is this name's."""
+        """Return whether the engine that is in memory or is being loaded is the one of this name."""
         return self._name is not None and self._makers.get(name) is self._makers[self._name]
 
     async def _take(self, name: str) -> asyncio.Future[Engine]:
@@ -247,7 +254,7 @@ class Models:
 
     @property
     def _is_broken(self) -> bool:
-        """Whether what is in memory cannot answer any more, so that it has to be loaded anew. Not while others still use it."""
+        """Return whether the engine in memory has ended and must be loaded anew. False while a request still uses it."""
         return self._users == 0 and self._worker is not None and self._worker.state in ("failed", "stopped")
 
     def _load(self, name: str) -> None:
@@ -265,14 +272,15 @@ class Models:
         self._loading = asyncio.ensure_future(asyncio.to_thread(ready))
 
         def note(done: asyncio.Future[Engine]) -> None:
-            """Note the facts of a loaded model, or its exception, whichever caller waits for it."""
+            """Record the facts of the models whose engine has been loaded. Retrieving the exception of a failed load keeps asyncio from
+            logging it."""
             for other in self._makers if not done.cancelled() and done.exception() is None else ():
                 self.known(other)
 
         self._loading.add_done_callback(note)
 
     def _made(self, make: Callable[[], Engine]) -> Engine:
-        """Return the engine that `make` makes in the engines' thread."""
+        """Return the engine that `make` makes, after the engines for embeddings and ranks have been made. Called in the engines' thread."""
         for other, make_other in self._beside_makers.items():
             if other not in self._beside:
                 self._beside[other] = make_other()
@@ -286,19 +294,19 @@ class Models:
             await asyncio.to_thread(worker.stop, STOP_SECONDS)
 
     def known(self, name: str) -> Known | None:
-        """The facts of a model; None for one that has never been loaded. Loads nothing."""
+        """Return the facts about a model; None for one that has never been loaded. Loads nothing."""
         engine = self._beside[name] if name in self._beside else self._engine(name)
         if engine is not None and name not in self._known:
             self._known[name] = Known.of(engine, self._params.get(name), answers=name not in self._beside)
         return self._known.get(name)
 
     def facts(self, name: str) -> dict[str, Any]:
-        """`Known.facts` of a model that has been loaded; else none."""
+        """Return `Known.facts` of a model; empty for one that has never been loaded."""
         known = self.known(name)
         return {} if known is None else dict(known.facts)
 
     def meta(self, name: str) -> dict[str, Any]:
-        """The facts, and whether it is loaded."""
+        """Return the facts about a model, and in `loaded` whether it is in memory."""
         return {"loaded": name in self._beside or self._engine(name) is not None, **self.facts(name)}
 
     def loaded_facts(self) -> dict[str, Any]:
@@ -313,7 +321,7 @@ class Models:
         return None if loading.exception() is not None else loading.result()
 
     def gauges(self) -> dict[str, float]:
-        """Numbers of this moment, as metrics call them. Asks the engine nothing."""
+        """Return the current values of the gauges of /metrics, by name. Does not wait for the engine."""
         worker, load = self._worker, self.load
         disk = load.disk or DiskStats()
         return {
@@ -337,11 +345,12 @@ class Models:
 
     @property
     def load(self) -> Load:
-        """The load of the model in memory; an empty one where there is none."""
+        """Return the load of the engine in memory; an empty one where there is none."""
         return Load() if self._worker is None else self._worker.load
 
     def unload(self, name: str) -> asyncio.Task[None]:
-        """Unload a model that nobody uses, whoever waits for it. One that answers, or that others wait for, stays."""
+        """Start a task that unloads a model, and return the task. A model that is answering, or that requests wait for, stays in memory.
+        The task goes on if its caller is cancelled."""
 
         async def leave() -> None:
             async with self._turn:
@@ -352,7 +361,7 @@ class Models:
         return self._leaving
 
     async def unload_when_idle(self) -> None:
-        """Unload idle models, again and again, while the server runs."""
+        """Unload the model each time it has been idle for idle_seconds, until the server stops. Returns at once without such a limit."""
         while self._idle is not None and not self._is_stopping:
             await asyncio.sleep(min(_LOOKS_EVERY, self._idle / 2))
             async with self._turn:
@@ -361,7 +370,7 @@ class Models:
                     await self._unload()
 
     async def stop(self) -> bool:
-        """End every request and the engine. Returns whether its thread has ended, within two seconds."""
+        """End every request and the engine. Returns whether the engine's thread has ended within two seconds."""
         self._is_stopping = True
         worker = self._worker
         ended = worker is None or await asyncio.to_thread(worker.stop, _END_SECONDS)

@@ -177,12 +177,14 @@ _NANO = 10**9
 
 
 def ollama_name(asked: str | None, names: Sequence[str]) -> str | None:
-    """The model that is asked for: Ollama's clients add a tag to names that have none."""
+    """Return the model that a request names, without the tag `:latest` that Ollama's clients add. names: the models that exist, which
+    keep their tag."""
     return asked.removesuffix(":latest") if asked is not None and asked not in names else asked
 
 
 def ollama_model(name: str, created: int) -> dict[str, Any]:
-    """A model as Ollama lists it. What is not known of it is empty; the digest is that of its name."""
+    """Return a model in the form of Ollama's lists. Unknown details are empty; the digest is that of the name. created: seconds since
+    1970."""
     when = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
     details = {
         "parent_model": "",
@@ -197,7 +199,7 @@ def ollama_model(name: str, created: int) -> dict[str, Any]:
 
 
 def conversation(form: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest:
-    """Read what the model is told, of a request whose prompt is not raw. Raises BadField, GrammarError."""
+    """Return the conversation of a request whose prompt is not raw, in the form that all APIs share. Raises BadField, GrammarError."""
     if isinstance(form, OllamaChatRequest):
         messages, tools = normalize([_message(message) for message in form.messages or ()]), form.tools or ()
         num = len(form.messages or ())
@@ -221,8 +223,8 @@ def conversation(form: OllamaChatRequest | OllamaGenerateRequest) -> ChatRequest
 
 
 def read_chat(form: OllamaChatRequest | OllamaGenerateRequest, at: Context) -> Read:
-    """The job of a request to answer a conversation, or a prompt within the chat template, and what writes its answer. Raises
-    MlxspecErrors."""
+    """Return the job of a request that answers a conversation, or a prompt in the chat template, and the function that makes the writer
+    of its answer from the model's name and the job. Raises subclasses of MlxspecError."""
     own, options = _own(form), form.options or OllamaOptions()
     prompt = chat_prompt(conversation(form), at)
     write = OllamaChatWriter if isinstance(form, OllamaChatRequest) else OllamaGenerateWriter
@@ -230,7 +232,8 @@ def read_chat(form: OllamaChatRequest | OllamaGenerateRequest, at: Context) -> R
 
 
 def read_text(form: OllamaGenerateRequest, at: Context) -> Read:
-    """The job of a request whose prompt is raw, or has a suffix, and what writes its answer. Raises MlxspecErrors."""
+    """Return the job of a request whose prompt is raw or has a suffix, and the function that makes the writer of its answer from the
+    model's name and the job. Raises subclasses of MlxspecError."""
     kind, more = ("suffix", ("raw", "images")) if form.suffix else ("raw", ())
     for name in ("system", "think", *more):
         if getattr(form, name):
@@ -242,12 +245,12 @@ def read_text(form: OllamaGenerateRequest, at: Context) -> Read:
 
 
 def read_generate(form: OllamaGenerateRequest, at: Context) -> Read:
-    """Read a request of /api/generate by `read_text` or `read_chat`."""
+    """Return the job and the writer's function of a request of /api/generate, by `read_text` or `read_chat`."""
     return read_text(form, at) if form.raw or form.suffix else read_chat(form, at)
 
 
 def _wanted(form: OllamaBody) -> AnswerFormat | None:
-    """Raises BadField, GrammarError."""
+    """Return the format that a request sets for its answer; None for free text. Raises BadField, GrammarError."""
     own, given = None, form.format
     if given is not None and given != "":
         own = AnswerFormat(field="format", kind="json_schema", value=ANY_OBJECT if given == "json" else given)
@@ -255,13 +258,15 @@ def _wanted(form: OllamaBody) -> AnswerFormat | None:
 
 
 def unloads(given: str | float | None) -> bool:
-    """Whether the model is to leave memory behind a request: a `keep_alive` of no time."""
+    """Return whether a request's `keep_alive` is zero, so that the model is unloaded after the request. Zero may have a unit, as in
+    `0s`."""
     text = given.rstrip("hmnsu") if isinstance(given, str) else str(given)
     return text in ("0", "0.0")
 
 
 def _told(num_ctx: int | None, at: Context) -> Context:
-    """Add the notice on a request for another context than there is."""
+    """Return the context `at` with a notice added where the request sets another length of the model's context than it has. num_ctx: in
+    tokens; None and 0 for none."""
     most = at.engine.max_context
     asked = num_ctx or most
     if asked == most:
@@ -283,7 +288,7 @@ def _own(form: OllamaBody) -> Own:
 
 
 def _message(message: OllamaMessage) -> ChatMessage:
-    """Return a message in our form. In this API calls have no ids, and a result names its tool."""
+    """Return a message in the form of OpenAI's chat completions. In Ollama's API calls may lack ids, and a tool's result names its tool."""
     calls = [
         ToolCall(
             id=call.id or "",
@@ -302,8 +307,9 @@ def _message(message: OllamaMessage) -> ChatMessage:
 
 
 class OllamaChatWriter(SingleWriter):
-    """One answer. Its stream is objects with pieces of text or thinking or a whole call, and a last one with `done` true and what it
-    took. Extensions: `timings` and `mlxspec` in the last object, `prompt_progress` in one of its own."""
+    """A writer of one answer of Ollama's API. Its stream is objects with a piece of text, a piece of thinking or a whole call, and a
+    last one with `done` true, counts and durations. Extensions: `timings` and `mlxspec` in the last object, `prompt_progress` in
+    objects of its own."""
 
     wire = LINES
 
@@ -351,12 +357,12 @@ class OllamaChatWriter(SingleWriter):
 
     @staticmethod
     def said(text: str, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The members of an object that hold what the model has said. more: beside its text."""
+        """Return the members of an object that hold the model's text. more: members to add next to the text."""
         return {"message": {"role": "assistant", "content": text, **more}}
 
     @classmethod
     def loaded(cls, model: str, *, is_unloaded: bool = False) -> dict[str, Any]:
-        """The answer to a request that asks for nothing but the model."""
+        """Return the answer to a request that only loads a model, or only unloads it (is_unloaded)."""
         reason = "unload" if is_unloaded else "load"
         return {**_now(model), **cls.said("", {}), "done": True, "done_reason": reason}
 

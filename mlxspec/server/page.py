@@ -37,7 +37,7 @@ _QUESTION = "what does os.path.join do?"
 
 @dataclass(frozen=True, kw_only=True)
 class PageFile:
-    """kind: the value of Content-Type. tag: the value of ETag."""
+    """A file of the server's page. kind: the value of Content-Type. tag: the value of ETag."""
 
     text: str
     kind: str
@@ -46,7 +46,7 @@ class PageFile:
 
 @cache
 def files() -> dict[str, PageFile]:
-    """Return the page's files by name. They come with the package."""
+    """Return the page's files by name, read from the installed package."""
     found = {}
     for path in (resources.files("mlxspec.server") / "web").iterdir():
         kind = _TYPES.get(path.name.rpartition(".")[2])
@@ -58,7 +58,7 @@ def files() -> dict[str, PageFile]:
 
 
 async def send(request: Request, reply: Reply, name: str) -> None:
-    """Answer with a file of the page, or with 304 where the browser has it. Raises ApiError."""
+    """Answer with a file of the page, or with status 304 where the browser has the same version. Raises ApiError for an unknown name."""
     file = files().get(name)
     if file is None:
         raise ApiError(f"The page has no file {name[:100]!r}.", status=404, code="not_found")
@@ -71,13 +71,14 @@ async def send(request: Request, reply: Reply, name: str) -> None:
 
 
 def curl(base: str, *, has_key: bool) -> str:
-    """A command that can be pasted as it is."""
+    """Return a shell command that requests an answer from the server. base: its base URL; has_key: the server requires an API key, which
+    the command reads from the environment."""
     key = ' -H "Authorization: Bearer $MLXSPEC_API_KEY"' if has_key else ""
     body = f'{{"messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
     return f"curl {base}/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def sdk(base: str, *, has_key: bool) -> str:
-    """The line that makes a client of OpenAI's Python SDK."""
+    """Return the line of Python that makes a client of OpenAI's SDK. base: the base URL; has_key: the server requires an API key."""
     key = 'os.environ["MLXSPEC_API_KEY"]' if has_key else '"none"'
     return f'client = openai.OpenAI(base_url="{base}", api_key={key})'

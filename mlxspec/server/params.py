@@ -33,9 +33,10 @@ _KINDS = ("json_schema", "regex", "lark")  # read by answer_format, with their o
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """The fields that each API calls by names of its own. max_tokens: None for the default, -1 to the context's end. stop: texts that
-    end an answer. num: answers to each prompt. params: other members of SamplingParams. ends: ids that end an answer, beside those that
-    the request names, unless it wants none to."""
+    """The values of a request's fields that have another name in each API. max_tokens: None for the default, -1 for the rest of the
+    context. stop: texts that end an answer. num: the number of answers to each prompt. params: other fields of SamplingParams. ends:
+    token ids that end an answer, in addition to the request's; ignored with ignore_eos. returns_ids: token ids are sent in addition
+    to the text."""
 
     max_tokens: int | None
     stop: str | Sequence[str] | None = None
@@ -49,8 +50,8 @@ class Own:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Prompts of a request as the model reads them. rules: members of SamplingParams that hold an answer to its form, or follow from the
-    prompts."""
+    """The prompts of a request as token ids, and the settings of their answers. rules: fields of SamplingParams that constrain an
+    answer, or follow from the prompts. loosen: makes a less strict grammar of calls, where one cannot be compiled."""
 
     tokens: Sequence[Sequence[int] | PromptWithImages]
     own: Own
@@ -60,7 +61,7 @@ class Prepared:
 
 
 def formats_of(form: shared.Generation) -> dict[str, Any]:
-    """The formats that a request asks for, by the fields that name them."""
+    """Return the values of the fields that set the format of an answer, by the names in FORMATS."""
     found: dict[str, Any] = {}
     for path in FORMATS:
         inner, _, name = path.rpartition(".")
@@ -83,7 +84,7 @@ def template_variables(form: shared.ThinkingFields) -> dict[str, Any]:
 
 
 def chat_job(form: shared.Generation, at: Context, prompt: ChatPrompt, own: Own) -> Job:
-    """Answers to a conversation. Raises BadField, ConfigError, GrammarError, ContextOverflowError."""
+    """Return the job that answers a conversation. Raises BadField, ConfigError, GrammarError, ContextOverflowError."""
     prepared = Prepared(
         tokens=[prompt.tokens],
         own=own,
@@ -105,7 +106,7 @@ def chat_job(form: shared.Generation, at: Context, prompt: ChatPrompt, own: Own)
 
 
 def job_of(form: shared.Generation, at: Context, found: Prepared) -> Job:
-    """Answers to prompts. Raises as `chat_job` does."""
+    """Return the job that answers these prompts. Raises as `chat_job` does."""
     prompts, own = found.tokens, found.own
     params = _sampling(form, at, own, found.rules, min(map(len, prompts)))
     spec = replace(spec_of(form, at.engine), owner=at.owner)
@@ -128,7 +129,7 @@ def job_of(form: shared.Generation, at: Context, found: Prepared) -> Job:
 
 
 def check_number(num: int, num_prompts: int, limits: ServerLimits) -> None:
-    """Raise BadField for too many answers."""
+    """Raise BadField where a request has too many answers. num: the answers to each prompt."""
     if num * num_prompts > limits.max_answers:
         raise BadField(
             "n",
@@ -137,7 +138,7 @@ def check_number(num: int, num_prompts: int, limits: ServerLimits) -> None:
 
 
 def check_same(given: Any, name: str, value: Any, other: str) -> None:
-    """Raise BadField where the field `name`, whose value is given, says something else than the field `other`, whose value is `value`."""
+    """Raise BadField where the field `name` has a value, `given`, other than the value of the field `other`."""
     if given not in (None, value):
         raise BadField(name, f"{name} and {other} contradict each other.")
 
@@ -156,7 +157,7 @@ def _extras(form: shared.Generation, own: Own) -> Extras:
 
 
 def _given(form: shared.Generation, config: type[Any]) -> dict[str, Any]:
-    """The options of a config class that a request has. A whole number may be written as 5.0."""
+    """Return the options of a config class that a request sets, by name. A whole number may be written as 5.0."""
     found: dict[str, Any] = {}
     for own in options(config).values():
         value = getattr(form, own.body, None) if own.body else None
@@ -168,7 +169,7 @@ def _given(form: shared.Generation, config: type[Any]) -> dict[str, Any]:
 
 
 def spec_of(form: shared.Generation, engine: Engine) -> SpecConfig:
-    """Return a request's drafters and limits of drafts. Raises BadField, ConfigError."""
+    """Return the SpecConfig of a request: the engine's, with the request's drafters and limits of drafts. Raises BadField, ConfigError."""
     changes = _given(form, SpecConfig)
     if form.draft is not None:
         changes["drafters"] = _drafters(form.draft, engine)
@@ -178,7 +179,8 @@ def spec_of(form: shared.Generation, engine: Engine) -> SpecConfig:
 
 
 def _predicted(prediction: shared.Prediction, engine: Engine) -> tuple[int, ...]:
-    """Ids of OpenAI's `prediction`. Raises BadField, ConfigError."""
+    """Return the token ids of a request's `prediction`. Raises BadField where it is longer than the context, ConfigError for a model
+    without a tokenizer."""
     tokenizer, content = tokenizer_of(engine), prediction.content
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     try:
@@ -231,7 +233,8 @@ def _sampling(
 
 
 def scales_of(given: str | Sequence[shared.Adapter], engine: Engine, field: str) -> dict[str, float]:
-    """Return how much each adapter counts: one by name, or llama.cpp's list, by place among those that were loaded. Raises BadField."""
+    """Return the scale of each adapter that a request uses, by name. given: the name of one adapter, which has scale 1, or llama.cpp's
+    list with each adapter's place in the order of loading. field: the request's field, for errors. Raises BadField."""
     names = engine.adapters
     known = dict.fromkeys(names, 1.0) if isinstance(given, str) else dict.fromkeys(range(len(names)), 1.0)
     asked = [(given, 1.0)] if isinstance(given, str) else [(a.id, a.scale) for a in given]
@@ -248,7 +251,8 @@ def scales_of(given: str | Sequence[shared.Adapter], engine: Engine, field: str)
 
 
 def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine) -> dict[int, float]:
-    """An object by token id or by text, or llama.cpp's pairs. Raises BadField."""
+    """Return a request's logit biases by token id. given: an object with token ids or texts as names, or llama.cpp's pairs. A bias for a
+    text applies to each of its tokens. Raises BadField."""
     if isinstance(given, Mapping):
         given = [(int(k) if re.fullmatch("[0-9]{1,9}", k) else k, v) for k, v in given.items()]
     found: dict[int, float] = {}
@@ -278,7 +282,7 @@ def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine
 def _answers(
     prompts: Sequence[Sequence[int] | PromptWithImages], params: SamplingParams, num: int
 ) -> tuple[AnswerRequest, ...]:
-    """num answers to each prompt; with a seed, each its own."""
+    """Return `num` answers to each prompt. With a seed, the i-th answer to a prompt gets the seed plus i."""
     seeds = [None if params.seed is None else (params.seed + i) & _SEED_BITS for i in range(num)]
     return tuple(
         AnswerRequest(prompt=p, params=replace(params, seed=s) if num > 1 else params)
@@ -288,9 +292,9 @@ def _answers(
 
 
 def _compiled(job: Job, params: SamplingParams, at: Context) -> Job:
-    """The job with what its answers' parameters are compiled to, which is the same for all of them. Calls that a model may write are held
-    to no grammar where that is too large or cannot be compiled, with a notice, or those of the tools
-    whose schemas are to blame. Raises BadField, GrammarError."""
+    """Return the job with the compiled constraints of its answers, which all answers share. Where the grammar of calls that the model
+    may write is too large or cannot be compiled, the grammar of the tools at fault, or of all tools, is dropped with a notice. Raises
+    BadField, GrammarError."""
     try:
         _check_constraints(params, at.limits)
         return replace(job, compiled=at.engine.compile(params, len(job.asks), at.owner))
@@ -310,7 +314,7 @@ def _compiled(job: Job, params: SamplingParams, at: Context) -> Job:
 
 
 def _trouble(at: Context, lark: str) -> str | None:
-    """Return why a grammar cannot be compiled, None where it can."""
+    """Return the reason why a Lark grammar cannot be compiled; None where it can."""
     try:
         at.engine.compile(SamplingParams(lark=lark), 1, at.owner)
     except GrammarError as error:
@@ -319,7 +323,7 @@ def _trouble(at: Context, lark: str) -> str | None:
 
 
 def _check_constraints(params: SamplingParams, limits: ServerLimits) -> None:
-    """Check the sizes of what constrains an answer. Raises BadField."""
+    """Raise BadField where the bad words, the schema or the grammar of an answer are larger than the limits."""
     num_bytes = sum(len(w.encode()) for w in params.bad_words)
     if num_bytes > limits.max_bad_words:
         raise BadField(

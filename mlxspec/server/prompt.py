@@ -32,8 +32,9 @@ MakeRules = Callable[[ChatRequest, Sequence[Mapping[str, Any]], ToolChoice, Chat
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """The model that answers a request, and the server's settings. defaults: where the request says nothing. owner: whose it
-    is. fingerprint: of the model. rules: makes those of answers to conversations. notices: what its client is told before anything else."""
+    """The model that answers a request, and the settings of the server for it. defaults: the sampling of requests that set none. owner:
+    the digest of the request's API key. fingerprint: of the model. rules: makes the rules of answers to conversations. notices:
+    sentences for the client that precede all others."""
 
     engine: Engine
     defaults: SamplingParams
@@ -46,9 +47,10 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPrompt:
-    """A conversation as the model reads it, as text and as token ids with the images where there are some, and how its answers are read
-    and held to their form. talk: as the template shows it, with all of its tools. tools: those that may be called. params: members of
-    SamplingParams that follow from it."""
+    """The prompt of a conversation, and how its answers are parsed and constrained. talk: the conversation as the template renders it,
+    with all of its tools. text, tokens: the prompt as text, and as token ids with its images. tools: the tools that may be called.
+    special: tags of calls that are special tokens. is_held: a response format constrains the answer. params: fields of SamplingParams
+    that follow from the rules and the conversation."""
 
     talk: ChatRequest
     text: str
@@ -64,7 +66,8 @@ class ChatPrompt:
 
 
 def chat_prompt(talk: ChatRequest, at: Context) -> ChatPrompt:
-    """Slow enough (template, tokenizer, images) to be called off the event loop. Raises MlxspecErrors."""
+    """Return the prompt of a conversation. Call it outside of the event loop, since template, tokenizer and images take long. Raises
+    subclasses of MlxspecError."""
     engine, form = at.engine, format_of(at.engine)
     tools, choice = allowed_tools(talk, form, engine)
     talk, text, tokens, said = render_prompt(engine, talk, tools, at.limits)
@@ -92,19 +95,20 @@ def chat_prompt(talk: ChatRequest, at: Context) -> ChatPrompt:
 
 
 def rendered(talk: ChatRequest, engine: Engine) -> tuple[str, list[int] | PromptWithImages]:
-    """The prompt of a conversation, as text and as the engine takes it, which nobody answers. Raises MlxspecErrors."""
+    """Return the prompt of a conversation as text and as token ids with its images, for routes that only count or show it. Raises
+    subclasses of MlxspecError."""
     tools, _ = allowed_tools(talk, format_of(engine), engine)
     _, text, tokens, _ = render_prompt(engine, talk, tools, ServerLimits())
     return text, tokens
 
 
 def token_ids(prompt: Sequence[int] | PromptWithImages) -> Sequence[int]:
-    """Return the ids of a prompt under the vocabulary's numbers."""
+    """Return the token ids of a prompt. In a prompt with images, the places of an image have the id of the vocabulary's image token."""
     return prompt.tokens if isinstance(prompt, PromptWithImages) else prompt
 
 
 def tokenizer_of(engine: Engine) -> Tokenizer:
-    """Raises ConfigError."""
+    """Return the tokenizer of an engine. Raises ConfigError for a model without one."""
     if engine.tokenizer is None:
         raise ConfigError(f"{engine.name} has no tokenizer.")
     return engine.tokenizer
@@ -116,7 +120,8 @@ def format_of(engine: Engine) -> ChatFormat:
 
 
 def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
-    """Encode a text, llama.cpp's object with one, or ids with texts between them."""
+    """Return the token ids of a prompt: a text, llama.cpp's object with a text, or a list of token ids and texts. encode: the
+    tokenizer's method; special tokens are added only to a text at the beginning."""
     if isinstance(prompt, PromptText):
         prompt = prompt.prompt_string
     tokens: list[int] = []
@@ -171,7 +176,8 @@ def render_prompt(
 
 
 def _without_effect(talk: ChatRequest, form: ChatFormat, template: str) -> tuple[str, ...]:
-    """Notices on what a request tells the chat template that it does not know. A model that always thinks honours that it should."""
+    """Return notices on variables of the request that the chat template does not contain. There is none for enable_thinking with a model
+    that always thinks."""
     asked = [name for name, value in talk.template.items() if value not in (False, None, "none")]
     unknown = [name for name in asked if name not in template]
     return tuple(
@@ -184,7 +190,8 @@ def _without_effect(talk: ChatRequest, form: ChatFormat, template: str) -> tuple
 def _without_thinking(
     text: str, talk: ChatRequest, form: ChatFormat, template: str
 ) -> tuple[str, tuple[str, ...]]:
-    """A prompt in which thinking is off where the request turns it off, and a notice where the template does not do it by itself."""
+    """Return the prompt with thinking closed, if the request disables thinking and the template opens it nevertheless, and notices on
+    this. The notice says that enable_thinking has no effect where the template has no variable for it."""
     is_off = talk.template.get("enable_thinking") is False
     if not is_off or form.thinking is None or talk.goes_on is not None or not talk.opens_answer:
         return text, ()

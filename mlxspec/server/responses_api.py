@@ -115,7 +115,7 @@ class ReasoningItem(Item):
 
 
 class CompactionItem(Item):
-    """A summary of the conversation before it, as `/v1/responses/compact` gives one."""
+    """A summary of the conversation before it, as `/v1/responses/compact` returns one."""
 
     type: Literal["compaction"]
     encrypted_content: t.Text
@@ -123,7 +123,7 @@ class CompactionItem(Item):
 
 
 class ItemReference(t.Fields):
-    """Names an item of a stored response. Nothing is stored here: it is left out, with a notice."""
+    """A reference to an item of a stored response. It is left out with a notice, because nothing is stored here."""
 
     id: t.Id
     type: Literal["item_reference"] | None = None
@@ -141,7 +141,8 @@ _ITEMS = types_of(
 
 
 def _kind_of_item(value: Any) -> Any:
-    """Items without a type are messages, those with nothing but an id are references."""
+    """Return the type of an item, which selects its form. An item without a type is a message, or a reference where it has nothing but
+    an id."""
     if not isinstance(value, dict):
         return None
     kind = value.get("type", "message" if {*value} != {"id"} else "item_reference")
@@ -165,7 +166,7 @@ AnyItem = Annotated[
 
 
 class ToolFormat(t.Fields):
-    """The grammar of a custom tool: told to the model, and enforced where its call is required."""
+    """The grammar of a custom tool. The model reads it in the tool's description; it is enforced where a call of the tool is required."""
 
     type: Literal["text", "grammar"] = t.optional()
     syntax: Annotated[str, Field(max_length=40)] | None = None
@@ -199,7 +200,7 @@ class Allowed(t.Fields):
 
 
 class AllowedResponseTools(t.Fields):
-    """The model is told of all tools, and may call these."""
+    """A choice of tools: the prompt lists all tools of the request, and the model may call these."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -310,7 +311,7 @@ def sealed(text: str) -> str:
 
 
 def unsealed(value: str | None) -> str:
-    """The text of `sealed`; empty for what another server has encrypted."""
+    """Return the text that `sealed` has encoded; empty for None and for a value that another server has encrypted."""
     if value is None or not value.startswith(_SEAL):
         return ""
     try:
@@ -320,7 +321,7 @@ def unsealed(value: str | None) -> str:
 
 
 def conversation(form: ResponsesRequest) -> ChatRequest:
-    """Read what the model is told. Raises BadField, GrammarError."""
+    """Return the conversation of a request, in the form that all APIs share. Raises BadField, GrammarError."""
     notices, customs = list[str](), list[CustomGrammar]()
     items = input_items(form.input)
     messages = _messages(items, form.instructions, notices)
@@ -344,7 +345,8 @@ def conversation(form: ResponsesRequest) -> ChatRequest:
 
 
 def read(form: ResponsesRequest, at: Context) -> Read:
-    """The job of a request, and what writes its answer. Raises MlxspecErrors."""
+    """Return the job of a request, and the function that makes the writer of its answer from the model's name and the job. Raises
+    subclasses of MlxspecError for a request that cannot be honoured."""
     if _LOGPROBS in (form.include or ()):
         raise BadField(
             "include", f"include: {_LOGPROBS} cannot be honoured here; /v1/chat/completions has them."
@@ -356,7 +358,7 @@ def read(form: ResponsesRequest, at: Context) -> Read:
 
 
 def input_items(given: str | Sequence[AnyItem]) -> Sequence[AnyItem]:
-    """A request's input as items."""
+    """Return a request's input as a list of items; a text becomes one message of the user."""
     if isinstance(given, str):
         return [MessageItem(role="user", content=given)] if given else []
     return given
@@ -416,7 +418,8 @@ def message_text(item: MessageItem) -> str:
 
 
 def _text(content: str | Sequence[AnyPart]) -> str:
-    """A text, or the texts of parts, each on a line of its own. Images are texts by now."""
+    """Return the text of a message's content: a text, or its parts, each on a line of its own. Images have been replaced by placeholder
+    texts before."""
     if isinstance(content, str):
         return content
     return lines(
@@ -425,13 +428,13 @@ def _text(content: str | Sequence[AnyPart]) -> str:
 
 
 def _flat_name(name: str, space: str | None) -> str:
-    """Return the name that the model is told: tools of a namespace have it in front of theirs."""
+    """Return the name of a tool in the prompt: NAMESPACE__NAME for a tool of a namespace, else its own. space: the namespace or None."""
     return f"{space}__{name}" if space else name
 
 
 @dataclass(frozen=True)
 class Named:
-    """A tool, and the namespace that it is of."""
+    """A tool and the namespace that contains it; space is None for a tool without one."""
 
     tool: OneTool
     space: str | None
@@ -442,7 +445,7 @@ class Named:
 
 
 def _flat(tools: Sequence[ResponsesTool]) -> Iterator[tuple[str, Named]]:
-    """Tools with their paths, those of a namespace in its place."""
+    """Yield each tool with its path in the body; a namespace is replaced by its tools."""
     for i, tool in enumerate(tools):
         if tool.type == "namespace" and tool.name:
             for k, inner in enumerate(tool.tools or ()):
@@ -454,7 +457,8 @@ def _flat(tools: Sequence[ResponsesTool]) -> Iterator[tuple[str, Named]]:
 def _tools(
     tools: Sequence[ResponsesTool], notices: list[str], customs: list[CustomGrammar]
 ) -> list[dict[str, Any]]:
-    """The tools that a client runs, in the nested form. Raises BadField."""
+    """Return the tools that the client runs, in OpenAI's nested form. notices: receives a sentence for each tool that is left out;
+    customs: receives the grammars of custom tools. Raises BadField."""
     out: list[dict[str, Any]] = []
     for path, named in _flat(tools):
         tool = named.tool
@@ -512,7 +516,8 @@ def _wanted(text: TextConfig | None) -> AnswerFormat | None:
 
 
 def writer(form: ResponsesRequest) -> Callable[[str, Job], ResponsesWriter]:
-    """Make what writes the answer to a request, of the model's name and the job. It repeats members of the request."""
+    """Return the function that makes the writer of a request's answer from the model's name and the job. The answer repeats members of
+    the request."""
     return partial(
         ResponsesWriter,
         is_sealed=_SEALED in (form.include or ()),
@@ -531,10 +536,13 @@ def writer(form: ResponsesRequest) -> Callable[[str, Job], ResponsesWriter]:
 
 
 class ResponsesWriter(SingleWriter):
-    """One response. Each event of its stream has the next `sequence_number`: response.created, response.in_progress; for each item
-    output_item.added, its parts, output_item.done; response.completed or response.incomplete, or error and response.failed.
+    """A writer of one response of OpenAI's Responses API. Each event of its stream has the next `sequence_number`: response.created,
+    response.in_progress; for each item output_item.added, its parts, output_item.done; response.completed or response.incomplete, or
+    error and response.failed.
 
     Extensions: `timings` and `mlxspec` in a finished response, `timings` in deltas, `prompt_progress` in response.in_progress.
+    is_sealed: the client wants the text of reasoning in `encrypted_content` too. tools: the request's tools. echo: members of the
+    request that the response repeats.
     """
 
     wire = NAMED_EVENTS
@@ -569,7 +577,7 @@ class ResponsesWriter(SingleWriter):
             yield self._event(f"response.{kind}", response=self._response("in_progress"))
 
     def pause(self) -> dict[str, Any]:
-        """Return an event that says nothing new. Codex ends a stream without events, whatever comments it has."""
+        """Return another response.in_progress event. Codex ends a stream in which no event arrives, even if comments do."""
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def failed(self, error: ApiError) -> Iterator[dict[str, Any]]:
@@ -599,7 +607,7 @@ class ResponsesWriter(SingleWriter):
         }
 
     def _whole(self, end: End) -> dict[str, Any]:
-        """The response at its end."""
+        """Return the response at its end as one object."""
         output = [self._item(block) for block in self._answer.blocks]
         is_cut = end.reason == "length"
         return self._response("incomplete" if is_cut else "completed", output) | {
@@ -622,7 +630,7 @@ class ResponsesWriter(SingleWriter):
     # --- its items
 
     def _id(self, block: Block) -> str:
-        """Return the id of the item that a block is, drawn when it is first requested."""
+        """Return the id of the item that a block becomes. It is made at the first call."""
         if block.number not in self._ids:
             prefix = "ctc_" if self._is_custom(block) else _PREFIXES[block.kind]
             self._ids[block.number] = f"{prefix}{secrets.token_hex(24)}"
@@ -632,13 +640,13 @@ class ResponsesWriter(SingleWriter):
         return block.kind == "call" and block.name in self._custom
 
     def _status(self, block: Block) -> str:
-        """Return the status of an item that is complete: the last one of an answer that was cut is incomplete."""
+        """Return the status of an ended item: `incomplete` for the last item of an answer that a limit cut, else `completed`."""
         end = self._answer.end
         is_cut = end is not None and end.reason == "length"
         return "incomplete" if is_cut and block is self._answer.blocks[-1] else "completed"
 
     def _item(self, block: Block, *, is_new: bool = False) -> dict[str, Any]:
-        """Return the item as it is at its end. is_new: as it was when it began."""
+        """Return the item that a block becomes, with the block's whole text. is_new: as at the block's beginning, without text."""
         status = "in_progress" if is_new else self._status(block)
         head = {"id": self._id(block), "status": status}
         if block.kind == "text":

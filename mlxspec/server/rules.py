@@ -26,8 +26,8 @@ _AUTO, _NONE = ToolChoice(kind="auto"), ToolChoice(kind="none")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """params: members of SamplingParams that hold an answer to its form. notices: sentences on what of it is not held. loosen: writes the
-    grammar of calls anew where it cannot be compiled."""
+    """The constraints of an answer. params: the fields of SamplingParams that enforce them. notices: sentences on what is not enforced.
+    loosen: makes a less strict grammar of calls, where this one cannot be compiled."""
 
     params: Mapping[str, Any]
     notices: Sequence[str] = ()
@@ -37,7 +37,8 @@ class Rules:
 def allowed_tools(
     talk: ChatRequest, form: ChatFormat, engine: Engine
 ) -> tuple[list[Mapping[str, Any]], ToolChoice]:
-    """The tools that the model is told of, and which of them it must call. Raises BadField."""
+    """Return the tools that the prompt lists, and the choice of those that the answer may or must call. Raises BadField for a choice
+    that cannot be honoured."""
     choice = talk.tool_choice or (_AUTO if talk.tools else _NONE)
     if choice.kind != "none" and talk.tool_choice is not None and not talk.tools:
         raise BadField("tool_choice", "tool_choice needs tools.")
@@ -64,8 +65,8 @@ def rules_of(
     form: ChatFormat,
     engine: Engine,
 ) -> Rules:
-    """Make the rules of an answer: the format that was asked for, a call, or either; or what its calls look like, where it has some.
-    Raises BadField, GrammarError."""
+    """Return the rules of an answer. They enforce the requested format, or a required call, or either of the two; without both they
+    enforce the form of the calls that the answer happens to contain. Raises BadField, GrammarError."""
     found = _rules(talk, tools, choice, form, engine)
     return replace(found, notices=[*found.notices, *_not_enforced(talk, form)])
 
@@ -124,8 +125,9 @@ def _rules(
 
 @dataclass(frozen=True, kw_only=True)
 class Loosening:
-    """The choice of how the grammar of calls is written where some of the tools cannot be compiled. write: see calls_grammar. loose:
-    sentences on the tools, by name, that may have any arguments already. strict: tools that must not."""
+    """A maker of a less strict grammar of calls, for tools whose grammar cannot be compiled. write: `calls_grammar` with its other
+    arguments set. loose: the tools that may have any arguments already: name -> sentence for the client. strict: names of tools whose
+    schemas must be enforced."""
 
     write: Callable[..., str]
     tools: Sequence[Mapping[str, Any]]
@@ -133,8 +135,9 @@ class Loosening:
     strict: Container[str]
 
     def loosened(self, trouble: Callable[[str], str | None]) -> tuple[str, tuple[str, ...]] | None:
-        """Return the grammar in which those may have any arguments that cannot be compiled by themselves, and sentences on them; None
-        where that is no help. trouble: says why a grammar cannot be compiled, None where it can."""
+        """Return a grammar in which each tool that cannot be compiled by itself may have any arguments, and sentences on these tools.
+        Returns None where no tool is at fault, or a strict one is. trouble: returns the reason why a grammar cannot be compiled, None
+        where it can."""
         found = dict(self.loose)
         for tool in self.tools:
             name = tool_name(tool)
@@ -147,8 +150,8 @@ class Loosening:
 
 
 def _pattern(custom: CustomGrammar) -> str | None:
-    """The expression that a custom tool's text matches, where its grammar is held so: a regex, and in JSON a Lark grammar that has such a
-    form. None where there is none."""
+    """Return the regular expression, with anchors, that a custom tool's text must match; None where its grammar cannot be written as
+    one."""
     try:
         found = custom.definition if custom.syntax == "regex" else regex_of(custom.definition)
     except GrammarError:
@@ -157,14 +160,16 @@ def _pattern(custom: CustomGrammar) -> str | None:
 
 
 def _is_written_as_lark(custom: CustomGrammar, form: ChatFormat) -> bool:
-    """Whether the notation of calls writes texts as they stand."""
+    """Return whether the Lark grammar of a custom tool can be used as it is, because the notation of calls writes texts unchanged. Calls
+    in JSON escape them."""
     return custom.syntax == "lark" and form.tools != "json"
 
 
 def _with_pattern(
     tool: Mapping[str, Any], customs: Sequence[CustomGrammar], form: ChatFormat
 ) -> Mapping[str, Any]:
-    """A custom tool with the pattern of its text."""
+    """Return a custom tool with its text's regular expression in its schema. Any other tool, and one whose Lark grammar is used as it
+    is, is returned unchanged."""
     found = next((c for c in customs if c.tool == tool_name(tool)), None)
     pattern = None if found is None or _is_written_as_lark(found, form) else _pattern(found)
     if pattern is None:
@@ -176,7 +181,8 @@ def _with_pattern(
 
 
 def _not_enforced(talk: ChatRequest, form: ChatFormat) -> list[str]:
-    """Notices about grammars of custom tools that are told to the model alone."""
+    """Return notices on grammars of custom tools that only the prompt contains, because no grammar of this model's calls can enforce
+    them."""
     why = (
         "no grammar of this model's calls is known"
         if form.tools is None
@@ -190,7 +196,7 @@ def _not_enforced(talk: ChatRequest, form: ChatFormat) -> list[str]:
 
 
 def _lead(talk: ChatRequest, form: ChatFormat, engine: Engine) -> str:
-    """The white space in front of the first call of an answer."""
+    """Return the white space before the first call of an answer, as the chat template writes it."""
     template = None if engine.tokenizer is None else engine.tokenizer.template
     if template is None or talk.goes_on is not None:
         return ""
@@ -198,7 +204,7 @@ def _lead(talk: ChatRequest, form: ChatFormat, engine: Engine) -> str:
 
 
 def special_tags(form: ChatFormat, engine: Engine) -> dict[str, int]:
-    """Return those of the format's tags that are special tokens of the vocabulary."""
+    """Return the tags of the format that are special tokens of the vocabulary, each with its token id."""
     calls, tokenizer = form.notation, engine.tokenizer
     if calls is None or tokenizer is None:
         return {}

@@ -17,10 +17,12 @@ KEY_VARIABLE = "MLXSPEC_API_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """host: an address other than this machine's own needs an api_key. allowed_origins: web pages and extensions that may call, beside
-    pages and programs of this machine; `scheme://*` stands for all of a scheme other than http and https. limits: how much work a
-    client may cause. idle_unload: seconds without a request after which the model leaves memory. params: sampling where neither a
-    request nor a model says anything; its max_tokens is the longest answer nobody asked to be longer."""
+    """The settings of a server. host: an address other than this machine's own needs an api_key. allowed_origins: web pages and
+    extensions that may use the server, in addition to pages and programs of this machine; `scheme://*` means all origins of a scheme
+    other than http and https. limits: bounds on the work that a client may cause. idle_unload: seconds without a request after which
+    the model leaves memory. keepalive_seconds: the longest time without any bytes in a stream. params: the sampling of requests where
+    neither the request nor the model sets it; its max_tokens is the limit of an answer to a request that sets none. Raises
+    ConfigError."""
 
     # fmt: off
     host: str = option(str, "127.0.0.1", "address to listen on; all but this machine's own need a key", metavar="ADDRESS")
@@ -57,7 +59,7 @@ class ServerConfig:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Return whether only this machine can reach the server."""
         return is_loopback(self.host)
 
 

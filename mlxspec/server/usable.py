@@ -34,7 +34,7 @@ _RESULTS = ("tool_result", "mcp_tool_result")
 
 
 def types_of(union: Any) -> frozenset[str]:
-    """The values of the field `type` of the forms in a union."""
+    """Return the values that the field `type` may have in the forms of a union."""
     if get_origin(union) is not None or not hasattr(union, "model_fields"):
         return frozenset().union(*map(types_of, (a for a in get_args(union) if not isinstance(a, str))))
     field = union.model_fields.get("type")
@@ -43,7 +43,7 @@ def types_of(union: Any) -> frozenset[str]:
 
 
 def newest_turn(turns: Sequence[Any]) -> int | None:
-    """The place of the user's newest turn: the last message, if it is the user's and holds no result of a tool."""
+    """Return the index of the user's newest turn: the last message, if it is the user's and contains no result of a tool; else None."""
     last = turns[-1] if turns else None
     if not isinstance(last, dict) or last.get("role") != "user":
         return None
@@ -53,8 +53,9 @@ def newest_turn(turns: Sequence[Any]) -> int | None:
 
 
 def leave_out(body: dict[str, Any], parts: frozenset[str], in_results: frozenset[str]) -> list[str]:
-    """Takes out of a body that has not been checked yet what cannot be used. parts, in_results: types that its form reads in messages, and
-    in results of tools within a message. Returns notices. Raises BadField."""
+    """Remove the parts of a conversation that cannot be used from a body, before the body is checked, and return notices on them. parts:
+    types that the body's form reads in messages; in_results: those that it reads in results of tools within a message. Raises
+    BadField for such a part of the user's newest turn."""
     kinds: list[str] = []
     for name in _PLACES:
         turns = body.get(name) if parts and isinstance(body.get(name), list) else ()
@@ -81,7 +82,8 @@ def _sift(
     is_newest: bool = False,
     is_answer: bool = False,
 ) -> None:
-    """Keep the usable parts of a message, of an item's output, or of a tool's result within a message."""
+    """Replace or remove the unusable parts in the list `member` of a message, an item, or a tool's result. kinds: receives the types of
+    these parts. is_newest: the user's newest turn, in which such a part raises BadField. is_answer: a message of the assistant."""
     given = holder.get(member)
     if not isinstance(given, list):
         return
@@ -108,7 +110,7 @@ def _sift(
 
 
 def _is_file(part: Mapping[str, Any]) -> bool:
-    """Whether a document is a file, and no text."""
+    """Return whether a part is a document that is a file; a document of text is none."""
     source = part.get("source")
     return part["type"] == "document" and not (
         isinstance(source, dict) and source.get("type") in ("text", "content")
@@ -116,13 +118,14 @@ def _is_file(part: Mapping[str, Any]) -> bool:
 
 
 def instead_of(kind: str) -> str:
-    """The text that the model reads in the place of a part."""
+    """Return the text that the model reads in place of a part that was left out. kind: the part's type."""
     what = MEDIA.get(kind, f"Parts of the type {kind[:60]}").removesuffix("s").lower()
     return f"[{what} left out: it cannot be read here]"
 
 
 def left_out(kinds: Sequence[str], what: str) -> list[str]:
-    """Notices about parts of a conversation, by their types. what: what the API calls such a part."""
+    """Return notices on the parts of a conversation that were left out, one for each type. kinds: their types; what: the API's word for
+    a part."""
     return [
         f"{num} {what}{'s' if num > 1 else ''} of the type {kind} {'were' if num > 1 else 'was'} left out: this server cannot use them"
         for kind, num in Counter(kinds).items()
