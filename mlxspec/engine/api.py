@@ -58,7 +58,7 @@ class Result:
 
 
 T = TypeVar("T")
-# Yields what must be asked, is sent the results, and returns what is made of them
+# Yields prompts that must be answered, is sent their results, and returns a value made of them
 Asking = Generator[tuple[Prompt, SamplingParams], Result | None, T]
 
 
@@ -129,7 +129,7 @@ class EngineApi(Calls[Result, list[Result], Iterator[Event]]):
     def __init__(self) -> None:
         self._inboxes: dict[
             int, deque[Event]
-        ] = {}  # of the requests that are made here: whoever steps, each gets its own events
+        ] = {}  # of the requests that this class made: each gets its own events, whichever call runs the step
 
     @by_name
     def prove(

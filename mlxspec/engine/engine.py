@@ -72,7 +72,7 @@ from mlxspec.policy.policies import Policies
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.sampling.grammar import LateClock
 
-_SHARE = 32  # one part in so many of the memory budget, at most, is for rows of images that no request has, another for earlier texts
+_SHARE = 32  # of the memory budget, at most 1 / _SHARE is for rows of images that no request has, as much for earlier texts
 _FLUSH_SECONDS = 0.2  # after an answer, for what waits to be written to the disk
 
 
@@ -181,7 +181,7 @@ class Engine(EngineApi):
             self._decide_alike()
         stride = stride_of(model.make_cache(0, kv_bits=self.config.kv_bits))
         self.prefix = Prefix(self.memory.prefix_budget, stride=stride, disk=disk)
-        self._outbox: list[Event] = []  # of submitted requests, until somebody steps
+        self._outbox: list[Event] = []  # of submitted requests, until the next step returns them
 
     # --- for a scheduler
 
@@ -465,7 +465,7 @@ class Engine(EngineApi):
                     raise
 
     def _begin(self, request: Request) -> None:
-        """Begin to read a request's prompt, and begin its row in its drafters."""
+        """Begin to read a request's prompt, and begin a row for it in its drafters."""
         self.prefix.limit(self.memory.for_store)
         if request.spec.drafters:
             policy = self.policies.of(request.number, request.spec)
@@ -494,7 +494,8 @@ class Engine(EngineApi):
                 self._read_piece(prefill, end)
 
     def _read_piece(self, prefill: Prefill, end: int) -> None:
-        """Read a prompt up to token `end`. After the last piece its first token is sampled and its row joins the decoding rows."""
+        """Read a prompt up to token `end`. After the prompt's last piece, the answer's first token is sampled and the row joins the
+        decoding rows."""
         request = prefill.request
         try:
             self._tell(prefill.advance(end))

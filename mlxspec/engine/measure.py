@@ -21,7 +21,7 @@ from mlxspec.policy.costs import CostModel, DraftCost, likely
 # of a plain round of several rows where there is no GPU: one row's draft keeps the rounds of all from running ahead, which there hides
 # most of what the host does, and rows of several widths have to be taken apart
 _PAUSE = 0.3
-_QUEUED = 0.1  # of a drafted token: what a known one takes that is run beside others
+_QUEUED = 0.1  # of a drafted token's cost: what a known token costs that is run together with others
 
 
 def guessed_costs(model: Model, drafters: Mapping[str, Drafter]) -> CostModel:

@@ -29,8 +29,8 @@ from mlxspec.platform.watchdog import PromptWatch
 from mlxspec.sampling.blocks import most_bytes
 
 SMALLEST_CHUNK = 32  # tokens
-_WAITING_SHARE = 8  # of what the weights leave, one part of so many
-_STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # of what the weights leave, one part of so many; bytes
+_WAITING_SHARE = 8  # prompts that wait get at most 1 / _WAITING_SHARE of what the weights leave
+_STORE_SHARE, _STORE_AT_MOST = 4, 8 << 30  # the prefix cache gets at most 1 / 4 of it, and these bytes
 # Of each token of a chunk, float32 numbers that are alive at once, in hidden sizes: a feed-forward layer's gate, up and product at three to
 # four each, projections of queries, keys and values, a recurrence's inputs, and what the graph has not let go of yet.
 _ALIVE = 64
@@ -240,7 +240,7 @@ class EngineMemory:
         # residual streams are alive twice, by themselves and joined
         shown = 2 * len(self._streams.layers)
         hidden_size = self._model.hidden_size
-        inner = getattr(self._model, "residual_size", hidden_size)  # where logits stand for hiddens
+        inner = getattr(self._model, "residual_size", hidden_size)  # logits may replace hidden states
         return 4 * num * (_ALIVE * inner + max(shown, hidden_size > inner) * hidden_size) + scores
 
     @property

@@ -37,10 +37,10 @@ from mlxspec.sampling.round import Ahead
 
 # A device that begins on a round while the one before still runs cannot write keys and values in place, as that one reads them, and copies
 # all of them. Then a round is built ahead and begun on when the one before is through. That costs the time in which MLX hands it over, a
-# millisecond or so: about what a GPU takes to copy so many bytes
+# millisecond or so: about what a GPU takes to copy this number of bytes
 _COPIED_AT_MOST = 64 << 20
-# MLX waits while ten command buffers of about 50 MB each are on their way: when it comes to a layer of the next round of so many bytes of
-# weights, the round before is through with that layer
+# MLX waits while ten command buffers of about 50 MB each are on their way. With this number of bytes of weights, the round before is
+# through with a layer when MLX arrives at that layer of the next round
 _NO_COPIES = 20 * (50 << 20)
 
 
@@ -127,7 +127,7 @@ class Pipeline(Rounds):
         if holds:
             with device.hold():
                 return self._launch_behind(last, rows, model, cache, holds=False)
-        # what may come there must not depend on a token that nobody has read
+        # which tokens are allowed there must not depend on a token that is unread
         if any(not r.sampler.is_plain or r.sampler.needs_tokens(1 + last.rows.max_width) for r in rows):
             return None
         started = time.perf_counter()
@@ -142,7 +142,7 @@ class Pipeline(Rounds):
         rests = not rooms or self._drafts.rests(rooms)
         drafted = time.perf_counter()
         self._stats.draft_seconds += drafted - started
-        if not rests:  # somebody may draft
+        if not rests:  # a drafter may draft
             return self._drafted_behind(last, rows, model, cache) if self._overlaps else None
         tokens = last.sampled.tokens
         if len(rows) < len(last.requests):

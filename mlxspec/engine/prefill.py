@@ -33,7 +33,7 @@ from mlxspec.sampling.logprobs import logprobs
 # Multiply-adds of a square matmul. Between two matmuls a BLAS's other threads fall asleep, and on a virtual machine waking them takes
 # milliseconds: with two threads 64 tokens of the demo model took ten times as long, 512 the same, and more less.
 _WORTH_WAKING = 512 * 192**2
-_DISK_SECONDS = 0.01  # between two times that it is asked what has come from the disk
+_DISK_SECONDS = 0.01  # between two checks of what has been read from the disk
 _TOLD_AT_ONCE = 64  # positions whose logits are held together: 64 MB of a vocabulary of 262,144
 
 
@@ -210,7 +210,7 @@ class Prefill:
         rows = FlatRows((len(piece),), is_prompt=True)
         try:
             with self._watch.reading(len(piece)):
-                # who reads no hiddens needs the last one alone: to go on, should a prompt end here
+                # without readers of hidden states only the last one is needed: to continue a prompt that ends here
                 reads = drafts.needs_hidden or self._layers or request.prompt_logprobs is not None
                 logits_at: LogitsAt = "last" if last else "none" if reads else "end"
                 out = self._model.forward(

@@ -35,7 +35,7 @@ from mlxspec.policy.cost_file import CostFile, described
 from mlxspec.policy.costs import GREEDY, CostModel, DraftCall, bucket
 from mlxspec.sampling.sampler import BatchSampler
 
-IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: who comes then waits for a piece of it at most
+IDLE_SECONDS = 0.2  # that a rehearsal takes after an answer: a request waits for one piece of it at most
 _PROMPT = [1, 2]
 _FORMAT = 1  # of what a probe found; raised where forwards begin to compute otherwise
 _WIDEST = 16  # tokens of a round

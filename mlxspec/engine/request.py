@@ -132,7 +132,7 @@ class Request:
         self.logprobs: list[TokenLogprob] | None = [] if params.wants_logprobs else None
         self.prompt_logprobs: list[TokenLogprob] | None = [] if params.prompt_logprobs else None
         self._bytes = self.maker.token_bytes if params.wants_logprobs else ()
-        self._shown = np.zeros(0, np.int32)  # a buffer, of which so many are tokens of the history
+        self._shown = np.zeros(0, np.int32)  # a buffer that begins with _num_shown tokens
         self._num_shown = 0
         self._eos = ends_of(params, frozenset() if tokenizer is None else tokenizer.eos_ids)
 
@@ -200,7 +200,7 @@ class Request:
         return None if why is None else Ending(number=self.number, error=why)
 
     def end(self, ending: Ending) -> None:
-        """End the request for this reason, unless it has ended."""
+        """End the request for the reason in `ending`, unless it has ended."""
         if self.finish_reason is not None:
             return
         if ending.error is not None:

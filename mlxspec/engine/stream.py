@@ -196,7 +196,7 @@ def _waker(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> Cal
             future.set_result(None)
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits
+        with suppress(RuntimeError):  # the loop has been closed, so no task waits
             loop.call_soon_threadsafe(finish)
 
     return wake

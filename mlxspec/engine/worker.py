@@ -41,20 +41,20 @@ from mlxspec.sampling.constraints import Compiled
 
 T = TypeVar("T")
 Expected = tuple[Sequence[int], SpecConfig]
-_Command = Callable[[Engine | None], None]  # is given None where no engine will ever obey it
+_Command = Callable[[Engine | None], None]  # receives None where no engine will ever run it
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
 _OBEYS_FOR = 0.05  # seconds in which commands are obeyed between two rounds: rows do not wait for a hundred new requests
 _FLUSH_SECONDS = 0.8  # at the end, in which what waits for the disk is written
-_DISK_SECONDS = 0.005  # between two looks whether the disk takes more
-_RESTS_FOR = 0.02  # seconds between two looks whether anybody reads, where all requests rest
+_DISK_SECONDS = 0.005  # seconds between two checks whether the disk takes more
+_RESTS_FOR = 0.02  # seconds between two checks whether clients read, where all requests are paused
 _MOST_EXPECTED = 8  # clients whose next prompts are read ahead
 _NOTES_EVERY = 0.5  # seconds between two times that a busy engine's load is noted
 
 
 @dataclass(frozen=True)
 class Load:
-    """The load of an engine when it was last looked at. num_running: rows that are read or decode. num_waiting: requests that wait.
+    """The load of an engine, as the worker last noted it. num_running: rows that are read or decode. num_waiting: requests that wait.
     num_bytes: of all rows' state. prefix_bytes: of the prefix cache in memory. memory_bytes: of all arrays of the process, including
     weights and the two before. disk_bytes: of the prefix cache on disk; disk: its counts, None where there is none. texts_failed:
     earlier texts that the disk refused. stores_off: sentences on the stores that are not written at the moment. exact_width: as
@@ -93,7 +93,7 @@ class Worker:
         self._make = make
         self._changed = threading.Condition()
         self._commands: deque[_Command] = deque()
-        self._pieces: deque[_Command] = deque()  # of long work, one of which comes between two rounds
+        self._pieces: deque[_Command] = deque()  # of long work; at most one runs between two rounds
         self._open: set[Stream] = set()  # submitted and not ended
         self._state: State = "loading"
         self._why: BaseException | None = None
@@ -113,7 +113,7 @@ class Worker:
         if self._owns_thread:
             self._thread.close()
 
-    # --- for everybody else
+    # --- for other threads
 
     @property
     def state(self) -> State:
@@ -275,7 +275,7 @@ class Worker:
     # --- the thread
 
     def _run(self) -> None:
-        if self._state != "loading":  # stopped before its turn came
+        if self._state != "loading":  # stopped before the thread reached it
             return
         try:
             engine = self._make()

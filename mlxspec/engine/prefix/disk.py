@@ -68,8 +68,8 @@ class DiskStats:
 
 
 class Fetch:
-    """A state that is being read from its file. The file thread puts tensors in, the engine's thread takes them out. length: tokens of
-    the state's text. nbytes: size of the file. has_failed: the file is gone or damaged."""
+    """A state of the prefix cache that is being read from its file. The file thread puts tensors in, the engine's thread takes them out.
+    length: tokens of the state's text. nbytes: size of the file. has_failed: whether the file is gone or damaged."""
 
     def __init__(self, length: int, nbytes: int, roots: Mapping[str, str]) -> None:
         self.length, self.nbytes = length, nbytes
@@ -87,7 +87,8 @@ class Fetch:
         return self._metadata is not None and not self._waiting
 
     def put(self, name: str, tensor: Stored) -> bool:
-        """Wait until there is room, and add a tensor; return False where the fetch has been cancelled."""
+        """Wait while READ_AHEAD bytes or more have not been taken yet, and add a tensor; return False where the fetch has been
+        cancelled."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_cancelled or self._nbytes < READ_AHEAD)
             if not self.is_cancelled:
@@ -155,7 +156,7 @@ class Fetch:
 
 @dataclass(kw_only=True, eq=False)
 class _State:
-    """A state that waits to be written to a file. older: names of the files that it supersedes."""
+    """A state of the prefix cache that waits to be written to a file. older: names of the files that it supersedes."""
 
     key: bytes
     length: int

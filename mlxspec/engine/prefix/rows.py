@@ -23,8 +23,8 @@ from mlxspec.engine.request import Request, described
 STRIDE = (
     2048  # tokens of a long prompt without marks between two states, or a multiple of it: see `stride_of`
 )
-STATE_SHARE = 2  # the keys and values of a stride take at least so many times the bytes of a state
-_MARKS = 8  # of a stride, one part of so many lies between two marks at which states are kept
+STATE_SHARE = 2  # the least ratio of a stride's keys and values to a state, in bytes
+_MARKS = 8  # the stride over the least distance of two marks at which states are kept
 _PROMPTS = 8  # the newest, with which a prompt is compared
 CLOSE_SECONDS = 5.0  # in which what waits for the disk is written when an engine ends
 NEAR = 32  # tokens: a state that saves less reading is not kept

@@ -119,7 +119,8 @@ class Hit(NamedTuple):
 
 
 class PrefixTree:
-    """The prefix cache in memory: a tree of states within a budget. Attributes: budget and nbytes, both in bytes."""
+    """The prefix cache in memory: a tree of states within a budget. A state is what the target and its drafters need to continue a text:
+    keys and values, recurrent states and windows. Attributes: budget and nbytes, both in bytes."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
