@@ -131,8 +131,8 @@ class _Writer:
         return self._known[text]
 
     def terminal(self, terms: Sequence[str]) -> str:
-        """Return the name of a terminal that matches a text where all of these terms match it. The terminal is added unless an equal one
-        exists."""
+        """Return the name of a terminal that matches a text if all of these terms match the text. The terminal is added unless an equal
+        one exists."""
         text = " & ".join(terms)
         if text not in self._known:
             self._known[text] = self.new_name().upper()
@@ -394,7 +394,8 @@ def _plain(text: str) -> str:
 
 
 def _counts(shape: Shape) -> tuple[int, int | None]:
-    """Return the smallest and the largest number of members that an object has in addition to its required ones; None for no largest."""
+    """Return the smallest and the largest number of members that an object has in addition to its required ones. The largest is None
+    where there is no limit."""
     required = len(shape.rules.get("required", []))
     most = shape.rules.get("maxProperties")
     return max(0, shape.rules.get("minProperties", 0) - required), None if most is None else max(
@@ -403,7 +404,7 @@ def _counts(shape: Shape) -> tuple[int, int | None]:
 
 
 def _repeated(body: str, least: int, most: int | None) -> str:
-    """Return the grammar's expression for `body`, repeated `least` to `most` times; None for no limit."""
+    """Return the grammar's expression for `body`, repeated `least` to `most` times. most: None for no limit."""
     if most == 0:
         return '""'
     return f"({body}){{{least},{'' if most is None else most}}}"

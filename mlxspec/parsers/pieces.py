@@ -125,7 +125,7 @@ class Scanner:
         self._text = text + self._text
 
     def rest(self) -> str:
-        """Remove and return all text that is left."""
+        """Remove and return all text of the buffer."""
         text, self._text = self._text, ""
         return text
 
@@ -134,7 +134,7 @@ class Scanner:
 
 
 def overlap(text: str, tag: str) -> int:
-    """Return the length of the longest end of `text` that begins `tag` without completing it."""
+    """Return the number of characters at the end of `text` that are the beginning of `tag`, but not all of it; 0 where none are."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:length]):
             return length

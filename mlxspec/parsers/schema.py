@@ -243,7 +243,7 @@ class Schema:
 
     def _excludes(self, one: Json, two: Json, by: str, depth: int) -> bool:
         """Return whether it is certain that no value is valid for both schemas. by: the name of the member by which objects are
-        distinguished (the `discriminator`), whether or not it is required; empty for none."""
+        distinguished (the `discriminator`), whether or not it is required; empty where the schema names none."""
         if depth > 3:
             return False
         try:
@@ -399,7 +399,7 @@ def conjunction(parts: Sequence[Json]) -> Json:
 
 
 def member_of(rules: Mapping[str, Json], name: str) -> Json:
-    """Return the schema of the member `name` of an object with these keywords."""
+    """Return the schema of the member `name` of an object. rules: the keywords of the object's own schema."""
     own = rules.get("properties", {}).get(name)
     matched = [s for p, s in rules.get("patternProperties", {}).items() if re.search(p, name)]
     return (

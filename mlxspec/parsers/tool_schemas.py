@@ -48,7 +48,8 @@ class ToolSchemas:
         return self._given[name].get("strict") is True
 
     def kinds(self, function: str, parameter: str) -> frozenset[str] | None:
-        """Return the JSON types that a parameter may have; None for a parameter that is not declared, or whose schema cannot be read."""
+        """Return the JSON types that a parameter of the tool `function` may have; None for a parameter that is not declared, or whose
+        schema cannot be read."""
         try:
             schema = self.of(function)
             part = schema.member(parameter)
@@ -58,7 +59,7 @@ class ToolSchemas:
             return None
 
     def declares(self, function: str, parameter: str) -> bool:
-        """Return whether the tool has a parameter of this name."""
+        """Return whether the tool `function` declares a parameter of this name."""
         try:
             shapes = self.of(function).shapes()
         except (GrammarError, KeyError):

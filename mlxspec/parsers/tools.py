@@ -127,7 +127,7 @@ class ToolParser:
     def __init__(
         self, notation: Notation, tools: Sequence[Mapping[str, Any]], *, is_special: bool = False
     ) -> None:
-        """Start outside of calls. is_special: the opening tag is a special token of the vocabulary."""
+        """Start a parser that is outside of calls. is_special: the opening tag is a special token of the vocabulary."""
         self._notation, self._is_special, self._schemas = notation, is_special, ToolSchemas(tools)
         # Qwen's coder models sometimes forget the enclosing tag
         self._openers = (notation.open, _FUNCTION) if notation == QWEN else (notation.open,)
@@ -315,8 +315,8 @@ class ToolParser:
         pieces += self.push("")
 
     def _leave_fence(self, held: _Held, num_said: int, pieces: list[Piece]) -> None:
-        """Append the first num_said characters of the text as content, and put the rest back to be read again. 0: the fence was never
-        closed and is ignored."""
+        """Append the first num_said characters of the text as content, and put the rest back to be read again. num_said 0 means that the
+        fence was never closed, so that it is ignored."""
         self._held = None
         if num_said:
             pieces.append(self._said(held.text[:num_said]))

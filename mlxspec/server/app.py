@@ -236,8 +236,8 @@ class Server:
         return replace(known.params or self.config.params, adapters=scales)
 
     def _defaults_of(self, loaded: Loaded, asked: Asked) -> SamplingParams:
-        """Return the default sampling parameters of a request to a model that is in memory. Raises ApiError as `_defaults` does, and
-        EngineStoppedError where the model has left memory."""
+        """Return the default sampling parameters of a request to a model that is in memory. Raises ApiError for an adapter that cannot
+        be used, and EngineStoppedError where the model has left memory."""
         known = self.models.known(loaded.name)
         if known is None:
             raise EngineStoppedError("The model is not in memory any more.")

@@ -190,12 +190,14 @@ def read(form: CompletionRequest, at: Context) -> Read:
 
 
 def read_native(form: NativeRequest, at: Context) -> Read:
-    """Return the job and the writer's function of a request of llama.cpp's /completion, as `read` does."""
+    """Return the job of a request of llama.cpp's /completion, and the function that makes the writer of its answers from the model's
+    name and the job. Raises subclasses of MlxspecError."""
     return _native(form, at, Text(given=form.prompt, own=_own(form)))
 
 
 def read_infill(form: InfillRequest, at: Context) -> Read:
-    """Return the job and the writer's function of a request of llama.cpp's /infill, as `read` does."""
+    """Return the job of a request of llama.cpp's /infill, and the function that makes the writer of its answers from the model's name
+    and the job. Raises subclasses of MlxspecError."""
     before = form.input_prefix + (form.prompt or "")
     files = [(f.filename or "file", f.text) for f in form.input_extra or ()]
     text = Text(given=before, own=_own(form), suffix=form.input_suffix, files=files)

@@ -146,7 +146,8 @@ class Texts:
 
 
 def native_embeddings(form: NativeEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Return the texts of a request of llama.cpp's /embedding. Raises as `embeddings` does."""
+    """Return the texts of a request of llama.cpp's /embedding. is_beside: not used here. Raises BadField, ConfigError,
+    ContextOverflowError."""
     wanted = EmbeddingsRequest(model=form.model, input=form.content)
     texts = embeddings(wanted, engine, is_beside=is_beside)
 
@@ -176,7 +177,8 @@ def embeddings(form: EmbeddingsRequest, engine: Engine, *, is_beside: bool) -> T
 
 
 def ollama_embeddings(form: OllamaEmbedRequest, engine: Engine, *, is_beside: bool) -> Texts:
-    """Return the texts of a request of Ollama's /api/embed. Raises as `embeddings` does."""
+    """Return the texts of a request of Ollama's /api/embed. is_beside: not used here. Raises BadField, ConfigError,
+    ContextOverflowError."""
     given, size, started = form.input, _size(form.dimensions, engine), time.monotonic()
     several = given if isinstance(given, list) else [given]
     tokenizer, cuts = tokenizer_of(engine), form.truncate is not False
@@ -230,7 +232,8 @@ def _size(wanted: int | None, engine: Engine) -> int | None:
 
 
 def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
-    """Return the first `size` numbers of a vector; size None: all. The result has length 1 where the model's vectors have."""
+    """Return the first `size` numbers of a vector, or all of them where size is None. Where the model makes vectors of length 1, the
+    shorter vector is scaled to length 1 too."""
     if size is None:
         return vector
     short = vector[:size]

@@ -86,7 +86,8 @@ def _take_parts(
     holder: dict[str, Any], path: str, most: int | None, notices: list[str], *, is_needed: bool
 ) -> bool:
     """Replace the image parts of a message, an item, or a tool's result inside a message by placeholder texts. Returns whether there
-    were any. most: the largest size in pixels; None for the server's limit."""
+    were any. most: the largest size in pixels; None for the server's limit. is_needed: an image in no known form raises BadField;
+    otherwise it is left out, and `notices` receives a sentence."""
     found = False
     for name in ("content", "output"):
         parts = holder.get(name)
@@ -227,7 +228,7 @@ def _told(where: str, why: object) -> str:
 
 
 def pieces(content: str) -> Iterator[str]:
-    """Yield the texts of a content and the images between them, each as its ImageText, in order."""
+    """Yield the texts of a message's content and the images between them, in order. An image is yielded as its ImageText."""
     at = 0
     for match in _MARK.finditer(content):
         image = _made.get(match.group())

@@ -56,7 +56,7 @@ class ToolChoice:
     allowed: tuple[str, ...] | None = None
 
     def of(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the tools that may be called."""
+        """Return those of these tools that the answer may call."""
         names = self.allowed if self.named is None else (self.named,)
         return [t for t in tools if names is None or tool_name(t) in names]
 

@@ -92,8 +92,8 @@ class JobRun:
     def __init__(
         self, job: Job, worker: Worker, client: str = "", keep: Callable[[Request], None] | None = None
     ) -> None:
-        """Prepare the run; submits nothing yet. client: the name of the client, among which the engine takes turns. keep: called with
-        each complete answer's request, in a separate thread."""
+        """Prepare the run; submits nothing yet. client: the client's name, by which the engine lets clients take turns. keep: called
+        with the request of each complete answer, in a separate thread."""
         self._job, self._worker, self._client, self._keep = job, worker, client, keep
         self._streams: list[Stream] = []
         self.started = time.monotonic()
@@ -148,8 +148,8 @@ class JobRun:
             stream.close()
 
     async def updates(self, pause_seconds: float | None = None) -> AsyncIterator[Update | None]:
-        """Yield the updates of all answers as they happen, and None each time no update has happened for pause_seconds. Raises ApiError
-        when an answer fails, and cancels the others."""
+        """Yield the updates of all answers as they happen, and None each time no update has happened for pause_seconds (None: never).
+        Raises ApiError when an answer fails, and cancels the others."""
         queue: asyncio.Queue[Update | BaseException | None] = asyncio.Queue(_AT_ONCE)
         tasks = [asyncio.create_task(self._feed(i, s, queue)) for i, s in enumerate(self._streams)]
         running = len(tasks)

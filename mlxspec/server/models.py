@@ -57,8 +57,8 @@ class Known:
     """The facts about a model that has been loaded at least once, which stay known after its weights have left memory.
 
     facts: context, vocabulary, drafters, measurements of `mlxspec try`, and `capabilities` in the words of Ollama's API. path: the
-    model's files; params: as in `Loaded`; template: the source of the chat template; special: special tokens by their roles; adapters:
-    their names; refused: adapters that cannot be used, each with the reason.
+    model's files; params: the sampling of requests that set none, None for that of the server's config; template: the source of the chat
+    template; special: special tokens by their roles; adapters: their names; refused: adapters that cannot be used, each with the reason.
     """
 
     facts: Mapping[str, Any]
@@ -310,7 +310,7 @@ class Models:
         return {"loaded": name in self._beside or self._engine(name) is not None, **self.facts(name)}
 
     def loaded_facts(self) -> dict[str, Any]:
-        """Return the facts of the model in memory, empty where there is none."""
+        """Return the facts about the model in memory; empty while there is none."""
         name = self._name
         return {} if name is None or self._engine(name) is None else self.facts(name)
 
@@ -361,7 +361,8 @@ class Models:
         return self._leaving
 
     async def unload_when_idle(self) -> None:
-        """Unload the model each time it has been idle for idle_seconds, until the server stops. Returns at once without such a limit."""
+        """Unload the model each time no request has used it for the table's `idle_seconds`, until the server stops. Returns at once if
+        idle_seconds is None."""
         while self._idle is not None and not self._is_stopping:
             await asyncio.sleep(min(_LOOKS_EVERY, self._idle / 2))
             async with self._turn:

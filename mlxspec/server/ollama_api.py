@@ -245,7 +245,8 @@ def read_text(form: OllamaGenerateRequest, at: Context) -> Read:
 
 
 def read_generate(form: OllamaGenerateRequest, at: Context) -> Read:
-    """Return the job and the writer's function of a request of /api/generate, by `read_text` or `read_chat`."""
+    """Return the job of a request of /api/generate, and the function that makes the writer of its answer from the model's name and the
+    job. Raises subclasses of MlxspecError."""
     return read_text(form, at) if form.raw or form.suffix else read_chat(form, at)
 
 

@@ -106,7 +106,7 @@ def chat_job(form: shared.Generation, at: Context, prompt: ChatPrompt, own: Own)
 
 
 def job_of(form: shared.Generation, at: Context, found: Prepared) -> Job:
-    """Return the job that answers these prompts. Raises as `chat_job` does."""
+    """Return the job that answers these prompts. Raises BadField, ConfigError, GrammarError, ContextOverflowError."""
     prompts, own = found.tokens, found.own
     params = _sampling(form, at, own, found.rules, min(map(len, prompts)))
     spec = replace(spec_of(form, at.engine), owner=at.owner)
@@ -282,7 +282,8 @@ def _biases(given: Mapping[str, float] | Sequence[Sequence[Any]], engine: Engine
 def _answers(
     prompts: Sequence[Sequence[int] | PromptWithImages], params: SamplingParams, num: int
 ) -> tuple[AnswerRequest, ...]:
-    """Return `num` answers to each prompt. With a seed, the i-th answer to a prompt gets the seed plus i."""
+    """Return the requests for `num` answers to each prompt. With a seed, the i-th answer to a prompt, counted from 0, gets the seed plus
+    i."""
     seeds = [None if params.seed is None else (params.seed + i) & _SEED_BITS for i in range(num)]
     return tuple(
         AnswerRequest(prompt=p, params=replace(params, seed=s) if num > 1 else params)

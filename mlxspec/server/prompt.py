@@ -133,8 +133,8 @@ def ids_of(prompt: Any, encode: Callable[..., Sequence[int]]) -> list[int]:
 def render_prompt(
     engine: Engine, talk: ChatRequest, tools: Sequence[Any], limits: ServerLimits
 ) -> tuple[ChatRequest, str, list[int] | PromptWithImages, tuple[str, ...]]:
-    """Render a conversation into a prompt. Returns the conversation without earlier answers that the template would not show, the prompt's
-    text, its token ids (with the images, if it has any), and notices for the client. Raises ConfigError, ImageError,
+    """Render a conversation into a prompt. Returns the conversation without those earlier answers of which the template renders nothing,
+    the prompt's text, its token ids (with the images, if it has any), and notices for the client. Raises ConfigError, ImageError,
     ContextOverflowError."""
     if engine.tokenizer is None or engine.tokenizer.template is None:
         raise ConfigError(f"{engine.name} has no chat template; use /v1/completions.")

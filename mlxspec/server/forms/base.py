@@ -53,7 +53,8 @@ OFF: tuple[Any, ...] = (False, 0, "", [], {})
 
 
 def refuse(names: str, why: str, *neutral: Any) -> dict[str, Refused]:
-    """Return entries of a form's table `refused`. names: of the fields, separated by blanks. why, neutral: as in Refused."""
+    """Return entries of a form's table `refused`. names: of the fields, separated by blanks. why: the end of the sentence "FIELD cannot
+    be honoured: ...". neutral: values that change nothing, and are accepted."""
     return dict.fromkeys(names.split(), Refused(why=why, neutral=neutral))
 
 
@@ -78,7 +79,7 @@ class Fields(BaseModel):
 
 
 class LeftOut(Fields):
-    """A field that a published API has and this server cannot use: it is accepted, its members are not looked at, and a notice names it."""
+    """A field that a published API has and this server cannot use. It is accepted without a look at its members, and a notice names it."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -192,7 +192,8 @@ class Lanes:
         self._large = Lane(max(1, min(2, (os.cpu_count() or 2) // 2)), "mlxspec-prepare-large")
 
     async def run(self, client: str, work: Callable[[], T], *, is_large: bool) -> T:
-        """Run `work` in the pool for its size, and return its result, as `Lane.run` does."""
+        """Run `work` in the pool for large or for small requests, and return its result or raise its exception. client: the client whose
+        turn is used."""
         return await (self._large if is_large else self._small).run(client, work)
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ def host_name(host: str) -> str | None:
 
 def check_content(headers: Mapping[str, str], most: int, path: str) -> None:
     """Check the headers of a body. Raises ApiError with status 415 for a body that is not uncompressed JSON, 413 for one of more than
-    `most` bytes."""
+    `most` bytes. Below /api the content type may be missing, because programs for Ollama's API leave it out."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # programs for Ollama's API leave the type out, or let curl say that it is a form; no browser sends a POST of another page without an
     # Origin
