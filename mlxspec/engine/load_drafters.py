@@ -255,8 +255,8 @@ def towers_of(made: Assembled) -> list[nn.Module]:
 
 
 def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vision | None:
-    """Return the vision parts of a draft model; None, with a notice, where it cannot draft for prompts with images. Images are prepared
-    only once, so the settings of both models must be equal."""
+    """Return the vision parts of a draft model; None, with a sentence added to `notices`, where it cannot draft for prompts with images.
+    Images are prepared only once, so the settings of both models must be equal."""
     if target.vision is None:
         return None
     if small.vision is None:

@@ -81,9 +81,9 @@ class Request:
         seen: SeenImages | None = None,
         scales: tuple[float, ...] = (),
     ) -> None:
-        """Make a request that has not begun. prompt: token ids, with keys in the place of image tokens. deadline: seconds from now;
-        None: none. compiled: the compiled parts of params; None: they are compiled here. Raises ConfigError and GrammarError for
-        parameters that cannot be used."""
+        """Make a request that has not begun. prompt: token ids, with keys in the place of image tokens. maker: makes the constraints on
+        its tokens; None: a new one. deadline: seconds from now; None: none. compiled: the compiled parts of params; None: they are
+        compiled here. Raises ConfigError and GrammarError for parameters that cannot be used."""
         self.number = number
         self.prompt = list(prompt)
         self.history = list(prompt)

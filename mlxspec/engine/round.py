@@ -89,7 +89,7 @@ def launch(
 
 class Accepted(NamedTuple):
     """The accepted part of a round. events: for the callers. counts: for each row, how many drafted tokens its answer took. has_changed:
-    whether a row continues with other tokens than `sampled`, because a tag began a grammar."""
+    whether a row continues with other tokens than `sampled`, because a tag in its text began a grammar."""
 
     events: list[Event]
     counts: list[int]

@@ -120,7 +120,8 @@ class Hit(NamedTuple):
 
 class PrefixTree:
     """The prefix cache in memory: a tree of states within a budget. A state is what the target and its drafters need to continue a text:
-    keys and values, recurrent states and windows. Attributes: budget and nbytes, both in bytes."""
+    keys and values, recurrent states and windows. An anchor is a state after which texts are expected to branch off; other states are
+    dropped before it. Attributes: budget and nbytes, both in bytes."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -178,12 +179,12 @@ class PrefixTree:
         *,
         is_anchor: bool = True,
     ) -> bool:
-        """Keep the state after the first `length` tokens of a text; return False where it does not fit into the budget by the rules of
-        eviction.
+        """Keep the state after the first `length` tokens of a text, and return True; return False where it does not fit into the budget.
 
-        parts: snapshots by part, each from the place that `starts` returns or an earlier one; a part that begins later is left out. Best
-        not yet evaluated, because nothing is computed for a state that does not fit. hidden (1, H): the target's final hidden state of
-        the last token. Where evaluating raises, the state is not kept and the tree stays valid, but other states may have been dropped.
+        parts: snapshots by part, each from the place that `starts` returns or an earlier one; a part that begins later is left out. They
+        need not be evaluated, and nothing is computed for a state that does not fit. hidden (1, H): the target's final hidden state of
+        the last token. is_anchor: whether texts are expected to branch off after this state; one that is no anchor drops no anchors.
+        Where evaluating raises, the state is not kept and the tree stays valid, but other states may have been dropped.
         """
         starts = self.starts(text, length, parts)
         pieces = {name: _piece(s, starts[name]) for name, s in parts.items() if s.start <= starts[name]}
