@@ -45,7 +45,8 @@ def split_images(
     messages: Sequence[Mapping[str, Any]], limits: ImageLimits = LIMITS
 ) -> tuple[Sequence[Mapping[str, Any]], list[ImageSource]]:
     """Return the messages with {"type": "image"} in the place of each image, as chat templates read them, and the images in order.
-    Messages without images are returned as the same objects. Raises ImageError for a part that is no usable image."""
+    Messages without images are returned as the same objects. limits: on the size of images. Raises ImageError for a part that is no
+    usable image."""
     found: list[ImageSource] = []
     split: list[Mapping[str, Any]] = []
     for message in messages:
@@ -80,9 +81,9 @@ def prepared_prompt(
     **encoding: Any,
 ) -> PromptWithImages:
     """Encode a rendered conversation and prepare its images, and return the prompt. text: the chat template's output, with a placeholder
-    for each image. sources: the images, in order. max_pixels: limit for images that have no limit of their own. encoding: keyword
-    arguments of `Tokenizer.encode`. Raises ImageError for an image that cannot be used, and where the numbers of placeholders and
-    images differ."""
+    for each image. sources: the images, in order. limits: on the size of images. max_pixels: most pixels of an image that has no
+    limit of its own; None: the model's default. encoding: keyword arguments of `Tokenizer.encode`. Raises ImageError for an image
+    that cannot be used, and where the numbers of placeholders and images differ."""
     family = vision.prompt
     spelled = tokenizer.token_text(family.placeholder)
     framed = family.framed(text, spelled) if spelled else text

@@ -193,8 +193,8 @@ class _Parts:
 
 
 def _find(model: str | os.PathLike[str], revision: str | None, wanted: _Wanted) -> _Folders:
-    """Return the folders of the model and of its draft model. Files that are not on the disk are fetched. Raises the errors that `load`
-    raises."""
+    """Return the folders of the model and of its draft model. revision: as in `load`. Files that are not on the disk are fetched. Raises
+    the errors that `load` raises."""
     name, ranks, draft_model = hub.named(model), wanted.ranks, wanted.draft_model
     if draft_model is None and name in hub.DEMO_TARGETS:
         draft_model = hub.DEMO_DRAFT
@@ -408,7 +408,8 @@ def _without_useless_head(
     ranks: Ranks | None,
 ) -> tuple[list[Drafter], list[str]]:
     """Return the drafters without an MTP head that predicts no better than chance, and notices on the heads that were left out. A head
-    that stays has its norms set to the convention that predicts best."""
+    that stays has its norms set to the convention that predicts best. files: the weight files; the verdict on a head is kept for
+    them."""
     kept: list[Drafter] = []
     notices: list[str] = []
     for drafter in drafters:

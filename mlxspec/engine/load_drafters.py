@@ -235,7 +235,8 @@ class DrafterBuilder:
             )
 
     def _head_rows(self, name: str, drafting: Drafting) -> HeadRows | None:
-        """Return the rows of the language-model head that a drafter proposes from, without their weights; None: all rows."""
+        """Return the rows of the language-model head that a drafter proposes from, without their weights; None: all rows. drafting: the
+        drafter's model."""
         spec = self.spec
         rows, said = choose_rows(
             name, drafting, self.target.model, self.tokenizer, spec.draft_vocab, spec.draft_bits

@@ -18,7 +18,8 @@ _FOLDER = "tried"
 
 
 def keep(model: str, data: Mapping[str, Any]) -> Path:
-    """Write the measured speeds of a model to a file, and return its path. model: the name that it is loaded by."""
+    """Write the measured speeds of a model to a file, and return its path. model: the name that it is loaded by. data: plain JSON
+    objects, of the form that `sentence` reads."""
     path = _file(model)
     kept_json.write(path, dict(data))
     return path
@@ -39,7 +40,8 @@ def all_measured() -> Iterator[str]:
 
 
 def sentence(data: Mapping[str, Any]) -> str:
-    """Return measured speeds as one text: for each kind of text both speeds and the range of their ratios."""
+    """Return measured speeds as one text: for each kind of text both speeds and the range of their ratios. data: its "kinds" is a list
+    with one mapping for each kind."""
     kinds = data["kinds"]
     same = all(kind["same_text"] for kind in kinds)
     return f"{', '.join(map(_of_kind, kinds))}{'; same text' if same else ''}"

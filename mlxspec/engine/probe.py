@@ -112,7 +112,8 @@ def probe(model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN) -> Probe
 def probing(
     model: Model, widths: Sequence[int], *, kv_bits: int = PLAIN
 ) -> Generator[None, None, ProbeReport]:
-    """Run the comparison of `probe` as a generator, which yields after each forward and returns the report."""
+    """Run the comparison of `probe` as a generator, which yields after each forward and returns the report. Arguments are those of
+    `probe`."""
     widths = sorted(set(widths))
     if not widths:
         return ProbeReport(widths=(), context=0)

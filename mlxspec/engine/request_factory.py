@@ -63,8 +63,9 @@ class RequestFactory:
         client: str = "",
         number: int | None = None,
     ) -> Request:
-        """Check the parts of a request and return the request. number: the number that rank 0 gave it; None: the next one. Raises
-        ConfigError, GrammarError, ContextOverflowError and ImageError for parts that cannot be used."""
+        """Check the parts of a request and return the request. marks, deadline, compiled, client: as in `Engine.submit`. number: the
+        number that rank 0 gave it; None: the next one. Raises ConfigError, GrammarError, ContextOverflowError and ImageError for
+        parts that cannot be used."""
         params = SamplingParams() if params is None else params
         spec = self._spec if spec is None else spec
         if not isinstance(params, SamplingParams) or not isinstance(spec, SpecConfig):
@@ -119,7 +120,8 @@ class RequestFactory:
         return tuple(asked.get(name, 0.0) for name in self.adapters) if any(asked.values()) else ()
 
     def _seen(self, prompt: PromptWithImages, owner: str) -> SeenImages:
-        """Return the images of a prompt with their source of image rows. Raises ImageError where the model reads no images."""
+        """Return the images of a prompt with their source of image rows. owner: of the request; image rows are shared only within an
+        owner. Raises ImageError where the model reads no images."""
         if self._vision is None or self.features is None:
             raise ImageError(self._no_images)
         held = HeldFeatures(self.features, owner)

@@ -78,7 +78,7 @@ class TextFiles:
             self._add(index, owner, texts[::-1])
 
     def append(self, owner: str, tokens: NDArray[np.int32]) -> None:
-        """Queue a text (n,) to be written to a file of its own, and return at once."""
+        """Queue a text (n,) to be written to a file of its own, and return at once. owner: digest of the text's owner."""
         text = tokens.astype("<i4")
         if len(text):
             self._thread.run(partial(self._write, f"{self._digest}-{owner}-{time.time_ns()}", text))

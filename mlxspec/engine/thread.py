@@ -29,8 +29,8 @@ class JobThread:
         self._is_started = self._is_closed = self._is_busy = False
 
     def run(self, job: Callable[[], None], *, is_urgent: bool = False) -> threading.Event:
-        """Queue a job, and return the event that is set when the job has ended. An exception of the job is logged. Raises RuntimeError
-        after `close`."""
+        """Queue a job, and return the event that is set when the job has ended. is_urgent: whether it runs before all jobs that are not
+        urgent. An exception of the job is logged. Raises RuntimeError after `close`."""
         if self._is_closed:
             raise RuntimeError("the thread has been closed")
         ended = threading.Event()

@@ -214,7 +214,8 @@ class PrefixDisk:
         return None
 
     def _read(self, fetch: Fetch, name: str, key: bytes) -> None:
-        """Read a file into `fetch`. Runs in the file thread. Any error makes the fetch fail, because a row waits for its end."""
+        """Read a file into `fetch`. Runs in the file thread. key: of the text whose state the file must hold. Any error makes the fetch
+        fail, because a row waits for its end."""
         metadata: Mapping[str, str] | None = None
         try:
             metadata = self.files.read(name, fetch.put)

@@ -96,7 +96,8 @@ class Node:
     num_children: int = 0
 
     def has(self, needed: Collection[str]) -> bool:
-        """Return whether a text can continue from this node with the parts of these drafters."""
+        """Return whether a text can continue from this node with these parts. needed: names of drafters; the target's part is always
+        needed."""
         parts = (self.pieces.get(name) for name in needed)
         return self.hidden is not None and all(p is not None and p.point is not None for p in parts)
 
@@ -165,8 +166,8 @@ class PrefixTree:
         return Hit(node.length, parts, node.hidden)
 
     def starts(self, text: KeyedText, length: int, names: Iterable[str]) -> dict[str, int]:
-        """Return for each part how many of the first `length` tokens have their keys and values in the tree already. A snapshot for
-        `put` needs only the tokens after them."""
+        """Return for each part in `names` how many of the first `length` tokens have their keys and values in the tree already. A
+        snapshot for `put` needs only the tokens after them."""
         line = self._line_of(text, length)
         return {name: next((n.length for n in line if name in n.pieces), 0) for name in names}
 
