@@ -14,13 +14,13 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mlxspec"
 MOST_FRAGMENTS = 20
 VERBS = frozenset(
     """
-    abort accept add advance allow answer append apply ask assemble assign become begin bring build call cancel cast change check clear
-    close commit compare compile complete compute convert copy count create cut decide delete destroy discard do download draft draw
-    drop end evaluate fetch fill find follow forget free give go hand have hold import index initialize join judge keep know launch
-    learn leave lend let limit load lock log look make mark move multiply note open order pause plan prepare print process put quantize
-    queue raise read receive record refuse release remember remove replace reserve reset restore return run sample save scale schedule
-    search select send set show skip sort split stage start stop store swap take teach tell trim turn undo unload update use verify wait
-    wake write yield
+    abort accept add advance allow answer append apply ask assemble assign attach become begin bring build call cancel cast change check
+    choose clear close commit compare compile complete compute continue convert copy count create cut decide delete destroy discard do
+    download draft draw drop end evaluate fetch fill find follow forget free give go hand have hide hold import index initialize join judge
+    keep know launch learn leave lend let limit load lock log look make mark move multiply note open order pause plan prepare print process
+    put quantize queue raise read receive record refuse release remember remove replace reserve reset restore return run sample save scale
+    schedule search select send set show skip sort split stage start stop store swap take teach tell time trim turn undo unload update use
+    verify wait wake write yield
     """.split()
 )
 FRAGMENTS = frozenset(

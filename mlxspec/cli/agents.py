@@ -17,7 +17,8 @@ PROVIDER = "mlxspec"  # what Codex and opencode call the server
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A server. root: its address without /v1. model: a name that it serves. context: tokens that this model has, None if not known."""
+    """A model of a server on this machine, for an agent to use. root: address of the server without /v1; key: its API key; model: name
+    under which it serves the model; context: tokens of the model's context, None where unknown."""
 
     root: str
     key: str
@@ -27,7 +28,7 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """arguments: before the user's own."""
+    """The environment variables and arguments that make an agent use a server. The arguments are put before the user's own."""
 
     environment: Mapping[str, str]
     arguments: Sequence[str] = field(default_factory=tuple)
@@ -35,8 +36,9 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """title: its name. package: on npm. num_prompt: tokens of its first prompt, about: a quarter of the bytes that `version` sends. least:
-    tokens at which it condenses a long conversation by itself at the earliest."""
+    """An agent that `mlxspec launch` can start. package: its name on npm. version: the version that the figures are of. num_prompt:
+    tokens of its first prompt, estimated as a quarter of its bytes. least: tokens of context below which the agent does not condense
+    a long conversation by itself. tell: returns the agent's environment and arguments for a served model."""
 
     title: str
     package: str

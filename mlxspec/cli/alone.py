@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 def is_wanted() -> bool:
-    """Return whether a person types the keys and reads what is printed."""
+    """Return whether stdin, stdout and stderr are all terminals, so that a person uses the command."""
     return all(terminal.is_terminal(stream) for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def run() -> int:
-    """Serve the page until Ctrl-C, as the config file has it for `serve`. Returns the exit code. Raises MlxspecError subclasses."""
+    """Serve the chat page until Ctrl-C, with the config file's options for `serve`, and with the best model on this disk where the file
+    names none. Returns the exit code. Raises MlxspecError."""
     args = options.parse(["serve"])
     if args.model is None:
         found = here.best()

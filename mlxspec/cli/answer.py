@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 def has_template(engine: Engine) -> bool:
-    """Whether the model has a chat format."""
+    """Return whether the model has a chat template."""
     return engine.tokenizer is not None and engine.tokenizer.template is not None
 
 
@@ -35,9 +35,10 @@ def encode(
     plain: bool = False,
     pictures: Sequence[Picture] = (),
 ) -> Prompt:
-    """One prompt: in the model's chat format where it has one, as it stands where not, or where `plain` says so.
+    """Return the prompt of one question for the engine: in the model's chat template where it has one, else as plain text. system: the
+    system prompt; plain: do not use the chat template; pictures: images for the question.
 
-    Raises ConfigError for a system prompt or images that have nowhere to go.
+    Raises ConfigError for a system prompt or images where no chat template is used.
     """
     if plain or not has_template(engine):
         if pictures:
@@ -56,9 +57,10 @@ def encode(
 
 
 def follow(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> Iterator[Event]:
-    """Events of submitted requests until all have ended, or Ctrl-C ends them between two rounds. Reading a long prompt is shown.
+    """Run the engine and yield the events of submitted requests until all have ended or Ctrl-C was pressed; the requests are then
+    cancelled. Shows the progress of reading a long prompt on stderr.
 
-    Raises MlxspecError where one of them fails.
+    Raises MlxspecError where a request fails.
     """
     mine = {r.number for r in requests}
     reading = Waiting("reading the prompt", unit="tokens")

@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 only if every text was the same, else 1."""
+    """Run the benchmark and print its figures. Returns 0 where every text is the same as in plain decoding, else 1."""
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     check_number("--rows", args.rows, 1, 64, integer=True)
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_prompts(args: argparse.Namespace) -> int:
-    """Measure how prompts are read. Returns 0."""
+    """Measure and print how fast prompts of the lengths of --prompt are read. Returns 0."""
     if not all(length.isdecimal() for length in args.prompt.split(",")):
         raise ConfigError(f"--prompt takes numbers of tokens such as 512,4096, not {args.prompt!r}.")
     from mlxspec.bench.reading import read
@@ -153,7 +153,8 @@ def _read_prompts(args: argparse.Namespace) -> int:
 
 
 def line(score: Score) -> str:
-    """`edit             1.92x (1.78x to 2.03x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple 310/402`"""
+    """Return the line on one workload: `edit             1.92x (1.78x to 2.03x)  310 -> 590 tok/s, 2.71 tokens a round, ngram-simple
+    310/402`"""
     begin = f"{score.name:{_NAME_WIDTH}s} "
     if score.num_different:
         return f"{begin}{score.num_different} texts differ from plain decoding: no speed-up to tell."

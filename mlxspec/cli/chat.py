@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the conversation. Returns 0, or 130 where Ctrl-C ended an answer nobody was there to continue from."""
+    """Hold a conversation. Returns 0, or 130 where Ctrl-C ended an answer and the questions were not typed at a terminal."""
     spec = options.spec_config(args)
     options.sampling_params(args)  # what is wrong with it is said before a model is looked for
     options.engine_config(args)
@@ -132,7 +132,8 @@ def _hold(
 
 
 def _answer_all(session: Session, lines: Iterable[Typed]) -> int:
-    """Turn after turn without a person: the first thing that goes wrong ends it."""
+    """Answer questions that are not typed at a terminal, one after another. Returns 0, or 130 where Ctrl-C ended an answer. The first
+    error is raised."""
     for line in lines:
         if _take(session, line):
             return INTERRUPTED
@@ -142,7 +143,7 @@ def _answer_all(session: Session, lines: Iterable[Typed]) -> int:
 
 
 def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
-    """Run turns at a terminal until /exit or the end of input. Errors are printed, and the conversation goes on."""
+    """Read and answer questions at a terminal until /exit or the end of input. Errors are printed, and the conversation continues."""
     while not session.leaving:
         try:
             line = reader.read()
@@ -167,7 +168,7 @@ def _converse(session: Session, reader: PlainReader | LineEditor) -> None:
 
 
 def _take(session: Session, line: Typed) -> bool:
-    """Obey a command or answer a line; returns whether Ctrl-C stopped the answer."""
+    """Execute a line as a command, or answer it as a question. Returns whether Ctrl-C stopped the answer."""
     text = line.text
     if (
         line.may_command
@@ -185,14 +186,14 @@ def _take(session: Session, line: Typed) -> bool:
 
 
 def _is_pasted(session: Session, text: str) -> bool:
-    """Whether what begins with a slash is the path of an image."""
+    """Return whether a line that begins with a slash is the pasted path of an image, not a command."""
     if session.talk.engine.vision is None or text[1:].partition(" ")[0] in chat_commands.COMMANDS:
         return False
     return bool(pasted(text)[1])
 
 
 def _piped_lines() -> Iterator[Typed]:
-    """Lines of stdin that hold anything."""
+    """Yield the lines of stdin that are not blank. Raises ConfigError for a line that is not UTF-8."""
     for number, line in enumerate(terminal.stdin_lines(), 1):
         text = terminal.checked(line, f"Line {number} of the standard input").strip()
         if text:
@@ -200,7 +201,8 @@ def _piped_lines() -> Iterator[Typed]:
 
 
 def _turn(session: Session, text: str) -> bool:
-    """Stream one answer and its statistics, and keep the conversation; returns whether Ctrl-C stopped it."""
+    """Answer a question: stream the answer, print its statistics, and save the conversation to its file. Returns whether Ctrl-C stopped
+    the answer."""
     talk, view = session.talk, session.view
     with Interrupt() as interrupt, no_echo(sys.stdin):
         begun = False

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Session:
-    """The state that commands act on. load: a model's name to an engine, as the options at the start would have it, and the sampling that
-    it recommends. ask: answers a question; True where Ctrl-C stopped it. kept: the file that this conversation is kept in, None where there
-    is none. all_figures: print all figures of an answer, not only three."""
+    """A running chat, on which commands act. talk: the conversation; view: shows answers. load: returns the engine of a model by its
+    name, loaded with the options of the command line, and the sampling that the model recommends. ask: answers a question and returns
+    whether Ctrl-C stopped the answer. kept: the file to which the conversation is saved after each answer, None for none.
+    all_figures: print all figures of an answer. stopped: whether Ctrl-C stopped the last command's answer; leaving: whether the chat
+    is to end."""
 
     talk: Conversation
     view: View
@@ -43,7 +45,8 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """usage: what stands behind the name. words: what it may be, for completion ("path": a file)."""
+    """A command of a chat. usage: its arguments, as /help shows them; about: what it does. do: runs it with the text after its name.
+    words: returns the arguments that completion offers ("path": files)."""
 
     usage: str
     about: str
@@ -52,8 +55,8 @@ class Command:
 
 
 def obey(session: Session, line: str) -> bool:
-    """Do what a line asks for; returns whether Ctrl-C stopped an answer. Raises MlxspecError where that cannot be; nothing has changed
-    then."""
+    """Run the command of a line. Returns whether Ctrl-C stopped an answer. Raises MlxspecError where the command is unknown or refused;
+    nothing has changed then."""
     name, _, rest = line[1:].strip().partition(" ")
     command = COMMANDS.get({"quit": "exit", "bye": "exit", "?": "help"}.get(name, name))
     if command is None:
@@ -138,7 +141,8 @@ def _draft(session: Session, rest: str) -> None:
 
 
 def _set(session: Session, rest: str) -> None:
-    """Set any option of sampling, read as the command line reads it."""
+    """Set an option of sampling, or show one or all of them. rest: "NAME VALUE", with the value as on the command line, "NAME off" for
+    the default, "NAME", or ""."""
     talk, known = session.talk, {flag[2:]: name for name, flag in options.SAMPLING.items()}
     name, _, value = rest.replace("=", " ", 1).partition(" ")
     name = name.replace("_", "-")
@@ -162,7 +166,7 @@ def _set(session: Session, rest: str) -> None:
 
 
 def _told(name: str, params: SamplingParams) -> str:
-    """The value of a field, as a person is told it."""
+    """Return the value of the field `name` of `params` as text for the user."""
     value = getattr(params, name)
     if name == "max_tokens" and value == MAX_CONTEXT:
         return "to the end of the context"
@@ -170,7 +174,7 @@ def _told(name: str, params: SamplingParams) -> str:
 
 
 def _retry(session: Session, rest: str) -> None:
-    """Ask the last question again; where it cannot be asked, the turn is as it was."""
+    """Ask the last question again in place of its last answer. Where that fails, the last answer is restored."""
     talk, before = session.talk, session.talk.turns
     question = talk.undo()
     if talk.params.temperature == 0 or talk.params.seed is not None:
@@ -196,7 +200,7 @@ def _image(session: Session, rest: str) -> None:
 
 
 def _unquoted(rest: str) -> str:
-    """A path as terminals paste it, too."""
+    """Return a path without the quotes or backslashes that a terminal adds when it is pasted."""
     if len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "'\"":
         return rest[1:-1]
     return rest if Path(rest).expanduser().exists() else rest.replace("\\ ", " ")
@@ -217,7 +221,8 @@ def _copy(session: Session, rest: str) -> None:
 
 
 def resume(session: Session, rest: str) -> None:
-    """Go on with an earlier conversation, by its number: 1 is the newest."""
+    """Continue an earlier conversation, or list them. rest: its number, 1 being the newest, "" for the newest, or "list". Raises
+    ConfigError where there is none."""
     earlier = [path for path in saved.kept_files() if path != session.kept]
     if rest == "list":
         for i, path in enumerate(earlier, 1):
@@ -255,7 +260,8 @@ def load(session: Session, rest: str) -> None:
 
 
 def file_of(command: str, rest: str) -> Path:
-    """Return the path that a command or an option names. Raises ConfigError."""
+    """Return the path of the file that the argument `rest` names. command: the command or option, for errors. Raises ConfigError where
+    no file can have that name."""
     if not rest:
         raise ConfigError(f"{command} needs a file, like {command} talk.json.")
     if rest != terminal.clean(rest):
@@ -278,7 +284,8 @@ def _prove(session: Session, rest: str) -> None:
 
 
 def _model(session: Session, rest: str) -> None:
-    """Load another model and go on with it. Both models are in memory until the new one is known to be good."""
+    """Load another model and continue the conversation with it; then show the header. rest: the model, "" to show the header alone. The
+    earlier model stays in memory until the new one has been loaded."""
     if rest:
         session.talk.go_on_with(*session.load(rest))
         _release()
@@ -286,7 +293,7 @@ def _model(session: Session, rest: str) -> None:
 
 
 def _release() -> None:
-    """Give the memory of the model before back."""
+    """Return memory that MLX holds unused, such as that of an unloaded model, to the system."""
     from mlxspec.platform import device
 
     device.give_back()

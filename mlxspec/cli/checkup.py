@@ -42,7 +42,8 @@ _PROBE_PROMPT = "def read_lines(path):\n    with open(path) as f:\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """`note`: works, but could be better; `wrong`: something will not work, or not as promised. advice: what to do, "" where nothing."""
+    """A finding of `mlxspec doctor`. found: what was found. status: "ok"; "note" where something works, but could be better; "wrong"
+    where something does not work as it should. advice: what to do, "" where nothing."""
 
     name: str
     found: str
@@ -51,7 +52,8 @@ class Finding:
 
 
 def examine(model: str) -> Iterator[Finding]:
-    """Everything, in the order in which it is worth reading. An examination that fails is a finding too."""
+    """Yield the findings on this machine, then those on the model `model`. An examination that raises an exception yields a finding with
+    status "wrong"."""
     for name, look in _LOOKS:
         yield from _guarded(name, look)
     yield from _guarded("model", lambda: _model(model))
@@ -275,7 +277,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _earlier_texts() -> Iterator[Finding]:
-    """The prefix store and the texts for `suffix`, in the folders that are taken where none is named."""
+    """Yield findings on the prefix cache on disk and on the texts that the drafter `suffix` has kept, each in its default folder."""
     from mlxspec.engine.prefix.disk import default_folder
     from mlxspec.engine.text_files import texts_folder
 
@@ -302,7 +304,8 @@ def _bytes_in(root: Path) -> int:
 
 
 def _model(name: str) -> Iterator[Finding]:
-    """The exactness probe, and one text with drafting and without."""
+    """Yield findings on a model: whether verifying several tokens gives the same results as plain steps, and whether one text is the
+    same with drafting and without. Raises MlxspecError where the model cannot be loaded."""
     from mlxspec.engine.load import load
     from mlxspec.loading import hub
 

@@ -15,7 +15,7 @@ _LONGEST = 70_000  # bytes that terminals take
 
 
 def copy(text: str) -> None:
-    """Copy a text to the clipboard. Raises ConfigError where neither a program nor a terminal takes it."""
+    """Copy a text to the clipboard. Raises ConfigError where neither a program nor the terminal can do so."""
     data = text.encode("utf-8")
     for program in _PROGRAMS:
         if shutil.which(program[0]) is None:

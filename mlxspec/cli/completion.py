@@ -18,13 +18,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script."""
+    """Print the completion script of a shell. Returns 0."""
     terminal.say(shtab.complete(whole_parser(), args.shell) + "\n")
     return 0
 
 
 def whole_parser() -> CommandParser:
-    """A parser of all commands with all their options, which tells the values that each may have."""
+    """Return a parser of all commands with all their options, with the choices of values that completion scripts need."""
     parser = CommandParser(prog="mlxspec")
     commands = parser.add_subparsers(dest="command")
     for name, about in options.COMMANDS.items():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """Some of an answer, or of the thinking before it."""
+    """A piece of an answer's text, or of the thinking before the answer."""
 
     text: str
     is_thinking: bool = False
@@ -40,12 +40,13 @@ class Piece(NamedTuple):
 
 @dataclass(kw_only=True)
 class Conversation:
-    """Turns held with one engine. `system` stands before all of them and may change at any time; `spec` says who drafts.
+    """A conversation with one engine. Raises ConfigError where the model has no chat template.
 
-    thinking: True or False is told to the template, None leaves it to it. recommended: sampling that the model's files ask for, fields
-    of SamplingParams. pictures: images that go with the next question; those of a turn are in its message, under "images". A max_tokens of
-    MAX_CONTEXT in params lets answers end at the context. num_forgotten: how many of the first messages the model is no longer shown,
-    because the context was full. last: the prompt and the request of the last answer.
+    params, spec: sampling and drafting of the next answers; a max_tokens of MAX_CONTEXT lets an answer go on to the end of the context.
+    system: the system prompt, which may change at any time. thinking: the value of the template's switch for thinking, None for its
+    default. recommended: sampling that the model's files recommend, by field of SamplingParams. turns: messages; those with images have
+    them under "images". pictures: images for the next question. answers: statistics of all answers. num_forgotten: number of the first
+    messages that are no longer part of the prompt, because the context is full. last: the prompt and the request of the last answer.
     """
 
     engine: Engine
@@ -64,9 +65,10 @@ class Conversation:
         _template(self.engine)  # there is one
 
     def ask(self, text: str, interrupt: Interrupt) -> Iterator[Piece]:
-        """Pieces of the answer to `text`. Both become part of the conversation, the answer as far as it came.
+        """Ask a question and yield the pieces of the answer. Both become part of the conversation, also where the answer is incomplete
+        because Ctrl-C or an error ended it.
 
-        Raises ConfigError or ContextOverflowError before the first piece; the conversation is as it was then.
+        Raises ConfigError or ContextOverflowError before the first piece; the conversation is then unchanged.
         """
         asked: dict[str, Any] = {"role": "user", "content": text}
         if self.pictures:
@@ -101,8 +103,8 @@ class Conversation:
                 self.answers.append(finished(request))
 
     def prove(self, interrupt: Interrupt) -> Receipt | None:
-        """Decode the last answer again without drafts. Returns its receipt, None where Ctrl-C ended that. Raises ConfigError where there is
-        no answer, or one that failed."""
+        """Decode the last answer again without drafts. Returns the receipt of the comparison, None where Ctrl-C ended it. Raises
+        ConfigError where there is no answer, or it cannot be proved."""
         from mlxspec.engine.api import Result, proof
 
         if self.last is None:
@@ -123,9 +125,9 @@ class Conversation:
             answer = Result.of(again)
 
     def _fitting(self, turns: Sequence[Message]) -> tuple[int, list[int] | PromptWithImages]:
-        """The first message that the model is shown, and the prompt from there on. Where an eighth of the context is not left for the
-        answer, the first turns are forgotten until a quarter is: so the prompt keeps its beginning for some turns. The last question is
-        never forgotten."""
+        """Return the number of first messages to leave out of the prompt, and the prompt of the others. Where less than an eighth of the
+        context is left for the answer, the first turns are left out until a quarter is left, so that the prompt keeps its beginning
+        for some turns. The last question is always kept."""
         begin, room = self.num_forgotten, self._room(0) // 8
         while True:
             prompt = self._prompt(turns[begin:])
@@ -135,8 +137,8 @@ class Conversation:
         return begin, prompt
 
     def _room(self, num_prompt: int) -> int:
-        """Tokens that an answer may have: to the end of the context, or as far as memory goes beside the prefix store, which keeps the
-        conversation for the next turn."""
+        """Return the most tokens that an answer after `num_prompt` tokens may have: to the end of the context, or as many as fit into
+        memory. At least 1."""
         engine = self.engine
         most = min(engine.max_context, engine.memory.most_tokens(self.spec))
         return max(1, most - num_prompt)
@@ -156,7 +158,7 @@ class Conversation:
         return _template(self.engine).render(split_images(self._messages(turns))[0], **self._options)
 
     def think(self, wanted: bool) -> None:
-        """Tell the template to let the model think or not. Raises ConfigError where it has no such switch."""
+        """Set the chat template's switch for thinking. Raises ConfigError where the template has none."""
         before, probe = self.thinking, [{"role": "user", "content": "x"}]
         found = []
         try:
@@ -170,7 +172,8 @@ class Conversation:
         self.thinking = wanted
 
     def draft_with(self, names: str) -> None:
-        """Change who drafts: "off", "auto" (all that were loaded for it), or names. Raises ConfigError."""
+        """Choose the drafters of the next answers. names: "off", "auto" (those that were loaded as the default), or names separated by
+        commas. Raises ConfigError for a drafter that is unknown or not loaded."""
         there = tuple(self.engine.drafts.drafters)
         if names == "off":
             chosen: tuple[str, ...] = ()
@@ -188,8 +191,8 @@ class Conversation:
         self.spec = spec
 
     def undo(self) -> str:
-        """Take the last question and its answer back; returns the question, whose images go with the next one. Raises ConfigError where
-        there is none."""
+        """Remove the last question and its answer. Returns the question, whose images are attached to the next one. Raises ConfigError
+        where there is no turn."""
         if not self.turns:
             raise ConfigError("There is no turn to take back.")
         question = str(self.turns[-2]["content"])
@@ -199,16 +202,18 @@ class Conversation:
         return question
 
     def show(self, *names: str) -> None:
-        """Add images to the next question. Raises ConfigError and ImageError; none is added then."""
+        """Attach images to the next question. names: paths. Raises ConfigError where the model reads no images, ImageError for a file
+        that cannot be read; no image is attached then."""
         self.pictures = [*self.pictures, *(read_picture(name, self.engine) for name in names)]
 
     def clear(self) -> None:
-        """Forget all turns and images; system prompt, drafters and statistics stay."""
+        """Remove all turns and images. System prompt, drafters and statistics are kept."""
         self.turns, self.pictures, self.num_forgotten = [], [], 0
 
     def go_on_with(self, engine: Engine, recommended: Mapping[str, Any]) -> None:
-        """Go on with another model and its recommendations, where the last recommendation was not changed; statistics begin anew. Raises
-        ConfigError, and nothing has changed then."""
+        """Continue the conversation with another model, and start its statistics again. recommended: the model's sampling, which
+        replaces the values that the user has not changed. Raises ConfigError where the model has no chat template; nothing has
+        changed then."""
         _template(engine)  # there is one
         default = SamplingParams()
         changed = {
@@ -227,7 +232,8 @@ class Conversation:
         return Saved(model=self.engine.name, system=self.system, messages=[_named(t) for t in self.turns])
 
     def restore(self, saved: Saved) -> None:
-        """Take up a saved conversation instead of this one. Raises ConfigError where the template refuses it; nothing has changed then."""
+        """Replace this conversation by a saved one. Raises ConfigError or ImageError where the template refuses it or an image cannot be
+        read; nothing has changed then."""
         before = self.system, self.turns
         turns = [
             {**m, "images": [read_picture(name, self.engine) for name in m["images"]]} if "images" in m else m
@@ -242,7 +248,7 @@ class Conversation:
 
 
 def _with_images(message: Message) -> Message:
-    """Return a message as chat templates and the engine read it."""
+    """Return a message with its images as part of its content, as chat templates and the engine read it."""
     if "images" not in message:
         return message
     given = content(str(message["content"]), message["images"])
@@ -250,7 +256,7 @@ def _with_images(message: Message) -> Message:
 
 
 def _named(message: Message) -> dict[str, Any]:
-    """Return a message with the paths of its images in their place."""
+    """Return a message with the paths of its images in place of their data, for saving."""
     found = dict(message)
     if "images" in found:
         found["images"] = [picture.path for picture in found["images"]]

@@ -12,7 +12,7 @@ from mlxspec.errors import ConfigError
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and tell how large it became."""
+    """Convert a model or drafter and print the sizes of what was written. Returns 0."""
     from mlxspec.checkpoints.convert import Wish, convert
     from mlxspec.checkpoints.quantize import Format
     from mlxspec.loading.progress import amount

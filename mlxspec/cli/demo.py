@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run all prompts. Returns 0 only if every answer was identical, else 1."""
+    """Run all prompts and print the comparison. Returns 0 where every answer is the same as in plain decoding, else 1."""
     if args.max_tokens is not None:
         check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
-    """The engine with every drafter that is to be compared, and the choices of drafters. Raises MlxspecError subclasses."""
+    """Return the engine with all drafters that are compared, and the drafters of each comparison. Raises MlxspecError."""
     if args.vision:
         if args.no_images:
             raise ConfigError("--vision asks about pictures, and --no-images leaves out what reads them.")
@@ -151,7 +151,8 @@ def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:
 
 
 def _prompts(args: argparse.Namespace) -> Sequence[DemoPrompt]:
-    """The built-in ones, or the edit of a file. Raises ConfigError."""
+    """Return the built-in prompts, or the request to edit the file that the command line names. Raises ConfigError where the file cannot
+    be read."""
     from mlxspec.bench import demo_prompts
 
     if args.file is None:
@@ -176,14 +177,14 @@ def _prompts(args: argparse.Namespace) -> Sequence[DemoPrompt]:
 
 
 def _seeing(engine: Engine, args: argparse.Namespace) -> Engine:
-    """The engine. Raises ConfigError where it is to read images and cannot."""
+    """Return the engine. Raises ConfigError where the command line has --vision and the model reads no images."""
     if args.vision and engine.vision is None:
         raise ConfigError(engine.no_images)
     return engine
 
 
 def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
-    """Print the beginning of an answer, as proof that there is a text; or all of it."""
+    """Print the beginning of an answer, or the whole of it, below the name of its prompt."""
     lines = [terminal.clean(line) for line in outcome.result.text.splitlines() if whole or line.strip()]
     shown = lines if whole else [line[:_SHOWN_WIDTH] for line in lines[:_SHOWN_LINES]]
     more = ["..."] * (len(lines) > len(shown))
@@ -195,7 +196,7 @@ def _show_answer(outcome: DemoOutcome, *, whole: bool) -> None:
 
 
 def _row(c: Score) -> str:
-    """`    same text · off 161 tok/s · auto 426 tok/s · 2.65x (2.50x to 2.71x)`"""
+    """Return the line of one comparison: `    same text · off 161 tok/s · auto 426 tok/s · 2.65x (2.50x to 2.71x)`"""
     if c.ratio.refusal:
         return f"    {'' if c.num_different else 'same text · '}{c.ratio}"
     return f"    same text · off {c.plain_speed:4.0f} tok/s · auto {c.decode_speed:4.0f} tok/s · {c.ratio}"
@@ -270,14 +271,14 @@ def _conclusion(pairs: Sequence[tuple[DemoOutcome, Score]]) -> str:
 
 
 def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
-    """Return a line on how many pictures were read without a fault, where there were some."""
+    """Return one line on how many pictures were read right, no line where none was asked about."""
     asked = [o for o in outcomes if o.prompt.says]
     right = sum(o.result.text.strip() == o.prompt.says for o in asked)
     return [f"{right} of {len(asked)} pictures were read without a fault."] if asked else []
 
 
 def _next_steps(model: str) -> str:
-    """Return what to type next, with the command as it was called."""
+    """Return lines with commands to try next, with the command's name as the user typed it."""
     own = terminal.own_name()
     text = (
         ("chat", "a conversation with this model"),
@@ -297,14 +298,15 @@ def _next_steps(model: str) -> str:
 
 
 def _console() -> Console:
-    """rich's console on stdout: colour by its own rules (NO_COLOR, TERM), a fixed width where nobody looks on."""
+    """Return rich's console on stdout. It uses colour by rich's own rules (NO_COLOR, TERM), and has a fixed width where stdout is no
+    terminal."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if terminal.is_terminal(sys.stdout) else _NO_TERMINAL_WIDTH)
 
 
 def outcome_data(outcome: DemoOutcome) -> dict[str, Any]:
-    """One prompt's outcome for JSON."""
+    """Return the outcome of one prompt as plain objects, for JSON."""
     return {
         "prompt": outcome.prompt.name,
         "temperature": outcome.prompt.temperature,

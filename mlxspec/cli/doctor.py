@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print findings as they come. Returns 0 if nothing is wrong, else 1."""
+    """Examine this machine and print each finding as soon as it is made. Returns 0 where nothing is wrong, else 1."""
     if not args.model:
         raise ConfigError("--model must not be empty.")
     findings, looks = list[Finding](), examine(args.model)

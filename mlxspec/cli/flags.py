@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables. Returns 0."""
+    """Print the tables of options, flags and fields. Returns 0."""
     own, flags, fields = list(option_rows()), list(flag_rows()), list(field_rows())
     if args.json:
         terminal.say(json.dumps({"options": own, "flags": flags, "fields": fields}) + "\n")
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def option_rows() -> Iterator[list[str]]:
-    """[flag, field and its other names, name in Python, values, default, meaning]; a flag or a field that there is none of is a dash."""
+    """Yield a row for each option: [flag, field and its other names, name in Python, values, default, meaning]. A dash is in place of a
+    flag or field that an option does not have."""
     for config in (ServerConfig, ServerLimits, EngineConfig, SamplingParams, SpecConfig):
         is_asked, other = config in (SamplingParams, SpecConfig), "--limit" if config is ServerLimits else "-"
         for own in option.options(config).values():
@@ -54,7 +55,7 @@ def option_rows() -> Iterator[list[str]]:
 
 
 def flag_rows() -> Iterator[list[str]]:
-    """[flags, program, option here]: flags that are other names of ours, those of one option together."""
+    """Yield a row for each option that has flags of other programs: [those flags, the program, the option here]."""
     found: dict[tuple[str, str], list[str]] = {}
     for flag, meanings in other_programs.table().items():
         for meant in meanings:
@@ -66,7 +67,8 @@ def flag_rows() -> Iterator[list[str]]:
 
 
 def field_rows() -> Iterator[list[str]]:
-    """[fields, what becomes of them] of requests. Refused ones are left out: their error says what to use."""
+    """Yield rows on the fields of requests: [fields, their effect here]. Refused fields are left out, because their error names the
+    alternative."""
     from mlxspec.server.chat_api import ChatCompletionRequest
     from mlxspec.server.forms.shared import HARMLESS, Continued
 

@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the prompts. Returns 0, or 130 after Ctrl-C."""
+    """Answer the prompts of the command line. Returns 0, 130 where Ctrl-C ended the answers, or 1 where --prove found another text."""
     params, spec = options.sampling_params(args), options.spec_config(args)
     if args.system is not None and args.ignore_chat_template:
         raise ConfigError("--system needs the chat template that --ignore-chat-template leaves out.")
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_of(name: str) -> str:
-    """Return the text of a file. Raises ConfigError."""
+    """Return the text of the file of --prediction. Raises ConfigError where it cannot be read as UTF-8."""
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:
@@ -137,8 +137,9 @@ def _text_of(name: str) -> str:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """Prompts from the words of the command line or `-p`; stdin for `-`, for no prompt at all, and below a word where something is piped.
-    Empty where there is none. Raises ConfigError for an empty one, or stdin named twice."""
+    """Return the prompts of the command line: its words, or each `-p`. stdin is read for `-` and where there is no prompt; piped text is
+    put below a prompt that is given as words. The list is empty where there is no prompt at all. Raises ConfigError for an empty
+    prompt or contradicting ones."""
     words, given = args.words, args.prompt or []
     if words and given:
         raise ConfigError(f"{shown(words[0])} stands beside -p; give every prompt with -p, or one without.")
@@ -169,8 +170,8 @@ def _stdin() -> str:
 
 
 class _InOrder:
-    """Answers that grow together, printed one behind the other: the first that has not ended streams, later ones wait. show_draft: what
-    was drafted and stood is coloured."""
+    """A printer of several answers that are decoded together. The first that has not ended is streamed; the events of later ones wait.
+    show_draft: whether drafted tokens that were accepted are coloured."""
 
     def __init__(self, requests: Sequence[Request], prompts: Sequence[str], *, show_draft: bool) -> None:
         self._show_draft = show_draft
@@ -193,7 +194,7 @@ class _InOrder:
             self._waiting.setdefault(event.request, []).append(event)
 
     def close(self) -> None:
-        """Print whatever has come: no events follow."""
+        """Print the events that are still waiting, after the last event."""
         self._ended.update(self._order)
         self._advance()
 
@@ -236,7 +237,8 @@ def _header(index: int, prompts: Sequence[str]) -> str:
 
 
 def _record(engine: Engine, request: Request) -> dict[str, Any]:
-    """The answer's record; where it cannot be made, a notice, and what the answer itself says."""
+    """Return the record of an answer, from which it can be proved later. Where that cannot be made, print a notice and return the finish
+    reason and statistics alone."""
     from mlxspec.engine.record import record
     from mlxspec.engine.request import described
 

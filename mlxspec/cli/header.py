@@ -19,13 +19,13 @@ DEMO = "demo"
 
 
 def tell(talk: Conversation) -> None:
-    """Write the header to stderr."""
+    """Write the header of a chat to stderr."""
     for name, text in rows(talk).items():
         terminal.note_row(name, text, 9)
 
 
 def rows(talk: Conversation) -> dict[str, str]:
-    """The rows of the header by name."""
+    """Return the texts of the header's rows by their names, in order."""
     engine, spec = talk.engine, talk.spec
     drafters = ", ".join(spec.drafters)
     policy = "where it pays" if spec.policy == "auto" else "always"
@@ -48,7 +48,8 @@ def rows(talk: Conversation) -> dict[str, str]:
 
 
 def weights(engine: Engine) -> str:
-    """`float32 · 18 MB`, `4-bit in groups of 64 · 15.1 GB`; what is stored otherwise than it is computed with is said."""
+    """Return the format and size of the model's weights, such as `4-bit in groups of 64 · 15.1 GB`. Where the model is computed in
+    another format than it is stored in, both are named."""
     from mlx.utils import tree_flatten
 
     parameters: Any = getattr(engine.model, "parameters", dict)
@@ -64,7 +65,8 @@ def weights(engine: Engine) -> str:
 
 
 def quantization(model: str) -> str | None:
-    """Return how the model's folder says it is quantized, None where it is not."""
+    """Return the quantization of the model's folder, such as "4-bit in groups of 64" or "FP8"; None where it is not quantized or cannot
+    be read."""
     from mlxspec.errors import MlxspecError
     from mlxspec.loading import hub
     from mlxspec.loading.published import of_mlx

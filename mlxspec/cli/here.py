@@ -14,8 +14,8 @@ from mlxspec.errors import MlxspecError
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """A model of this disk that fits this machine. memory: bytes that it takes. told: a sentence on it and on why it was chosen.
-    num_here: models to choose from."""
+    """A model on this disk that fits this machine's memory. memory: bytes that it takes. told: a phrase on the model and why it was
+    chosen. num_here: number of models from which it was chosen."""
 
     name: str
     memory: int
@@ -24,7 +24,8 @@ class Here:
 
 
 def best() -> Here | None:
-    """Return the model that was used last, of those on this disk that fit, else the largest of them; None where there is none."""
+    """Return the model on this disk, of those that fit into memory, that was used last; if none was used, the largest; None where there
+    is no such model."""
     from mlxspec.loading.progress import amount
     from mlxspec.loading.short_names import repository
     from mlxspec.platform.memory import machine_memory
@@ -43,7 +44,7 @@ def best() -> Here | None:
 
 
 def _sizes(used: list[str]) -> dict[str, int]:
-    """Return the bytes of memory of each model of the caches, and of those of `used` that are folders."""
+    """Return the bytes of memory that each model on this disk takes, by name: those of the caches, and those of `used` that are folders."""
     from mlxspec.checkpoints.cache import listing
     from mlxspec.checkpoints.inspect import inspect
     from mlxspec.checkpoints.inspect_report import InspectReport
@@ -59,7 +60,8 @@ def _sizes(used: list[str]) -> dict[str, int]:
 
 
 def to_pull(else_: str) -> str:
-    """Return a sentence on what to fetch for this machine, with its size, and on what needs no download."""
+    """Return a sentence on the command that fetches a model for this machine, with its size. else_: the end of the sentence, on an
+    alternative without a download."""
     from mlxspec.checkpoints.fitting import fitting
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory

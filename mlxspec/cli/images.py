@@ -24,14 +24,15 @@ _PASTED = re.compile(
 
 
 class Picture(NamedTuple):
-    """path: as it was named; data: the file's bytes."""
+    """An image file that the user named. path: its path; data: the bytes of the file."""
 
     path: str
     data: bytes
 
 
 def read_picture(name: str, engine: Engine) -> Picture:
-    """Raises ConfigError where the model reads no images, ImageError where the file is none that can be decoded."""
+    """Read an image file and return it, after checking that it can be decoded. name: its path. Raises ConfigError where the engine's
+    model reads no images, ImageError where the file cannot be read as an image."""
     from mlxspec.cli.terminal import note
     from mlxspec.engine.image_prompt import LIMITS
     from mlxspec.images.source import FIRST_FRAME, decode_image, is_animated, read_file
@@ -50,7 +51,7 @@ def read_picture(name: str, engine: Engine) -> Picture:
 
 
 def pasted(line: str) -> tuple[str, list[str]]:
-    """A line without the paths of image files that are there, and these paths."""
+    """Return a line without the paths of image files in it, and those paths. Paths of files that do not exist stay in the line."""
     found: list[str] = []
 
     def take(match: re.Match[str]) -> str:
@@ -69,7 +70,7 @@ def pasted(line: str) -> tuple[str, list[str]]:
 
 
 def content(text: str, pictures: Sequence[Picture]) -> str | list[dict[str, Any]]:
-    """A message's content: the images, then the text."""
+    """Return the content of a message for a chat template: the images, then the text; the text alone where there are no images."""
     if not pictures:
         return text
     return [*({"type": "image", "image": p.data} for p in pictures), {"type": "text", "text": text}]

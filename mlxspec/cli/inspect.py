@@ -20,7 +20,7 @@ NO_TOKENIZER = "missing: there is neither tokenizer.json nor vocab.json with mer
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what a model or drafter consists of and what running it takes, as a table or as one JSON object. Returns the exit code."""
+    """Print what a model or drafter consists of and what running it takes, as a table or as one JSON object. Returns 0."""
     from mlxspec.checkpoints.inspect import inspect
     from mlxspec.checkpoints.inspect_report import InspectReport
     from mlxspec.loading import hub
@@ -102,7 +102,8 @@ def _pairs(r: InspectReport, judged: Mapping[str, tuple[int, int]]) -> list[tupl
 
 
 def _here(model: str, judged: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return lines on how fast it was on this machine, and how often drafters were right, as far as `try` and answers have told."""
+    """Return lines on how fast a model was on this machine, where `mlxspec try` has measured it, and on how often drafts were right.
+    judged: by drafter, the number of drafts and of those whose first token was accepted."""
     from mlxspec.engine.drafter_health import is_low
     from mlxspec.engine.measured import measured
 
@@ -154,7 +155,7 @@ def _layers(layers: Layers, *, is_ours: bool) -> str:
 
 
 def count(n: int) -> str:
-    """Return a number as people say it, in three digits: 4.3M, 27.4B."""
+    """Return a number in three digits with a unit: "4.3M", "27.4B"."""
     value, units = float(n), ["", "k", "M", "B"]
     while value >= 999.5 and len(units) > 1:  # what three digits would round to a thousand
         value /= 1000

@@ -18,7 +18,7 @@ from mlxspec.cli import terminal
 
 
 class Ended(BaseException):
-    """A signal ends the process. number: which."""
+    """A signal that ends the process, as an exception. number: of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -27,8 +27,7 @@ class Ended(BaseException):
 
 @contextmanager
 def clearing_away() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise Ended while it is open, so that what is half done is cleared away. A signal that is ignored stays
-    ignored."""
+    """Make SIGTERM and SIGHUP raise Ended within the block, so that its cleanup runs. A signal that was ignored before stays ignored."""
     ours = []
     if threading.current_thread() is threading.main_thread():
         ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
@@ -47,8 +46,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """A handler of Ctrl-C. While entered, the first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does the first
-    where no reader takes the answer: the command waits in a write then."""
+    """A handler of Ctrl-C, as a context manager. The first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does
+    the first where stdout is blocked because nothing reads it."""
 
     def __init__(self) -> None:
         self.asked = False

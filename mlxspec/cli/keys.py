@@ -14,7 +14,7 @@ from mlxspec.cli import terminal
 
 @contextmanager
 def no_echo(stream: TextIO) -> Iterator[None]:
-    """Let the terminal of `stream`, while it is open, show no keys and gather no lines."""
+    """Keep the terminal of `stream` from showing typed keys and from gathering them into lines, within the block."""
     try:
         import termios
     except ImportError:

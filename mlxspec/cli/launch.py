@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the agent to its end. Returns its exit code."""
+    """Run the agent with a model on this machine, until the agent ends. Returns the agent's exit code."""
     agent, wanted = AGENTS[args.agent], args.model
     check_number("--port", args.port, 1, 65535, integer=True)
     args.model = options.DEMO_AGENT if wanted is None else wanted
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say_how_long(agent: Agent, at: ServedModel) -> None:
-    """Print how long the agent's first prompt takes here, by a piece of a prompt that is timed."""
+    """Time how fast the server reads a short prompt, and print how long the agent's first prompt will take."""
     ids = [10 + i % _NUM_IDS for i in range(_TIMED)]
     body = json.dumps({"model": at.model, "prompt": ids, "max_tokens": 1})
     headers = {"Authorization": f"Bearer {at.key}", "Content-Type": "application/json"}
@@ -120,7 +120,8 @@ def _say_how_long(agent: Agent, at: ServedModel) -> None:
 
 
 def _check(agent: Agent, at: ServedModel) -> None:
-    """Raise ConfigError where the agent's first prompt is longer than the model's context."""
+    """Raise ConfigError where the agent's first prompt does not fit into the model's context. Print a note where the context is full
+    before the agent would condense a conversation by itself."""
     if at.context is not None and at.context <= agent.num_prompt:
         raise ConfigError(
             f"{at.model} has {at.context:,} tokens of context, and the first prompt of {agent.title} takes about {agent.num_prompt:,}; "
@@ -134,7 +135,8 @@ def _check(agent: Agent, at: ServedModel) -> None:
 
 
 def _run(agent: Agent, program: str, at: ServedModel, behind: list[str]) -> int:
-    """The agent in the foreground. Returns its exit code."""
+    """Run the agent in the foreground until it ends, and return its exit code. program: path of its executable; at: the model it is to
+    use; behind: the user's own arguments for it."""
     told = agent.tell(at)
     local = ",".join(filter(None, (os.environ.get("NO_PROXY"), _HERE)))
     environment = {**os.environ, "NO_PROXY": local, "no_proxy": local, **told.environment}
@@ -149,7 +151,8 @@ def _run(agent: Agent, program: str, at: ServedModel, behind: list[str]) -> int:
 
 
 def _running(port: int, wanted: str | None) -> ServedModel | None:
-    """A server on this port that serves the model, or any model where none is wanted."""
+    """Return the wanted model of a mlxspec server that runs on this port, None where there is none. wanted: name of the model, None for
+    any."""
     key = os.environ.get(KEY_VARIABLE) or _UNSET
     models = _models(port, key)
     for model in sorted(models or (), key=lambda m: "context_length" not in m):  # the one in memory first
@@ -162,7 +165,7 @@ def _running(port: int, wanted: str | None) -> ServedModel | None:
 
 
 def served_here(port: int) -> list[tuple[str, bool]] | None:
-    """The models of a server on this port, and whether each is in memory; None where no server of ours answers."""
+    """Return the models of a mlxspec server on this port, and whether each is in memory; None where no such server answers."""
     found = _models(port, os.environ.get(KEY_VARIABLE) or _UNSET)
     return None if found is None else [(str(m["id"]), "context_length" in m) for m in found]
 
@@ -174,7 +177,8 @@ def _endpoint(port: int, key: str, model: Mapping[str, Any]) -> ServedModel:
 
 
 def _models(port: int, key: str, seconds: float = _ASK_SECONDS) -> list[dict[str, Any]] | None:
-    """Return the models of a server of ours; None where there is no server, or one that does not take the key."""
+    """Return the models that a mlxspec server on this port lists; None where there is no such server or it refuses the key. seconds: the
+    longest wait for the answer."""
     connection = http.client.HTTPConnection(_HERE, port, timeout=seconds)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -193,7 +197,8 @@ def _models(port: int, key: str, seconds: float = _ASK_SECONDS) -> list[dict[str
 
 @contextmanager
 def started(args: argparse.Namespace) -> Iterator[ServedModel]:
-    """A server of this machine's own, ended behind. Raises ConfigError with what it said where it does not start."""
+    """Start a mlxspec server on a free port of this machine, yield its model, and end the server after the block. Raises ConfigError
+    with the server's last line where it does not start."""
     with tempfile.TemporaryDirectory(prefix="mlxspec-launch-") as folder:
         key, log = secrets.token_urlsafe(24), Path(folder) / "log"
         (Path(folder) / "key").write_text(key, encoding="utf-8")  # the folder is readable by its owner alone
@@ -219,7 +224,7 @@ def started(args: argparse.Namespace) -> Iterator[ServedModel]:
 
 
 def _given(args: argparse.Namespace) -> list[str]:
-    """The options that were given, for `mlxspec serve`."""
+    """Return the options that differ from their defaults, as arguments for `mlxspec serve`."""
     found = []
     for action in options.parser_of("serve")._actions:
         value = getattr(args, action.dest, action.default)
@@ -232,7 +237,7 @@ def _given(args: argparse.Namespace) -> list[str]:
 
 
 def _port(server: subprocess.Popen[bytes], log: Path) -> int:
-    """Return the port of the server, once it listens. Raises ConfigError where it ended."""
+    """Wait until the server listens, and return its port. log: the file of its output. Raises ConfigError where the server has ended."""
     while True:
         has_ended = server.poll() is not None
         said = re.search(rf" at http://{re.escape(_HERE)}:(\d+)/v1 ", log.read_text(errors="replace"))
@@ -244,13 +249,13 @@ def _port(server: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def _last(log: Path) -> str:
-    """The last line that the server has said."""
+    """Return the last line of a server's output."""
     lines = log.read_text(errors="replace").strip().splitlines() or ["it ended without a word."]
     return lines[-1].removeprefix("mlxspec: error: ")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to end, and make it."""
+    """End a process: send SIGTERM, and kill it where it has not ended after _STOP_SECONDS."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -31,17 +31,18 @@ Completions = Mapping[str, Callable[[], Sequence[str]]]
 
 
 class Typed(NamedTuple):
-    """A typed text, and whether it may be a command."""
+    """A text that the user typed. may_command: whether it may be a command, which pasted texts and texts of several lines may not."""
 
     text: str
     may_command: bool = True
 
 
 class PlainReader:
-    """Lines as the terminal gives them. The prompt goes to where the answers do not, if they go elsewhere."""
+    """A reader of lines without an editor. It shows its prompt on stdout where that is a terminal, else on stderr."""
 
     def read(self) -> Typed:
-        """Raises EOFError at the end of input, KeyboardInterrupt for Ctrl-C."""
+        """Read one text, which a backslash at the end of a line continues, and return it. Raises EOFError at the end of input,
+        KeyboardInterrupt for Ctrl-C."""
         lines = [self._line(PROMPT)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
@@ -59,7 +60,8 @@ class PlainReader:
 
 
 class LineEditor:
-    """prompt_toolkit's editor with our keys. `history`: where what was typed is kept, None keeps it for this run only."""
+    """A reader of texts with prompt_toolkit's editor. completions: by command, a function that returns its possible arguments. history:
+    the file that keeps typed texts, None to keep them for this run only."""
 
     def __init__(self, completions: Completions, history: Path | None) -> None:
         from prompt_toolkit import PromptSession
@@ -78,7 +80,7 @@ class LineEditor:
         )
 
     def read(self) -> Typed:
-        """Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
+        """Read one text with the editor and return it. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
         self._pasted_slash = False
         text = self._session.prompt([("bold ansicyan", PROMPT)])
         terminal.say(_PASTES_ARE_MARKED, raw=True)  # the session has ended that
@@ -142,7 +144,7 @@ def _completer(completions: Completions) -> Any:
     from prompt_toolkit.document import Document
 
     class Commands(Completer):
-        """Names of commands, then what may stand behind each."""
+        """A completer of the names of commands and of their arguments."""
 
         def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
             text = document.text
@@ -164,7 +166,8 @@ def _completer(completions: Completions) -> Any:
 
 
 def kept_history(path: Path | None) -> History:
-    """History in a file only its owner can read; in memory where that cannot be."""
+    """Return a history that is kept in a file which only its owner can read; a history in memory where path is None or the file cannot
+    be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     if path is None:
@@ -189,13 +192,14 @@ def kept_history(path: Path | None) -> History:
 
 
 def history_file() -> Path | None:
-    """Return the file that keeps a chat's lines, None where the cache folder cannot be used."""
+    """Return the path of the file that keeps the texts typed in chats, None where the cache folder cannot be used."""
     folder, notice = folders.private_folder("history")
     return None if notice else folder / "chat"
 
 
 def best_reader(completions: Completions, *, keeps: bool = True) -> PlainReader | LineEditor:
-    """The editor where stdin and stdout are one good terminal, else plain lines. keeps: what is typed, for later chats."""
+    """Return an editor where stdin and stdout are terminals that can move the cursor, else a plain reader. keeps: whether typed texts
+    are kept for later chats."""
     if terminal.can_move(sys.stdin) and terminal.can_move(sys.stdout):
         return LineEditor(completions, history_file() if keeps else None)
     return PlainReader()

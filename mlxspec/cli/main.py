@@ -42,7 +42,8 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Whatever goes wrong ends in one sentence on stderr, with `--debug` after its traceback."""
+    """Run one command and return its exit code. argv: the arguments, None for those of the process. An error is printed as one sentence
+    on stderr, after its traceback with `--debug`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.prepare_streams()
     try:

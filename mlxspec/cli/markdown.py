@@ -27,14 +27,16 @@ _REST = 15  # times as long as a drawing took, before the next one
 
 
 def parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough, without what would hide some of the text: HTML, images, link references."""
+    """Return a parser of CommonMark with tables and strikethrough. HTML, images and link references are plain text, because they would
+    hide parts of the answer."""
     made = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
     made.inline.ruler.at("escape", _escape)
     return made.disable(["image", "reference", "lheading", "html_block", "html_inline"])
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
-    r"""Read a backslash as CommonMark does, but keep one that begins a formula, `\(` or `\[`, or that ends a line."""
+    r"""Read a backslash as CommonMark does, but keep a backslash that begins a formula, `\(` or `\[`, or that ends a line. Returns
+    whether there was one to read (a rule of markdown-it)."""
     if state.src[state.pos] != "\\" or state.src[state.pos + 1 : state.pos + 2] not in set("()[]\n"):
         return escape(state, silent)
     if not silent:
@@ -44,7 +46,7 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 
 class MarkdownStream:
-    """Draws on `console` what `push` brings. `end` prints what is left and ends the line."""
+    """A drawing of growing Markdown on `console`. `push` adds text; `end` prints the rest and ends the line."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._parser = console, parser()
@@ -78,7 +80,8 @@ class MarkdownStream:
         self._live.stop()
 
     def _print_final(self) -> None:
-        """Print the blocks that no further text can change: whole lines before the block that the last whole line belongs to."""
+        """Print the blocks that further text cannot change, and remove them from the growing text: all blocks of whole lines but the
+        last."""
         lines = self._growing.splitlines(keepends=True)
         whole = len(lines) if self._growing.endswith("\n") else len(lines) - 1
         blocks = _blocks(self._parser.parse("".join(lines[:whole])))
@@ -94,7 +97,8 @@ class MarkdownStream:
             self._begun = True
 
     def _layout(self, source: str) -> list[list[Segment]]:
-        """Lines of segments without blanks at their ends; an empty line before each block but the first of all."""
+        """Return Markdown as lines of styled segments, without blanks at the ends of lines and with an empty line before each block
+        except the first of the answer."""
         options = self._console.options.update(width=min(self._console.width - 1, _WIDEST), height=None)
         lines: list[list[Segment]] = []
         for block in _blocks(self._parser.parse(source)):
@@ -106,7 +110,7 @@ class MarkdownStream:
 
 
 def _blocks(tokens: Sequence[Any]) -> list[list[Any]]:
-    """Tokens of each outermost block."""
+    """Return the parser's tokens grouped by outermost block."""
     blocks: list[list[Any]] = []
     for token in tokens:
         if not token.level and token.nesting >= 0:
@@ -125,7 +129,7 @@ class _Rule(MarkdownElement):
 
 
 class _Code(CodeBlock):
-    """Code between the lines that open and close it, so that a copy of it is Markdown again."""
+    """A code block, drawn between the fences that open and close it, so that a copy of it is Markdown again."""
 
     fence, info = "", ""
 
@@ -145,7 +149,7 @@ class _Code(CodeBlock):
 
 
 class _Markdown(Markdown):
-    """rich's Markdown of tokens that were parsed our way."""
+    """A Markdown object of rich that is made from tokens of `parser`."""
 
     elements: ClassVar[dict[str, Any]] = {
         **Markdown.elements,
@@ -161,7 +165,7 @@ class _Markdown(Markdown):
 
 
 def _joined(lines: Sequence[Sequence[Segment]]) -> Text:
-    """Lines as one text that is not wrapped again."""
+    """Return lines of segments as one text with line breaks."""
     return Text("\n", end="").join(
         Text.assemble(*((s.text, s.style or "") for s in line), end="") for line in lines
     )

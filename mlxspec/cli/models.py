@@ -16,7 +16,8 @@ _SAID = {True: "yes", False: "no", None: "?"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """One line a model, or one JSON object. Returns 0."""
+    """Print the models that the options select, one a line or as one JSON object: those on this disk, those of the hub, or published
+    drafters. Returns 0."""
     if args.drafters:
         if args.words:
             raise ConfigError("--drafters lists all of them; leave the words out.")
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _here(args: argparse.Namespace) -> int:
-    """The models in the local cache and in LM Studio's folders."""
+    """Print the models of Hugging Face's cache and of LM Studio's folders. Returns 0."""
     from mlxspec.checkpoints.cache import listing
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
@@ -70,8 +71,8 @@ def _here(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
-    """Print models of the Hugging Face Hub whose ids hold the given words, the most downloaded first. A model counts as fitting if its
-    weights alone fit into this machine's memory. Returns 0."""
+    """Print models of the Hugging Face Hub whose ids contain the given words, the most downloaded first. A model counts as fitting if
+    its weights alone fit into this machine's memory. Returns 0."""
     from mlxspec.checkpoints.search import search
     from mlxspec.loading.progress import amount
     from mlxspec.platform.memory import machine_memory
@@ -108,7 +109,7 @@ def _search(args: argparse.Namespace) -> int:
 
 
 def _drafters(*, json_wanted: bool) -> int:
-    """One line a drafter of the catalogue."""
+    """Print the published drafters of the catalogue. Returns 0."""
     from mlxspec.checkpoints.catalogue import catalogue
 
     found = catalogue()

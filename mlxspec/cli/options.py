@@ -91,8 +91,8 @@ _FLAGS = {o.name: o.flag for config in _CONFIGS for o in option_rows(config).val
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command and its options, those of the user's config file among them. Raises ConfigError, or SystemExit after --help and
-    --version."""
+    """Return the command and its options from the arguments and the user's config file. Raises ConfigError for a mistake, SystemExit
+    after --help and --version."""
     parser = CommandParser(
         prog="mlxspec", description="Speculative decoding on MLX that never changes the text."
     )
@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _by_habit(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the first words of other programs in our own: `help`, `version`, -v, and other names of commands."""
+    """Return the arguments with other programs' names of commands replaced by mlxspec's, such as `help`, `version` and `ls`."""
     first, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if first == "help":
         return [*rest[:1], "--help"]
@@ -156,14 +156,15 @@ def _by_habit(arguments: Sequence[str]) -> list[str]:
 
 
 def in_own_words(command: str, parser: argparse.ArgumentParser, given: Sequence[str]) -> other_programs.Said:
-    """Arguments of a command, those of other programs in ours. Raises ConfigError."""
+    """Return the arguments of a command with flags of other programs replaced by mlxspec's, and notes on the replacements. Raises
+    ConfigError for a flag that is refused."""
     takes = {s for action in parser._actions if action.nargs != 0 for s in action.option_strings}
     return other_programs.translated(given, flags(parser), takes, command)
 
 
 def for_model(args: argparse.Namespace, *names: str) -> argparse.Namespace:
-    """The options as they are for one model: those of its table in the config file, unless the command line sets them. Raises
-    ConfigError."""
+    """Return the options with those of a model's table in the config file, except where the command line sets them. names: names of the
+    model. Raises ConfigError."""
     from mlxspec.cli.settings import arguments_of_model
 
     parser = parser_of(args.command)
@@ -175,7 +176,7 @@ def for_model(args: argparse.Namespace, *names: str) -> argparse.Namespace:
 
 
 def parser_of(command: str) -> CommandParser:
-    """A parser of one command's options."""
+    """Return a new parser of one command's options."""
     made = CommandParser(prog=command)
     builder(command)(made)
     return made
@@ -191,7 +192,7 @@ def builder(command: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def module_of(command: str) -> Any:
-    """The module that runs a command; a word of Python's can be no name of one."""
+    """Return the module that runs a command. Its name differs where the command is a keyword of Python (`try`)."""
     return import_module(f"mlxspec.cli.{_MODULES.get(command, command)}")
 
 
@@ -233,8 +234,8 @@ def add_model(parser: argparse.ArgumentParser, *, several: bool = False, about: 
 
 
 def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, *, recommended: bool = False) -> None:
-    """Add the options of sampling. recommended: what is not given is the model's own recommendation. max_tokens: the default; MAX_CONTEXT
-    means no limit but the context's."""
+    """Add the options of sampling to a parser. max_tokens: the default, for the help; MAX_CONTEXT is the end of the context.
+    recommended: whether the help names the model's recommendation as the default of the temperature."""
     longest = "to the end of the context" if max_tokens == MAX_CONTEXT else str(max_tokens)
     told = {"max_tokens": longest} | (
         {"temperature": "the model's recommendation, else 0.8, with top-p 0.95"} if recommended else {}
@@ -269,7 +270,7 @@ PLOT = ("--plot", str, "FILE", "draw costs, speed by depth, acceptance by positi
 
 @contextmanager
 def named_by_flags() -> Iterator[None]:
-    """Errors of the config classes name the flag, not the field."""
+    """Replace names of config fields by their flags in the message of a ConfigError that is raised in the block."""
     try:
         yield
     except ConfigError as error:
@@ -287,7 +288,7 @@ def _budget_by_flag() -> Iterator[None]:
 
 
 def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """The request's sampling. `defaults` fill in what was not given. Raises ConfigError."""
+    """Return the sampling that the options set. defaults: values of fields whose options are not given. Raises ConfigError."""
     found = defaults | options_given(args, SamplingParams)
     if found.get("dry_sequence_breakers") == ["none"]:
         found["dry_sequence_breakers"] = ()
@@ -296,8 +297,8 @@ def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams
 
 
 def spec_config(args: argparse.Namespace) -> SpecConfig:
-    """Return a SpecConfig with the options given on the command line. It names no drafters, because loading chooses them. The options are
-    checked as if there were drafters. Raises ConfigError."""
+    """Return a SpecConfig with the options of the command line. It has no drafters, because loading chooses them; the options are
+    checked as if it had. Raises ConfigError."""
     found = options_given(args, SpecConfig)
     with named_by_flags():
         SpecConfig(drafters=("mtp",), **found)  # what only matters with drafters, before anything is loaded
@@ -305,7 +306,8 @@ def spec_config(args: argparse.Namespace) -> SpecConfig:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Return what these options say of an engine before any model is looked at. Raises ConfigError."""
+    """Return the EngineConfig that the options set; check the other options of loading, too, before any model is read. Raises
+    ConfigError."""
     template_variables(args)
     for flag in ("--model", "--draft-model", "--adapter", "--chat-template"):
         if getattr(args, flag[2:].replace("-", "_")) == "":
@@ -332,7 +334,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def template_variables(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the variables that chat templates get where a request gives none. Raises ConfigError."""
+    """Return the variables that the chat template receives where a request does not set them. Raises ConfigError."""
     found: dict[str, Any] = {}
     for text in args.chat_template_args or ():
         try:
@@ -350,7 +352,8 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
-    """Variables that hold for every conversation; returns notices. Raises ConfigError."""
+    """Set the default variables of the engine's chat template. Returns notices on variables that the template does not use. Raises
+    ConfigError where there is no template."""
     template = None if engine.tokenizer is None else engine.tokenizer.template
     if variables and template is None:
         raise ConfigError(
@@ -364,7 +367,7 @@ def _tell_template(engine: Engine, variables: Mapping[str, Any]) -> list[str]:
 
 
 def compile_kernels() -> None:
-    """Have MLX's kernels compiled, as what is measured is worth waiting for, and say so where it takes long."""
+    """Compile MLX's kernels for a CPU before a measurement, where that has not been done; print a note then, because it takes minutes."""
     from mlxspec.cli.terminal import note
     from mlxspec.platform import device
 
@@ -380,7 +383,8 @@ def load_engine(
     quiet: bool = False,
     adapter: Mapping[str, str] | None = None,
 ) -> Engine:
-    """The engine these options ask for. quiet: notices are not told. adapter: several, see `load`. Raises MlxspecError subclasses."""
+    """Load the model with its drafters as the options set it, and return the engine. draft: drafters in place of those of --draft;
+    quiet: do not print notices; adapter: adapters by name, in place of that of --adapter. Raises MlxspecError."""
     config, asked = engine_config(args), args.draft if draft is None else draft
     variables = template_variables(args)
     from mlxspec.cli.progress_bar import Waiting, shown_progress

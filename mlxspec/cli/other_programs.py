@@ -26,8 +26,9 @@ _QUANT = re.compile(r"(?:UD-)?I?Q(?P<bits>[34568])(?:_.*)?", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class OtherFlag:
-    """fate: see the head of the table. target: the own flag, or a sentence. takes: whether a value follows. nothing: values that ask for
-    nothing. reader: what makes words of ours out of a value; fixed: the value that the flag stands for."""
+    """A flag of another program. fate: "same" where it is another name of an option here, "needless" or "refused". target: that option,
+    or a phrase on why. takes: "=" where a value follows, "=?" where one may. nothing: values with which the flag has no effect.
+    reader: name of the function that converts its value; fixed: the value that the flag stands for, None where it has none."""
 
     program: str
     flag: str
@@ -40,7 +41,8 @@ class OtherFlag:
 
 
 class Said(NamedTuple):
-    """Words of ours in place of a flag of another program's, and what a person is told of it."""
+    """The result of replacing flags of other programs. words: arguments in mlxspec's own flags; notes: sentences on the replacements,
+    for the user."""
 
     words: list[str]
     notes: list[str]
@@ -48,7 +50,7 @@ class Said(NamedTuple):
 
 @functools.cache
 def table() -> dict[str, list[OtherFlag]]:
-    """Return what flags of other programs mean here, by flag, in the order of the file. Raises ConfigError for a line that is wrong."""
+    """Return the meanings of other programs' flags, by flag, in the order of other_programs.toml. Raises ConfigError for a wrong entry."""
     found: dict[str, list[OtherFlag]] = {}
     for program, fates in tomllib.loads(DATA.read_text(encoding="utf-8")).items():
         for fate, lines in fates.items():
@@ -80,12 +82,12 @@ def _flag(program: str, fate: Literal["same", "needless", "refused"], target: st
 
 
 def gone(flag: str) -> str | None:
-    """The sentence on what to use in place of an option that mlxspec had; None for any other flag."""
+    """Return the phrase on what to use in place of an option that mlxspec once had; None for any other flag."""
     return next((f.target for f in table().get(flag, ()) if f.program == "mlxspec"), None)
 
 
 def aliases() -> dict[str, str]:
-    """Flags that are nothing but other names of ours, and those."""
+    """Return mlxspec's flag for each flag of another program that is merely another name of it."""
     plain = [f for flags in table().values() for f in flags if f.fate == "same" and not f.reader]
     return {f.flag: f.target for f in plain if f.fixed is None and f.flag != f.target}
 
@@ -93,9 +95,10 @@ def aliases() -> dict[str, str]:
 def translated(
     arguments: Sequence[str], known: Collection[str], takes: Collection[str], command: str
 ) -> Said:
-    """Arguments of a command in its own flags. known: these; takes: those of them that take a value, which is never looked at.
+    """Return the arguments of a command with flags of other programs replaced by mlxspec's. known: the command's own flags; takes: those
+    of them that take a value; command: its name, for errors.
 
-    Raises ConfigError for a flag that is refused, whose value cannot be read, or that says something else than another one.
+    Raises ConfigError for a flag that is refused, whose value cannot be read, or that contradicts another one.
     """
     answers = "--draft" in known
     words, notes, said = list[str](), list[str](), dict[str, tuple[str, list[str]]]()
@@ -140,8 +143,8 @@ def translated(
 
 
 def _meant(flag: str, known: Collection[str], answers: bool) -> OtherFlag | None:
-    """Return the meaning of another program's flag in a command; None for a flag of our own and for one that no program has. answers:
-    whether the command answers."""
+    """Return the meaning of another program's flag in a command, None for a flag of the command's own and for an unknown one. known: the
+    command's own flags; answers: whether the command answers prompts. Other commands accept only the names of their own options."""
     found = table().get(flag, [])
     if flag in known:
         return next((f for f in found if f.fate == "same" and f.target == flag and f.nothing), None)
@@ -150,7 +153,8 @@ def _meant(flag: str, known: Collection[str], answers: bool) -> OtherFlag | None
 
 
 def _value(meant: OtherFlag, own_takes: bool, left: list[str]) -> str | None:
-    """Taken off the arguments behind a flag."""
+    """Remove the value of a flag from the arguments after it, and return it; None where it has none. own_takes: whether the option that
+    the flag stands for takes a value; left: the arguments after the flag."""
     if not left or meant.fixed is not None:
         return None
     is_word = not left[0].startswith("-") or re.fullmatch(r"-[0-9.]+", left[0])
@@ -161,7 +165,7 @@ def _value(meant: OtherFlag, own_takes: bool, left: list[str]) -> str | None:
 
 
 def _own(meant: OtherFlag, given: str | None) -> Said:
-    """An own flag and its value."""
+    """Return mlxspec's flag with the value, in place of another program's flag. given: its value, None where it has none."""
     if meant.fixed is not None:
         return Said([f"{meant.target}={meant.fixed}"], [])
     if meant.reader and (given is not None or meant.takes == "=?"):
@@ -173,7 +177,8 @@ def _own(meant: OtherFlag, given: str | None) -> Said:
 
 
 def _repository(meant: OtherFlag, given: str) -> Said:
-    """`owner/name:QUANT` of llama.cpp. GGUF files are not read here; the same model lies beside them as MLX reads it."""
+    """Convert llama.cpp's `owner/name:QUANT`. Returns the model's repository; for one of GGUF files, which mlxspec does not read, the
+    same model in MLX's format, with a note."""
     repo, _, quant = given.partition(":")
     gguf = _GGUF.fullmatch(repo)
     if gguf is None:
@@ -194,7 +199,7 @@ def _repository(meant: OtherFlag, given: str) -> Said:
 
 
 def _length(meant: OtherFlag, given: str) -> Said:
-    """-1 and -2 of llama.cpp: no limit but the context's."""
+    """Convert llama.cpp's number of tokens, in which -1 and -2 mean no limit but the context. Returns mlxspec's flag."""
     return Said([f"{meant.target}={MAX_CONTEXT if given in ('-1', '-2') else given}"], [])
 
 
@@ -206,7 +211,7 @@ def _kv_bits(meant: OtherFlag, given: str) -> Said:
 
 
 def _drafters(meant: OtherFlag, given: str) -> Said:
-    """Types of llama.cpp."""
+    """Convert llama.cpp's types of drafters. Returns mlxspec's flag with the names of its own."""
     names = {"none": "off", "draft-simple": "draft-model", "draft-dspark": "dflash"}
     own = [names.get(name.strip(), name.strip().removeprefix("draft-")) for name in given.split(",")]
     own = ["draft-model" if name == "model" else name for name in own]
@@ -214,7 +219,7 @@ def _drafters(meant: OtherFlag, given: str) -> Said:
 
 
 def _mebibytes(meant: OtherFlag, given: str) -> Said:
-    """-1: no limit."""
+    """Convert a number of MiB. Returns mlxspec's flag; none for -1, which means no limit."""
     return Said(
         [] if given == "-1" else [f"{meant.target}={given}M" if given != "0" else f"{meant.target}=0"], []
     )
@@ -229,7 +234,8 @@ def _several(meant: OtherFlag, given: str) -> Said:
 
 
 def _seconds(meant: OtherFlag, given: str) -> Said:
-    """Go's durations, such as 5m or 1h30m; below zero: for ever."""
+    """Convert a duration as Go writes it, such as 5m or 1h30m. Returns mlxspec's flag with seconds; none for a negative duration, which
+    means for ever."""
     parts = re.findall(r"([0-9.]+)(ms|s|m|h)?", given)
     if given.startswith("-"):
         return Said([], [])
@@ -247,14 +253,14 @@ def _effort(meant: OtherFlag, given: str) -> Said:
 
 
 def _think(meant: OtherFlag, given: str) -> Said:
-    """Ollama's true and false, or an effort."""
+    """Convert Ollama's value of `think`, true, false or an effort. Returns mlxspec's flag for it."""
     if given in ("low", "medium", "high", "max"):
         return Said([f"--chat-template-args={json.dumps({'reasoning_effort': given})}"], [])
     return Said([f"{meant.target}={ {'true': 'on', 'false': 'off'}.get(given, given) }"], [])
 
 
 def _speculative(meant: OtherFlag, given: str) -> Said:
-    """vLLM's JSON."""
+    """Convert vLLM's JSON of a speculative config. Returns mlxspec's flags for its members."""
     fields = {
         "model": "--draft-model",
         "num_speculative_tokens": "--draft-max",

@@ -20,7 +20,7 @@ _LARGEST_FILE = 1 << 20  # bytes of a value that is read from a file
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse whose mistakes are one sentence of ours, and which never guesses an option from its beginning."""
+    """An argparse parser that does not accept abbreviated options and raises ConfigError with one sentence for a mistake."""
 
     def __init__(self, **settings: Any) -> None:
         layout = argparse.RawDescriptionHelpFormatter
@@ -42,9 +42,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def declare(group: argparse._ActionsContainer, *rows: tuple[Any, ...]) -> None:
-    """Add options given as rows of a table: (names, kind, metavar, help, default=None). names: "-p --prompt"; the first long one is used in
-    messages. kind: int or float, str, bool (a switch), list (a text that may be given again), `size` (bytes), `text_or_file`, or a tuple of
-    choices."""
+    """Add options to a parser, given as rows of a table: (names, kind, metavar, help, default=None).
+
+    names: "-p --prompt"; errors use the first long one. kind: int, float, str, bool (a switch), list (a text that may be given again),
+    `size` (bytes), `text_or_file`, or a tuple of choices.
+    """
     for names, kind, metavar, text, *default in rows:
         flags = names.split()
         flag = next((f for f in flags if f.startswith("--")), names)
@@ -70,8 +72,8 @@ def declare_options(
     names: str = "",
     defaults: Mapping[str, str] | None = None,
 ) -> None:
-    """Add the options of a config class, in the order of `names`, or all that have a flag. defaults: what help says of the default, by
-    name, where it is not the class's."""
+    """Add the options of a config class to a parser. names: fields in the order wanted, separated by blanks; "" for all that have a
+    flag. defaults: by field, the default that the help names, where it is not the class's."""
     found = options(config)
     for name in names.split() or found:
         own = found[name]
@@ -101,13 +103,13 @@ def _more(own: Option) -> str:
 
 
 def options_given(args: argparse.Namespace, config: type[Any]) -> dict[str, Any]:
-    """The options of a config class that were given, by the names of its fields."""
+    """Return the options of a config class that were given on the command line, by field of the class."""
     found = {o.name: getattr(args, o.dest, None) for o in options(config).values() if o.flag}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def aliases_of(parser: argparse.ArgumentParser) -> str:
-    """Lines for --help, empty where there are none."""
+    """Return lines for the help that list the flags of other programs a command accepts, "" where there are none."""
     known = flags(parser)
     found: dict[str, list[str]] = {}
     for flag, meanings in other_programs.table().items():
@@ -128,7 +130,7 @@ _FEW = 15
 
 
 def shorten(parser: argparse.ArgumentParser) -> None:
-    """Leave all but the common options out of the help of a command that has many, and say how to see them."""
+    """Hide all but the common options in the help of a command with more than _FEW, and add a line on how to see all."""
     own = [a for a in parser._actions if a.option_strings]
     if len(own) <= _FEW:
         return
@@ -139,12 +141,12 @@ def shorten(parser: argparse.ArgumentParser) -> None:
 
 
 def flags(parser: argparse.ArgumentParser) -> list[str]:
-    """Every option string of a command."""
+    """Return all flags of a command."""
     return [s for action in parser._actions for s in action.option_strings]
 
 
 def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoReturn:
-    """Raise ConfigError for a word that no option took."""
+    """Raise ConfigError for an argument that the command does not have, with a guess at what was meant. extra: the argument."""
     if not extra.startswith("-"):
         named = "--model names a model, and " if "--model" in flags(parser) else ""
         raise ConfigError(
@@ -158,7 +160,7 @@ def refuse(extra: str, command: str, parser: argparse.ArgumentParser) -> NoRetur
 
 
 def number(flag: str, kind: type) -> Callable[[str], int | float]:
-    """Reads an integer or a number; ConfigError names the flag."""
+    """Return a function that reads a number of type `kind` from a text. It raises ConfigError, which names `flag`."""
     noun = "an integer" if kind is int else "a number"
 
     def read(text: str) -> int | float:
@@ -177,7 +179,7 @@ _SMALLEST_BARE = 1 << 20
 
 
 def size(flag: str) -> Callable[[str], int]:
-    """Reads an amount of memory or disk as `num_bytes` does. A number below a MiB without a unit is refused."""
+    """Return a function that reads a number of bytes as that of `num_bytes` does, and refuses one below a MiB without a unit."""
     as_bytes = num_bytes(flag)
 
     def read(text: str) -> int:
@@ -190,7 +192,8 @@ def size(flag: str) -> Callable[[str], int]:
 
 
 def num_bytes(flag: str) -> Callable[[str], int]:
-    """Reads bytes: digits, and K, M, G or T of 1024; ConfigError names the flag."""
+    """Return a function that reads a number of bytes from digits and a unit K, M, G or T (powers of 1024). It raises ConfigError, which
+    names `flag`."""
 
     def read(text: str) -> int:
         found = re.fullmatch(r"([0-9]{1,15})([KMGT]?)(?:iB|B)?", text.strip(), re.IGNORECASE | re.ASCII)
@@ -202,7 +205,7 @@ def num_bytes(flag: str) -> Callable[[str], int]:
 
 
 def text_or_file(flag: str) -> Callable[[str], str]:
-    """Reads a text, or `@FILE`: what stands in that file; ConfigError names the flag."""
+    """Return a function that returns a text itself, or for `@FILE` the text of that file. It raises ConfigError, which names `flag`."""
 
     def read(text: str) -> str:
         if not text.startswith("@"):
@@ -225,7 +228,7 @@ def text_or_file(flag: str) -> Callable[[str], str]:
 
 
 def choice(flag: str, choices: Sequence[str]) -> Callable[[str], str]:
-    """Reads one of `choices`; ConfigError names the flag."""
+    """Return a function that returns its text if that is one of `choices`. It raises ConfigError, which names `flag`, for others."""
 
     def read(text: str) -> str:
         if text not in choices:

@@ -23,11 +23,12 @@ _PATIENCE = 1.0  # seconds without a word
 
 
 class Waiting:
-    """One wait: enter it, `tell` how far it has come, leave it. Several may be open, one within the other: each has a line.
+    """A line on stderr about work that takes time, as a context manager: enter it, `tell` the progress, leave it. Several may be open at
+    once; each has a line.
 
-    total: how much there is to do, None where nobody knows. unit: what is counted; "bytes" are shown as sizes; for these and
-    for "tokens" it says how long the rest takes. is_long: where no line can
-    be written again, as in a pipe, the beginning and each tenth of it are lines.
+    what: a phrase on the work. total: amount of work, None where unknown. unit: what is counted; "bytes" are shown as sizes, and for
+    these and for "tokens" the remaining time is shown. is_long: where lines cannot be rewritten, as in a pipe, print one at the
+    beginning and at each tenth.
     """
 
     _board: Progress | None = None  # shared by all that are shown
@@ -59,7 +60,8 @@ class Waiting:
     def tell(
         self, done: int | None = None, total: int | None = None, what: str | None = None, num_free: int = 0
     ) -> None:
-        """Show what has changed. num_free: how much of `done` took no time."""
+        """Update the line. done: amount of finished work; total, what: new values, None to keep them; num_free: the part of `done` that
+        took no time."""
         with Waiting._lock:
             self._told_at, self._num_free = time.monotonic(), num_free
             self._done = self._done if done is None else done
@@ -74,7 +76,7 @@ class Waiting:
                 terminal.note(f"{self._what}: {self._state()['counts']}")
 
     def end(self) -> None:
-        """Remove the line: the wait is over. May be called twice."""
+        """Remove the line, because the work is done. May be called twice."""
         with Waiting._lock:
             self._is_over = True
             if self._timer is not None:
@@ -99,7 +101,7 @@ class Waiting:
             Waiting._num_shown += 1
 
     def _state(self) -> dict[str, Any]:
-        """The fields of rich's task."""
+        """Return the fields of the line's task for rich's progress bar."""
         counts, total = "", self._total or 0
         speed = (self._done - self._num_free) / max(self._told_at - self._since, 1e-3)
         rest = f", {(total - self._done) / speed:.0f} s left" if speed > 0 else ""
@@ -120,7 +122,7 @@ class Waiting:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[None]:
-    """Show, while it is open, how far downloads and conversions have come."""
+    """Show the progress of downloads and conversions on stderr within the block."""
     from mlxspec.loading import progress
 
     with progress.watched_by(_watched):

@@ -74,7 +74,8 @@ def _of_these_weights(engine: Engine, records: Mapping[int, Record]) -> Iterator
 
 
 def _prove(engine: Engine, records: Mapping[int, Record], *, as_json: bool) -> int:
-    """Prove answers of one model, each by the number of its line. Returns how many are the same."""
+    """Prove the answers of one model and print each result. records: by number of their line. Returns the number of answers whose text
+    is the same."""
     num_equal = 0
     for number, record in records.items():
         if record.prompt is None:
@@ -95,7 +96,8 @@ def _prove(engine: Engine, records: Mapping[int, Record], *, as_json: bool) -> i
 
 
 def _records(name: str) -> Iterator[tuple[int, Record]]:
-    """The records of a file with the numbers of their lines. Raises ConfigError."""
+    """Yield the records of a file, each with the number of its line. name: path of the file, - for stdin. Raises ConfigError where it
+    cannot be read."""
     from mlxspec.engine.record import Record
 
     try:

@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """One line a model. Returns 0, or 1 where no server answers."""
+    """Print the models of a running server, one a line. Returns 0, or 1 where no server answers."""
     check_number("--port", args.port, 1, 65535, integer=True)
     from mlxspec.engine.measured import measured
 

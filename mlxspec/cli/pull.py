@@ -12,7 +12,7 @@ from mlxspec.option import check_number
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell what it takes, fetch it, tell where it is."""
+    """Fetch a model with what drafts for it, and print what it takes and where it is. Returns 0."""
     from mlxspec.checkpoints import head
     from mlxspec.checkpoints.fetching import Beside, beside, fetch
     from mlxspec.checkpoints.pull import check_chat, check_files, check_fits, memory_of

@@ -14,7 +14,7 @@ from mlxspec.cli import options
 
 
 def run(args: argparse.Namespace, command: Callable[[argparse.Namespace], int]) -> int:
-    """The command, in this process alone or as one of the ranks. Raises what the command raises."""
+    """Run a command in this process, alone or as one of the ranks of mlx.launch. Returns its exit code. Raises what the command raises."""
     from mlxspec.engine import ranks
 
     args.ranks = found = ranks.join()

@@ -26,8 +26,9 @@ _FIELDS = {
 
 
 def recommended(model: str, revision: str | None = None) -> tuple[dict[str, Any], str | None]:
-    """Fields of SamplingParams: empty where the file asks for greedy answers (`do_sample` false), USUAL where it says nothing; and a
-    sentence where it cannot be used."""
+    """Return the sampling that a model's generation_config.json recommends, by field of SamplingParams, and a sentence where the file
+    cannot be used, else None. The fields are empty where the file requests greedy decoding (`do_sample` false), USUAL where it gives
+    no sampling."""
     from mlxspec.loading import hub
 
     try:

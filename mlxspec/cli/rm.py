@@ -10,7 +10,7 @@ from mlxspec.errors import ConfigError
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask, remove, tell what was freed. Returns 1 where the answer is no."""
+    """Ask for confirmation, remove a model from the cache and print what was freed. Returns 0, or 1 where the user declines."""
     from mlxspec.checkpoints.cache import removal
     from mlxspec.loading.progress import amount
     from mlxspec.loading.short_names import repository
@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_confirmed(what: str) -> bool:
-    """Raises ConfigError where nobody can be asked."""
+    """Ask at the terminal whether to remove a model, and return the answer. what: the model, for the question. Raises ConfigError where
+    stdin is no terminal."""
     if not terminal.is_terminal(sys.stdin):
         raise ConfigError(f"Removing {what} must be confirmed: run it in a terminal, or add --yes.")
     terminal.say(f"Remove {what}? [y/N] ")

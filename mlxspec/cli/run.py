@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fetch as pull does, and chat; or list what there is to fetch."""
+    """Fetch the model unless it is on this disk, and hold a conversation; without a model, list those that fit. Returns the exit code."""
     if args.name is not None:
         args.model = args.name
     elif args.model == options.DEMO and not any(word.startswith(("-m", "--model")) for word in args.given):
@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """List models with short names that fit, what drafts for them, and how fast they were here where that was measured."""
+    """Print the models with short names that fit this machine, what drafts for each, and how fast each was here where that was measured.
+    Returns 0."""
     from mlxspec.checkpoints.fitting import fitting
     from mlxspec.engine.measured import measured
     from mlxspec.loading.progress import amount
@@ -52,7 +53,7 @@ def _list() -> int:
 
 
 def fetch_absent(args: argparse.Namespace) -> None:
-    """Fetch the model as `mlxspec pull` does if neither a folder nor the cache holds it. Raises MlxspecError subclasses."""
+    """Fetch the model of `args` as `mlxspec pull` does, unless it is a folder or in the cache. Raises MlxspecError."""
     from mlxspec.loading import hub
 
     if hub.is_local(args.model) or hub.cached(args.model, args.revision) is not None:

@@ -31,7 +31,7 @@ KEPT = 20  # conversations
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A saved conversation. model: the name of the model that it was held with."""
+    """A saved conversation. model: the model that answered; system: the system prompt; messages: questions and answers in turns."""
 
     model: str
     system: str | None
@@ -39,7 +39,8 @@ class Saved:
 
 
 def save(path: Path, saved: Saved) -> None:
-    """Write it for its owner alone. Raises ConfigError where that cannot be, or where another kind of file would be lost."""
+    """Write a conversation to a file that only its owner can read. Raises ConfigError where the file cannot be written, or exists and is
+    not a saved conversation."""
     if path.exists() and not _is_ours(path):
         raise ConfigError(f"{path} is there and is no saved conversation; choose another name.")
     data = {"format": FORMAT, "version": VERSION, "model": saved.model, "system": saved.system}
@@ -51,7 +52,8 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def new_file() -> Path | None:
-    """Return the file for a conversation that begins now; None where the cache folder cannot be used. Older ones than KEPT are removed."""
+    """Return the path for a conversation that begins now, None where the cache folder cannot be used. Of the earlier ones, only the
+    newest KEPT - 1 are kept."""
     folder, notice = folders.private_folder("chats")
     if notice:
         return None
@@ -62,13 +64,13 @@ def new_file() -> Path | None:
 
 
 def kept_files() -> list[Path]:
-    """Conversations that were kept by themselves, the newest first."""
+    """Return the files of conversations that chats have saved by themselves, the newest first."""
     folder, notice = folders.private_folder("chats")
     return [] if notice else sorted(folder.glob("[!.]*.json"), reverse=True)
 
 
 def title(path: Path) -> str:
-    """The beginning of a conversation's first question, and how many turns it has."""
+    """Return the beginning of a conversation's first question, with its number of turns."""
     try:
         messages = load(path).messages
     except ConfigError:
@@ -79,7 +81,7 @@ def title(path: Path) -> str:
 
 
 def load(path: Path) -> Saved:
-    """Read a conversation. Raises ConfigError with what is wrong with the file."""
+    """Return the conversation of a file. Raises ConfigError where the file cannot be read or is damaged."""
     data = _read(path)
     if data.get("format") != FORMAT:
         raise ConfigError(f"{path} is no conversation saved by mlxspec.")
@@ -112,7 +114,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """A string of whole characters: JSON can spell half ones."""
+    """Return whether a value is a string of whole characters. JSON can hold lone surrogates, which are halves of characters."""
     return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 

@@ -51,7 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, tell: Callable[[str, Loaded], None] | None = None) -> int:
-    """Serve until a signal is sent. tell: says where, with the base URL and the loaded model, in place of the usual lines."""
+    """Run the server until a signal ends it. Returns 0. tell: called with the base URL and the loaded model when the server listens, in
+    place of printing them."""
     from mlxspec.server.http import log
     from mlxspec.server.http.run import serve
     from mlxspec.server.library import Library
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace, tell: Callable[[str, Loaded], None] | None = N
     library = Library(models, partial(_maker, args, models))
 
     def sampling(name: str) -> SamplingParams:
-        """Return the sampling of a served model where a request says nothing: flags, then what the model recommends."""
+        """Return the default sampling of requests for a served model: options of the command line, then the model's recommendation."""
         found, notice = recommended(models[name], args.revision)
         if notice is not None:
             log.writing.put(partial(terminal.note, notice))
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace, tell: Callable[[str, Loaded], None] | None = N
 
 
 def _watch(args: argparse.Namespace) -> Watch | None:
-    """Return the watch that finds out that the ranks cannot go on, None in a process alone. Raises ConfigError for what ranks cannot do."""
+    """Return a function that receives the callback for a fault of the ranks, None where the process is alone. Raises ConfigError for
+    options that ranks do not allow."""
     ranks = getattr(args, "ranks", None)
     if ranks is None:
         return None
@@ -111,7 +113,8 @@ def _watch(args: argparse.Namespace) -> Watch | None:
 
 
 def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
-    """Served names and how to load what they name."""
+    """Return, for each served name, a function that loads its engine. Names of one model with several adapters share one. Raises
+    ConfigError."""
     makers: dict[str, Callable[[], Engine]] = {}
     if len(args.model or ()) > 1:
         _check_options_of_all(args)
@@ -136,14 +139,15 @@ def _makers(args: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
 
 
 def _check_options_of_all(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that are of one model."""
+    """Raise ConfigError for an option that applies to one model only, when several are served."""
     for flag in ("--revision", "--adapter", "--chat-template", "--alias"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
             raise ConfigError(f"{flag} is of one model, and several were given.")
 
 
 def _maker(args: argparse.Namespace, models: dict[str, str], model: str) -> Callable[[], Engine]:
-    """Returns what loads one more model than the options name. Raises ConfigError."""
+    """Return a function that loads a model which the command line does not name, and add the model to `models`. Raises ConfigError where
+    no other model may be served."""
     _check_options_of_all(args)
     if getattr(args, "ranks", None) is not None:
         raise ConfigError("Ranks serve the one model that they were started with.")
@@ -157,8 +161,8 @@ def _options_of(args: argparse.Namespace, name: str, model: str) -> argparse.Nam
 
 
 def served_alone(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with `model` set to the single model that all ranks serve together, and with that model's own settings of the
-    config file applied. Raises ConfigError where several models are given."""
+    """Return the options with `model` set to the single model that all ranks serve together, and with that model's own options of the
+    config file. Raises ConfigError where several models are given."""
     served, *others = _served(args)
     if others:
         raise ConfigError("Ranks serve one model, and several were given.")
@@ -166,7 +170,8 @@ def served_alone(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _load(args: argparse.Namespace, spec: SpecConfig, adapters: Mapping[str, str], *, is_all: bool) -> Engine:
-    """An engine with adapters beside it. is_all: nobody asks for it without one. Raises MlxspecError subclasses."""
+    """Load and return an engine with its adapters. adapters: folders by name; is_all: whether the model is served with adapters only.
+    Raises MlxspecError, also where is_all and every adapter was refused."""
     engine = options.load_engine(args, spec, adapter=adapters)
     if is_all and adapters and not engine.adapters:
         raise ModelError(next(iter(engine.refused_adapters.values())))
@@ -174,7 +179,8 @@ def _load(args: argparse.Namespace, spec: SpecConfig, adapters: Mapping[str, str
 
 
 def _beside(args: argparse.Namespace, taken: Collection[str]) -> dict[str, Callable[[], Engine]]:
-    """Return the makers of the models of --embedding-model, by name. taken: names of other models."""
+    """Return, for each model of --embedding-model by name, a function that loads its engine. taken: names of other models. Raises
+    ConfigError for a name that is taken."""
     found: dict[str, Callable[[], Engine]] = {}
     for given in args.embedding_model or ():
         if not given:
@@ -200,7 +206,7 @@ class _Served(NamedTuple):
 
 
 def _served(args: argparse.Namespace) -> list[_Served]:
-    """Return what each --model names. Raises ConfigError."""
+    """Return name, model and adapter of each --model. Raises ConfigError."""
     found = []
     for given in args.model or [options.DEMO]:
         name, model = _named(given, args)
@@ -218,7 +224,8 @@ def _served(args: argparse.Namespace) -> list[_Served]:
 
 
 def _named(given: str, args: argparse.Namespace) -> tuple[str, str]:
-    """`NAME=MODEL`, or a model that is called by --alias or after itself: a folder after its last part."""
+    """Return the served name and the model of one `NAME=MODEL` or `MODEL`. Without NAME, the name is that of --alias, the last part of a
+    folder's path, or the model itself. Raises ConfigError where a part is empty."""
     name, equals, model = given.partition("=")
     if args.alias is not None:
         name, equals, model = (
@@ -237,7 +244,8 @@ def _named(given: str, args: argparse.Namespace) -> tuple[str, str]:
 
 
 def _key(given: str | None) -> str | None:
-    """The API key: as given, from a file (@FILE), or from the environment. Raises ConfigError."""
+    """Return the API key: as given, from a file (`@FILE`), or from the environment; None where there is none. Raises ConfigError where
+    the file cannot be read."""
     if given is None:
         return os.environ.get(KEY_VARIABLE) or None
     if not given.startswith("@"):
@@ -249,7 +257,7 @@ def _key(given: str | None) -> str | None:
 
 
 def limits(given: Sequence[str]) -> ServerLimits:
-    """Return the limits of `--limit NAME=VALUE`. Raises ConfigError."""
+    """Return the limits that the texts `NAME=VALUE` of --limit set. Raises ConfigError."""
     from mlxspec.server.http.limits import ServerLimits
 
     known = option_rows(ServerLimits)

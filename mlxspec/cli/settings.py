@@ -38,7 +38,8 @@ _LARGEST = 1 << 20  # bytes
 
 
 def config_file() -> Path | None:
-    """Return the path of the config file; None where MLXSPEC_CONFIG is set and empty, or there is no home."""
+    """Return the path of the config file, which need not exist; None where MLXSPEC_CONFIG is set and empty, or the user has no home
+    folder."""
     named = os.environ.get("MLXSPEC_CONFIG")
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if named is not None and not named:
@@ -55,8 +56,8 @@ def config_file() -> Path | None:
 def arguments_from_file(
     command: str, parsers: Mapping[str, Callable[[], argparse.ArgumentParser]], given: Sequence[str]
 ) -> list[str]:
-    """Arguments that the file adds to the `given` ones of a command. parsers: of every command, by name. Raises ConfigError for a file, a
-    key or a preset that is wrong."""
+    """Return the arguments that the config file adds to those of a command. given: the arguments of the command line, which win;
+    parsers: functions that make the parser of each command, by name. Raises ConfigError for a wrong file, key or preset."""
     preset = _preset(given)
     path = config_file()
     if path is None or not path.exists():
@@ -74,7 +75,8 @@ def arguments_from_file(
 def arguments_of_model(
     names: Sequence[str], parser: argparse.ArgumentParser, given: Sequence[str]
 ) -> list[str]:
-    """Arguments that the file's table of a model adds to the `given` ones. names: what the model is called. Raises ConfigError."""
+    """Return the arguments that the config file's tables of a model add. names: names of the model; given: the arguments of the command
+    line, which win. Raises ConfigError."""
     path = config_file()
     tables = _models(_read(path), path) if path is not None and path.exists() else {}
     layers = [(f"[models.{name}] of {path}", tables[name], True) for name in names if name in tables]
@@ -104,7 +106,8 @@ def _words(
 
 
 def drafter_of(model: str) -> str | None:
-    """The drafter that the file's table [drafters] names for a model. Raises ConfigError for a file that is wrong."""
+    """Return the drafter that the config file's table [drafters] gives for a model, None where it gives none. Raises ConfigError for a
+    wrong file."""
     path = config_file()
     if path is None or not path.exists():
         return None
@@ -112,7 +115,7 @@ def drafter_of(model: str) -> str | None:
 
 
 def _drafters(data: dict[str, Any], path: Path) -> dict[str, str]:
-    """Takes the table out of the file's data."""
+    """Remove the table [drafters] from the data of the config file and return it. Raises ConfigError where it is wrong."""
     found = data.pop("drafters", {})
     if not isinstance(found, dict) or not all(isinstance(v, str) and v.strip() for v in found.values()):
         raise ConfigError(f'In {path}, [drafters] holds lines like "owner/model" = "owner/drafter".')
@@ -120,7 +123,7 @@ def _drafters(data: dict[str, Any], path: Path) -> dict[str, str]:
 
 
 def _models(data: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
-    """Takes the tables of models out of the file's data."""
+    """Remove the tables [models.NAME] from the data of the config file and return them by name. Raises ConfigError where they are wrong."""
     found = data.pop("models", {})
     if not isinstance(found, dict) or not all(isinstance(table, dict) for table in found.values()):
         raise ConfigError(f"In {path}, [models.NAME] holds the options of a model.")
@@ -150,7 +153,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _layers(
     data: dict[str, Any], command: str, preset: str | None, path: Path, commands: Collection[str]
 ) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """(where, keys and values, whether all of them must be this command's), the weakest first."""
+    """Return the tables of the config file that apply to a command, the weakest first: (name of the table for errors, its keys and
+    values, whether every key must be an option of this command). Raises ConfigError for an unknown table or preset."""
     _drafters(data, path)
     _models(data, path)
     presets = data.pop("presets", {})
@@ -175,7 +179,8 @@ def _layers(
 
 
 def _spelled(flag: str, action: argparse.Action, value: Any, where: str) -> list[str]:
-    """A value as the command line would have it. Raises ConfigError."""
+    """Return a value of the config file as arguments of the command line. where: name of the table, for errors. Raises ConfigError where
+    the option does not take the value."""
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise ConfigError(f"{flag[2:]} must be true or false in {where}, not {shown(value)}.")

@@ -24,14 +24,14 @@ Ending = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """One answer that has ended: its statistics, and how it was cut short if it was."""
+    """An answer that has ended: its statistics, and how it was cut short ("" where it was not)."""
 
     stats: RequestStats
     ending: Ending = ""
 
 
 def finished(request: Request) -> Finished:
-    """Return what the statistics say of a request that has ended."""
+    """Return the statistics and the kind of ending of a request that has ended."""
     reason = request.finish_reason or "cancelled"
     is_full = len(request.history) >= request.max_context
     cut: Ending = "cut at the end of the context" if is_full else "cut at the token limit"
@@ -42,7 +42,7 @@ def finished(request: Request) -> Finished:
 
 
 def kept_bits(engine: Engine) -> str:
-    """` · keys and values in 8 bits, drafters' in 4`; empty where they are as computed."""
+    """Return a phrase on quantized keys and values, ` · keys and values in 8 bits, drafters' in 4`; "" where they are not quantized."""
     drafted = {b for d in engine.drafts.drafters.values() if (b := getattr(d, "kv_bits", 16)) != 16}
     own = engine.config.kv_bits
     said = [f"keys and values in {own} bits"] if own != 16 else []
@@ -54,10 +54,11 @@ def kept_bits(engine: Engine) -> str:
 
 
 def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float | None = None) -> str:
-    """Return `34 tokens · 189 tok/s, 1.62 times as fast as without drafting (1.50 to 1.71) · 58 % of 43 drafted tokens accepted`.
+    """Return the line below an answer: `34 tokens · 189 tok/s, 1.62 times as fast as without drafting (1.50 to 1.71) · 58 % of 43
+    drafted tokens accepted`.
 
-    The ratio is said of one answer, where there are plain rounds to compare it with and it is settled. decode_seconds: wall time of rounds
-    that several answers shared; None adds their own.
+    The ratio is given for one answer alone, and where enough plain rounds were timed to settle it. decode_seconds: wall time of the
+    rounds that several answers shared; None adds up the answers' own times.
     """
     all_stats = [a.stats for a in answers]
     tokens = sum(s.num_generated for s in all_stats)
@@ -81,7 +82,7 @@ def line(answers: Sequence[Finished], plain: PlainRounds, decode_seconds: float 
 
 
 def _sameness(all_stats: Sequence[RequestStats]) -> str:
-    """Return what is known of drafted answers' texts without decoding them again; "" where nothing is."""
+    """Return a phrase on what is already proved about the texts of drafted answers, "" where nothing is."""
     if not any(s.num_drafted for s in all_stats):
         return ""
     if all(s.is_bit_exact for s in all_stats):
@@ -91,7 +92,7 @@ def _sameness(all_stats: Sequence[RequestStats]) -> str:
 
 
 def details(answers: Sequence[Finished]) -> str:
-    """All other figures: the prompt, rounds, each drafter, where the time went, the machine."""
+    """Return all other figures of answers on one line: the prompt, rounds, each drafter, shares of the time, the machine."""
     all_stats = [a.stats for a in answers]
 
     def total(name: str) -> float:
@@ -122,7 +123,7 @@ def details(answers: Sequence[Finished]) -> str:
 
 
 def by_drafter(all_stats: Iterable[RequestStats]) -> dict[str, list[DrafterStats]]:
-    """Each drafter's work over several answers, in order of first use."""
+    """Return each drafter's statistics of several answers, by name, in the order of first use."""
     found: dict[str, list[DrafterStats]] = {}
     for stats in all_stats:
         for name, work in stats.drafters.items():
@@ -131,7 +132,8 @@ def by_drafter(all_stats: Iterable[RequestStats]) -> dict[str, list[DrafterStats
 
 
 def machine() -> str:
-    """`peak memory 28 MB · OpenBLAS 0.3.21, bundled`; off Linux without the BLAS, on a GPU with its name and our kernels in use."""
+    """Return the memory and machine of a run: `peak memory 28 MB · OpenBLAS 0.3.21, bundled`; on a GPU with its name and mlxspec's
+    kernels in use in place of the BLAS."""
     import mlx.core as mx
 
     from mlxspec.platform import device
@@ -152,7 +154,7 @@ def machine() -> str:
 
 
 def computer() -> str:
-    """`Apple M3 Max (metal)`; on a CPU with its BLAS."""
+    """Return the name of the device: `Apple M3 Max (metal)`; of a CPU with its BLAS."""
     from mlxspec.platform import device
 
     report = device.report()
@@ -160,7 +162,8 @@ def computer() -> str:
 
 
 def notices(all_stats: Iterable[RequestStats]) -> list[str]:
-    """Sentences a person should see, each once: drafters that ended, what the machine lacks, kernels that failed their check."""
+    """Return the sentences that the user should read, each once: on drafters that ended, on what the machine lacks, on kernels that
+    failed their check."""
     from mlxspec.platform import device
 
     found = [n for stats in all_stats for n in stats.notices]
@@ -169,7 +172,7 @@ def notices(all_stats: Iterable[RequestStats]) -> list[str]:
 
 
 def proof(receipt: Receipt, tokenizer: Tokenizer | None) -> str:
-    """`proved: plain decoding gives the same 34 tokens, in 0.21 s; with drafting 0.13 s`"""
+    """Return the sentence on a receipt: `proved: plain decoding gives the same 34 tokens, in 0.21 s; with drafting 0.13 s`"""
     if (found := receipt.difference) is None:
         times = f"in {receipt.plain_seconds:.2f} s; with drafting {receipt.seconds:.2f} s"
         return f"proved: plain decoding gives the same {receipt.num_tokens} tokens, {times}"
@@ -177,7 +180,7 @@ def proof(receipt: Receipt, tokenizer: Tokenizer | None) -> str:
 
 
 def difference(found: Difference, tokenizer: Tokenizer | None) -> str:
-    """`at token 4 the answer says ' a' (log-probability -0.6931) and plain decoding ends`"""
+    """Return a sentence on where two texts differ: `at token 4 the answer says ' a' (log-probability -0.6931) and plain decoding ends`"""
 
     def said(token: int | None, logprob: float | None) -> str:
         if token is None:
@@ -194,7 +197,7 @@ def difference(found: Difference, tokenizer: Tokenizer | None) -> str:
 
 
 def device_data() -> dict[str, Any]:
-    """Backend, BLAS, kernels and memory for JSON."""
+    """Return backend, BLAS, kernels and memory as plain objects, for JSON."""
     import mlx.core as mx
 
     from mlxspec.platform import device
@@ -219,14 +222,15 @@ def _kernels() -> tuple[KernelReport, ...]:
 
 
 def size(num_bytes: float) -> str:
-    """`28 MB`, `1.5 GB`, in powers of 1000."""
+    """Return a number of bytes in decimal units: `28 MB`, `1.5 GB`."""
     from mlxspec.loading.progress import amount
 
     return amount(int(num_bytes))
 
 
 def _ending(answers: Sequence[Finished]) -> str:
-    """Return what to say first when an answer was cut."""
+    """Return the beginning of the statistics line: how the answer was cut short, or the number of several answers and how many of them
+    were cut short."""
     if len(answers) == 1:
         return f"{answers[0].ending}: " if answers[0].ending else ""
     cuts = {a.ending: sum(b.ending == a.ending for b in answers) for a in answers if a.ending}
@@ -235,7 +239,7 @@ def _ending(answers: Sequence[Finished]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 turn`, `2,000 turns`."""
+    """Return a number with its noun: `1 turn`, `2,000 turns`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

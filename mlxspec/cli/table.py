@@ -11,7 +11,7 @@ from mlxspec.cli import terminal
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Print a table, its columns two spaces apart; columns in `right` are flush right."""
+    """Print a table whose columns are two spaces apart. right: numbers of the columns to align to the right."""
     rows = [headings, *([terminal.sentence(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(headings))]
     if sum(widths) + 2 * (len(widths) - 1) > _columns():
@@ -24,8 +24,8 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: S
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], width: int = 0) -> None:
-    """Print lines `name value`, values below one another; a pair without a name goes on with the one before. width: of names that are
-    printed later."""
+    """Print lines `name value` with the values aligned. A pair without a name continues the pair before. width: the least width of the
+    names, for pairs that are printed later."""
     width = max(width, *(len(name) for name, _ in pairs))
     room = max(20, _columns() - width - 2)
     for name, value in pairs:
@@ -36,7 +36,7 @@ def print_pairs(pairs: Sequence[tuple[str, str]], width: int = 0) -> None:
 
 
 def _columns() -> int:
-    """Return the columns of the terminal that reads stdout; as many as there may be for a pipe."""
+    """Return the width of the terminal that shows stdout; sys.maxsize where stdout is no terminal."""
     return shutil.get_terminal_size().columns if terminal.is_terminal(sys.stdout) else sys.maxsize
 
 

@@ -26,18 +26,18 @@ _is_open = False  # whether a line of an answer on stdout has not ended
 
 
 def clean(text: str) -> str:
-    """`text` without control characters other than newline and tab."""
+    """Return a text without control characters other than newline and tab."""
     return _CONTROL.sub("", text)
 
 
 def sentence(text: str) -> str:
-    """`text` as one line without control characters, cut where it is absurdly long."""
+    """Return a text as one line without control characters, of at most _LONGEST characters."""
     line = clean(" ".join(text.split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person may be looking at `stream`."""
+    """Return whether `stream` is a terminal."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):
@@ -45,22 +45,22 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def use_colour(stream: TextIO) -> bool:
-    """A terminal that is not dumb, and NO_COLOR (no-color.org) is unset or empty."""
+    """Return whether to write colours to `stream`: it is a terminal that is not dumb, and NO_COLOR (no-color.org) is unset or empty."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def can_move(stream: TextIO) -> bool:
-    """A terminal that is not dumb: a line on it can be written again."""
+    """Return whether a line of `stream` can be rewritten: it is a terminal that is not dumb."""
     return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def dim(text: str, stream: TextIO) -> str:
-    """`text` as a remark, where `stream` can show that."""
+    """Return a text in dim style, unchanged where `stream` does not show colours."""
     return f"\x1b[2m{text}\x1b[0m" if use_colour(stream) else text
 
 
 def say(text: str, *, raw: bool = False) -> None:
-    """Write a piece of an answer to stdout, at once. raw: the text is our own, escapes included."""
+    """Write a piece of an answer to stdout and flush it. raw: keep control characters, because mlxspec itself wrote the text."""
     sys.stdout.write(text if raw or not is_terminal(sys.stdout) else clean(text))
     sys.stdout.flush()
     if text:
@@ -68,7 +68,7 @@ def say(text: str, *, raw: bool = False) -> None:
 
 
 def line_is_open(is_open: bool) -> None:
-    """Note whether stdout is in the middle of a line from now on. Where it is not, lines of a trace that waited are written."""
+    """Set whether stdout is in the middle of a line. Where it is not, the waiting lines of a trace are written."""
     global _is_open
     _is_open = is_open
     if not is_open:
@@ -78,7 +78,7 @@ def line_is_open(is_open: bool) -> None:
 
 
 def trace(text: str) -> None:
-    """Write a line of a trace to stderr. Where answer and trace share a terminal it waits until the answer's line has ended."""
+    """Write a line of a trace to stderr. Where stdout and stderr are terminals, the line waits until the answer's line has ended."""
     if _is_open and is_terminal(sys.stdout) and is_terminal(sys.stderr):
         _held.append(text)
     else:
@@ -86,7 +86,7 @@ def trace(text: str) -> None:
 
 
 def say_drafted(text: str, num_chars: int) -> None:
-    """Write a model's text, its first `num_chars` characters in green where colour is used: they were drafted."""
+    """Write a piece of an answer to stdout with its first `num_chars` characters, which were drafted, in green where colours are shown."""
     if num_chars and use_colour(sys.stdout):
         say(f"\x1b[32m{clean(text[:num_chars])}\x1b[0m{clean(text[num_chars:])}", raw=True)
     else:
@@ -94,20 +94,22 @@ def say_drafted(text: str, num_chars: int) -> None:
 
 
 def note(text: str) -> None:
-    """Write a remark on the answer to stderr; on a terminal dim and broken between words."""
+    """Write a remark to stderr, on a terminal in dim style and wrapped between words."""
     for part in _lines(sentence(_as_typed(text))):
         note_as_is(part)
 
 
 def note_row(name: str, text: str, width: int) -> None:
-    """Write a row of a list to stderr, with the text after `width` columns unless the terminal is narrow; there broken between words."""
+    """Write a row of a list to stderr: the name in `width` columns, then the text, wrapped between words. On a narrow terminal the name
+    takes its own width."""
     is_narrow = is_terminal(sys.stderr) and shutil.get_terminal_size().columns <= 2 * width
     for part in _lines(f"{name:<{0 if is_narrow else width}} {text}", 2 if is_narrow else width + 1):
         note_as_is(part)
 
 
 def _lines(line: str, indent: int = 0) -> list[str]:
-    """`line` as lines that a terminal has room for. indent: of all but the first."""
+    """Return a line wrapped between words to the width of the terminal on stderr; unchanged where stderr is no terminal. indent: columns
+    before all lines but the first."""
     columns = shutil.get_terminal_size().columns
     if not is_terminal(sys.stderr) or len(line) < columns:
         return [line]
@@ -116,28 +118,30 @@ def _lines(line: str, indent: int = 0) -> list[str]:
 
 
 def note_as_is(line: str) -> None:
-    """Write one line to stderr, its spacing kept, dim on a terminal. Where it cannot be written, the answer still is."""
+    """Write one line to stderr with its spacing kept, on a terminal in dim style. A failure to write is ignored, so that the answer is
+    not lost."""
     with suppress(OSError):
         print(dim(clean(line), sys.stderr), file=sys.stderr, flush=True)
 
 
 def complain(text: str) -> None:
-    """Write a sentence about an error to stderr; on a terminal broken between words."""
+    """Write an error message to stderr, on a terminal wrapped between words."""
     print("\n".join(_lines(f"mlxspec: error: {sentence(_as_typed(text))}")), file=sys.stderr, flush=True)
 
 
 def _as_typed(text: str) -> str:
-    """`text` with its commands as this one was called."""
+    """Return a text in which commands in backquotes begin with the program's name as the user typed it."""
     return text.replace("`mlxspec ", f"`{own_name()} ")
 
 
 def own_name() -> str:
-    """Return what to type to run this command again: `mlxspec`, or the script of a checkout that was called."""
+    """Return what to type to run the program again: `mlxspec`, or the script of a checkout by which it was started."""
     return sentence(os.environ.get("MLXSPEC_COMMAND", "")) or "mlxspec"
 
 
 def prepare_streams() -> None:
-    """Replace a stream that was closed at the start by one that discards; let a stdout that cannot spell a character show `?` instead."""
+    """Replace standard streams that are closed by the null device, and make stdout and stderr write `?` for characters that they cannot
+    encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (as long-lived as the process)
@@ -148,7 +152,7 @@ def prepare_streams() -> None:
 
 
 def takes_more(stream: TextIO) -> bool:
-    """Whether a write to `stream` would not wait now for somebody who reads."""
+    """Return whether a write to `stream` would not block now."""
     try:
         return bool(select.select((), (stream.fileno(),), (), 0)[1])
     except (OSError, ValueError, AttributeError):  # no file at all, as in a test
@@ -156,7 +160,7 @@ def takes_more(stream: TextIO) -> bool:
 
 
 def discard_output(*streams: TextIO) -> None:
-    """Discard what is still buffered in streams that no program reads any more, so that Python's own flush at exit stays quiet."""
+    """Discard the buffered output of streams that no program reads any more, so that Python's own flush at exit does not fail."""
     for stream in streams:
         try:
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -167,7 +171,7 @@ def discard_output(*streams: TextIO) -> None:
 
 
 def stdin_is_piped() -> bool:
-    """Whether stdin is a pipe or a file, so that what somebody put there is to be read."""
+    """Return whether stdin is a pipe or a file, whose text is to be read."""
     if is_terminal(sys.stdin):
         return False
     try:
@@ -178,7 +182,7 @@ def stdin_is_piped() -> bool:
 
 
 def read_stdin() -> str:
-    """All of stdin. The newline an editor or `echo` puts at the end is not part of it. Raises ConfigError unless it is UTF-8."""
+    """Return all of stdin without the newline at its end. Raises ConfigError unless it is UTF-8."""
     raw = getattr(sys.stdin, "buffer", None)
     if is_terminal(sys.stdin):
         note("Type the prompt; Ctrl-D at the beginning of a line ends it.")
@@ -190,7 +194,7 @@ def read_stdin() -> str:
 
 
 def stdin_lines() -> Iterator[str]:
-    """Lines of stdin as they come, line ends taken off. Raises ConfigError unless they are UTF-8."""
+    """Yield the lines of stdin as they are read, without line ends. Raises ConfigError unless they are UTF-8."""
     try:
         for line in sys.stdin:
             yield line.removesuffix("\n").removesuffix("\r")
@@ -199,7 +203,8 @@ def stdin_lines() -> Iterator[str]:
 
 
 def checked(text: str, what: str) -> str:
-    """`text` if it is whole Unicode. What is no UTF-8 arrives from the shell as lone surrogates; raises ConfigError for those."""
+    """Return the text. Raises ConfigError where it holds lone surrogates, as which bytes that are not UTF-8 arrive from the shell. what:
+    name of the text, for the error."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -21,7 +21,7 @@ add_options = demo.add_options
 
 
 def run(args: argparse.Namespace) -> int:
-    """Choose a model, measure it, keep and say what came out. Returns 0, or 1 where a text differed."""
+    """Choose a model, measure it with drafting and without, keep the result and print it. Returns 0, or 1 where a text differs."""
     if args.file is not None or args.request or args.all or args.draft or args.vision:
         return demo.run(args)
     if not any(word.startswith(("-m", "--model")) for word in args.given):
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen() -> str:
-    """Return the best model of this disk, and say which it is. Raises ModelError where none fits."""
+    """Choose the best model on this disk, print which, and return its name. Raises ModelError where none fits."""
     found = here.best()
     if found is None:
         none = (
@@ -66,7 +66,7 @@ def _chosen() -> str:
 
 
 def _own_questions() -> list[str]:
-    """Return the first questions of the last conversations."""
+    """Return the first questions of the user's last conversations, at most _MOST_OWN, without those with images."""
     found = []
     for path in saved.kept_files():
         with suppress(ConfigError):

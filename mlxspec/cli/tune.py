@@ -54,7 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, keep, tell. Returns 0; 1 if a text differed."""
+    """Measure the costs of rounds and drafts and the speed of every drafter, keep the costs and print the result. Returns 0, or 1 where
+    a text differs."""
     check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
     check_number("--repeat", args.repeat, 1, 100, integer=True)
     from mlxspec.bench import plots
@@ -119,7 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def count_texts(args: argparse.Namespace) -> None:
-    """Count the tokens of --texts, and keep the list for this and later loads of models with this vocabulary. Raises ConfigError."""
+    """Count the tokens of the texts of --texts, and keep the list of the most frequent for all loads of models with this vocabulary.
+    Raises ConfigError."""
     from mlxspec.bench.texts import texts_in
     from mlxspec.checkpoints.pull import check_fits
     from mlxspec.loading import hub, row_lists
@@ -140,7 +142,7 @@ def count_texts(args: argparse.Namespace) -> None:
 
 
 def reduction(r: Reduced) -> str:
-    """Return a sentence on the costs and savings of proposing over a part of the vocabulary."""
+    """Return a sentence on what drafting over a part of the vocabulary costs in acceptance and saves in bytes read."""
     lost = 100 * (r.whole_acceptance - r.acceptance)
     return (
         f"{r.name}, depth {r.depth}, over {r.num_rows} of {r.vocab_size} tokens: {100 * r.acceptance:.1f} % accepted, {lost:.1f} "
@@ -169,7 +171,7 @@ def _print(engine: Engine, costs: CostModel, plain: Score, scores: list[Score]) 
 
 
 def table(scores: list[Score]) -> list[list[str]]:
-    """One row a contestant."""
+    """Return the rows of the printed table, one for each measured way of drafting."""
     return [
         [
             f"{s.name}, whole vocabulary" if s.whole else s.name,
@@ -184,7 +186,8 @@ def table(scores: list[Score]) -> list[list[str]]:
 
 
 def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) -> str:
-    """Return a sentence on what to do, and where the default is not the best, why."""
+    """Return a sentence on which options to use. winner: the best way of drafting, None where none beats plain decoding; plain: plain
+    decoding; scores: all, to explain why the default is slower."""
     if winner is None and any(not s.ratio.refusal and not s.ratio.is_settled for s in scores):
         return "Nothing is settled to beat plain decoding: the turns differ too much. A larger --repeat asks again."
     if winner is None:
@@ -201,7 +204,7 @@ def verdict(winner: Score | None, plain: Score, scores: Sequence[Score] = ()) ->
 
 
 def _beside_auto(winner: Score, scores: Sequence[Score]) -> str:
-    """Return why the default is slower, where it was measured and that is more than chance."""
+    """Return a sentence on why the default, policy auto, is slower than the winner; "" where it was not measured or is the winner."""
     from mlxspec.bench import tune as bench
 
     auto = next((s for s in scores if s.name == "policy auto" and not s.ratio.refusal), None)

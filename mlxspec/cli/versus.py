@@ -49,7 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the contest. Returns 0, or 1 where a text differs."""
+    """Send the same prompts to another server and to one of mlxspec's, and print texts and speeds compared. Returns 0, or 1 where a text
+    differs."""
     from mlxspec.bench import versus
     from mlxspec.bench.rival import Rival
     from mlxspec.loading import hub
@@ -109,7 +110,7 @@ def _teller(wait: Waiting, repeat: int) -> Callable[[str, int, BothAnswers], Non
 
 
 def _lines(rival: Rival, own: Rival, contests: Sequence[Contest], memory: Sequence[int | None]) -> list[str]:
-    """Return the printed lines."""
+    """Return the lines to print on the comparison. memory: resident bytes of the two servers, None where unknown."""
     lines = []
     for c in contests:
         sides = []

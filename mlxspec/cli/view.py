@@ -29,9 +29,10 @@ _STYLES = {
 
 
 class View:
-    """One answer after another: `think` and `say` take pieces as they come, `end` ends the answer.
+    """A view that shows one answer after another as bare text. `begin` begins an answer, `think` and `say` receive its pieces, `end`
+    ends it.
 
-    show: whether thinking is shown as it comes, or only how much of it there is. `thought` keeps the last answer's.
+    show: "show" writes thinking as it arrives, "hide" only the number of its words. `thought` holds the thinking of the last answer.
     """
 
     def __init__(self, show: Show = "show") -> None:
@@ -65,7 +66,7 @@ class View:
         self.write_end()
 
     def unfold(self) -> bool:
-        """Show what the last answer's thinking was; False where there was none."""
+        """Write the thinking of the last answer. Returns False where there was none."""
         if not self.thought:
             return False
         self.write_thought(self.thought)
@@ -100,7 +101,7 @@ class View:
 
 
 class PlainView(View):
-    """A view for a terminal that cannot style anything: thinking is between two lines that say so."""
+    """A view for a terminal without styles, which puts thinking between the lines `[thinking]` and `[answer]`."""
 
     def __init__(self, show: Show = "show") -> None:
         super().__init__(show)
@@ -118,7 +119,7 @@ class PlainView(View):
 
 
 class MarkdownView(View):
-    """A view for a terminal that can style: Markdown as it comes, thinking dim before it."""
+    """A view for a terminal with styles, which draws Markdown as it arrives, and thinking in dim style before it."""
 
     def __init__(self, show: Show = "show") -> None:
         from rich.console import Console
@@ -158,7 +159,7 @@ class MarkdownView(View):
 
 
 def best_view(show: Show = "show") -> View:
-    """The view that suits stdout."""
+    """Return the view that suits stdout. show: as in View."""
     if not terminal.is_terminal(sys.stdout):
         return View(show)
     return MarkdownView(show) if terminal.can_move(sys.stdout) else PlainView(show)
