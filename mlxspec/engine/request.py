@@ -353,7 +353,8 @@ class Request:
             work.num_judged, work.num_right = (found.judged, found.right) if found.judged else verified
 
     def count_foretold(self) -> None:
-        """Count the answer's tokens that the prediction in the request contained. May be called after the end, in any thread."""
+        """Count in the statistics how many tokens of the answer the prediction in the request contained. May be called after the end, in
+        any thread."""
         predicted = self.spec.predicted
         if not isinstance(predicted, str):
             self.stats.num_predicted = len(predicted)

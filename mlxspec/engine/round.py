@@ -162,8 +162,9 @@ def accept(round_: Round, drafts: Drafts, stats: EngineStats) -> Accepted:
 
 
 def _masked(round_: Round, place: int, accepted: Sequence[int]) -> Sampled | None:
-    """Return the tokens of a row, sampled again under its grammar, where a tag began that grammar in the round before or among the
-    accepted drafted tokens; None where no token is forbidden. place: index of the row. accepted: its accepted drafted tokens."""
+    """Return the tokens of a row, sampled again under its grammar, where the row was sampled without it and a tag began it in the round
+    before or among the accepted drafted tokens; None where no token is forbidden. place: index of the row. accepted: its accepted
+    drafted tokens."""
     request, logits = round_.requests[place], round_.logits
     if place not in round_.unmasked or logits is None or request.constraints is None:
         return None

@@ -131,7 +131,8 @@ class RequestStats:
 
     @property
     def other_seconds(self) -> float:
-        """Return the seconds of decoding that were neither drafting nor verifying: accepting, giving tokens to drafters, and text."""
+        """Return the seconds of decoding that were neither drafting nor verifying: accepting, giving tokens to drafters, and converting
+        tokens to text."""
         return max(0.0, self.decode_seconds - self.draft_seconds - self.verify_seconds)
 
     @property

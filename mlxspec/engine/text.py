@@ -10,7 +10,7 @@ from mlxspec.loading.tokenizer import TextStream
 
 
 class AnswerText:
-    """A decoder of one answer's tokens into text, which finds the stop strings."""
+    """A decoder of one answer's tokens into text, which finds the stop strings. It holds back text that may still become a stop string."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """Return all text that was given out. Its pieces are joined only here, because adding each token to one string would copy the
-        whole answer."""
+        """Return all text that `push` and `finish` have returned. Its pieces are joined only here, because adding each token to one
+        string would copy the whole answer."""
         if len(self._said) > 1:
             self._said = ["".join(self._said)]
         return self._said[0] if self._said else ""

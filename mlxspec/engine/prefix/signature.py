@@ -72,8 +72,8 @@ def of_drafter(target: str, drafter: Drafter) -> str | None:
 
 
 def of_states(target: str, drafters: Sequence[str]) -> str:
-    """Return the digest of whole states, 64 hexadecimal digits. target: the target's digest. drafters: digests of the drafters without
-    whose parts a state is useless."""
+    """Return the digest of the target and the drafters that compute a state together, 64 hexadecimal digits. target: the target's
+    digest. drafters: digests of the drafters without whose parts a state is useless."""
     return _digest(target, sorted(drafters))
 
 
