@@ -1,8 +1,8 @@
 """Writes a grammar, in llguidance's Lark, of the tool calls that a request allows.
 
-One writer a notation: JSON, Qwen's tags, Gemma's braces. What a value may be is asked of the schema's one reading (schema.py). Values that
-a notation writes as JSON are given to the compiler as the schema itself. `tokens` says which tags are special tokens of the vocabulary. A
-grammar names those by id; all others are text.
+There is one writer for each notation: JSON, Qwen's tags, Gemma's braces. The values that a parameter may have are taken from schema.py,
+which reads the tool's schema. For values that a notation writes as JSON the grammar contains the schema itself. `tokens` holds the tags
+that are special tokens of the vocabulary. A grammar names those by id; all other tags are text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tool calls in notations of other families: mlx-lm's own parsers read what stands between their tags.
+"""Reads tool calls in notations of other families: mlx-lm's own parsers read the text between their tags.
 
-What such a parser cannot read, or reads as anything but a tool's name and an object of arguments, is no call: none is made up.
+Text that such a parser cannot read, or reads as anything but a tool's name and an object of arguments, is no call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the calls in Gemma's notation: call:NAME{key:value,...}, with marks around strings: Gemma 4 (`<|"|>`), FunctionGemma (`<escape>`).
 
-Keys have no quotes; lists and objects nest as in JSON. Models also write plain JSON, Python's words, or text without marks, and the tool's
-schema says what was meant.
+Keys have no quotes; lists and objects nest as in JSON. Models also write plain JSON, Python's words, or text without marks. Such a value
+is read by the types that the tool's schema allows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pieces that an answer consists of, and the text scanner that all parsers share.
 
-A parser has `push(text)` and `finish()`, both giving pieces. Its contract, which property tests hold: however the text is cut into
-pushes, the merged pieces are the same. Knows no format.
+A parser has `push(text)` and `finish()`, which both return pieces. Its contract, which property tests check: the merged pieces are the
+same for every division of the text into pushes. This module depends on no format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Follows where the end of a Markdown text stands: at the beginning of a line, in a fenced block, in a code span.
+"""Follows the position of the end of a Markdown text: at the beginning of a line, in a fenced block, in a code span.
 
-Fences are CommonMark's: three or more backticks or tildes, also in lists and quotes, which end a fence with them. A fence that is open may
-never be closed; who asks decides what that means.
+Fences are CommonMark's: three or more backticks or tildes, also in lists and quotes, which end a fence with them. An open fence may
+never be closed; the caller decides what follows from this.
 """
 
 from __future__ import annotations

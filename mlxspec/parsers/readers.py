@@ -1,9 +1,8 @@
-"""Reads the calls in a text that stands between two tags: Qwen's notations, as JSON and with tags of their own.
+"""Reads the calls in the text between two tags, in Qwen's notations: JSON, and tags of their own.
 
-A reader takes the whole text and gives its calls: none of them while a string or a value is open, which more text may close, and None where
-anything is no call of a declared tool. What models write badly is
-read as it was meant: a bracket too few or too many, a comma too many, an end tag that was forgotten. A string, a number or a parameter that
-the text leaves open is never closed.
+A reader takes the whole text and returns its calls. It returns none of them while a string or a value is open, which more text may
+close, and None where the text is anything but calls of declared tools. Common faults of models are corrected: a bracket too few or too
+many, a comma too many, an end tag that is missing. A string, a number or a parameter that the text leaves open is never closed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Splits reasoning from the answer: the text between a model's thinking tags at the beginning of what it writes.
+"""Splits reasoning from the answer: the text between a model's thinking tags at the beginning of its output.
 
 Where the prompt has opened thinking (many templates end in the opening tag), the text begins inside. White space around the reasoning
-belongs to the tags. An opening tag that comes later is text. A call of one of the request's tools, in thinking that is never closed, ends
-it; behind one comes the closing tag where the model has only thought of the call.
+belongs to the tags. A later opening tag is text. A call of one of the request's tools ends thinking that is never closed. If the closing
+tag follows the call, the call is part of the reasoning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads a JSON Schema once, for the grammars and the parsers of every notation of tool calls.
 
-What a grammar cannot hold is left to the compiler, llguidance, which is lenient and says what it leaves out. Here a schema is only walked:
-references get names of their own, patterns the compiler's syntax, and keywords that nobody holds are listed with their paths. `shapes` are
+The compiler, llguidance, enforces the keywords that it can, and lists the others. This module walks the schema only: references get
+names of their own, patterns get the compiler's syntax, and keywords that cannot be enforced are listed with their paths. `shapes` are
 the plain forms of a value, without references and alternatives, as the notations that are not JSON need them.
 
 Dialect: 2020-12, with the older spellings that clients still send (definitions, items as a list, exclusiveMinimum as a boolean).

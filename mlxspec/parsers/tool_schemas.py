@@ -1,4 +1,4 @@
-"""The schemas of a request's tools, each read once, when it is first asked for."""
+"""The schemas of a request's tools, each read at its first use."""
 
 from __future__ import annotations
 

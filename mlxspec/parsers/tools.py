@@ -1,14 +1,14 @@
 """Splits tool calls from the text around them: one parser for every notation.
 
-It looks for the opening tag where a call may stand, holds the text back up to the closing tag behind which a reader finds nothing but calls
-of declared tools, and gives the text back as soon as it cannot begin one. So a call is given when it is closed, and never before: the
-beginning of a call may mean something else than the call. All else is text, and nothing of it is lost. White space before a call belongs to
-the call.
+The parser looks for the opening tag where a call may begin. It holds the text back up to a closing tag before which a reader finds
+nothing but calls of declared tools, and releases the text as soon as it cannot be the beginning of a call. So a call is returned when it
+is closed, and never before: the beginning of a call may turn out to be something else. All other text is content, and none of it is
+lost. White space before a call belongs to the call.
 
-Where a call may stand:
+A call may begin with
 
     a tag that is a special token   anywhere: no text is spelled with it
-    a tag that begins a line        unless it stands in a fenced block that is closed behind it
+    a tag that begins a line        unless it is in a fenced block that is closed later
     a tag within a line             outside code
 """
 

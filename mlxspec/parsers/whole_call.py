@@ -1,7 +1,8 @@
 """Recognizes an answer that is nothing but calls in another notation than the model's template has: as JSON, bare or fenced, in Python's
-form, or between the tags of other families. Calls of declared tools only; an answer that is anything else is text.
+form, or between the tags of other families. The calls must be of declared tools; any other answer is text.
 
-Text is held back as long as it may become such an answer, which its first characters decide for nearly all, and no longer than calls are.
+Text is held back while it may become such an answer, at most up to LONGEST characters. For nearly all answers the first characters
+decide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the format that a request asks of its whole answer, from the dozen fields by which published APIs name it.
+"""Reads the format that a request sets for its whole answer, from the dozen fields that published APIs have for it.
 
 JSON of a schema       response_format, json_schema, guided_json, structured_outputs.json, .json_object
 a regular expression   regex, guided_regex, structured_outputs.regex

@@ -1,4 +1,4 @@
-"""The route handlers. Each starts what a checked body asks for, and writes the answers in the form of its API."""
+"""The route handlers. Each starts the work that a checked body requests, and writes the answers in the form of its API."""
 
 from __future__ import annotations
 

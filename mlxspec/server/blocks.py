@@ -4,7 +4,7 @@
     BlockMore    text of the open block: thinking, text, or the JSON of a call's arguments
     BlockEnd     the open block is complete
 
-Knows the updates of a job; knows no API.
+The module depends on the updates of a job and on no API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Continuing texts, as OpenAI's `/v1/completions`, llama.cpp's `/completion` and `/infill` have it, and `/tokenize` and `/detokenize`: the
+"""Continuing texts with OpenAI's `/v1/completions` and llama.cpp's `/completion` and `/infill`, and `/tokenize` and `/detokenize`: the
 forms of requests and answers, how a request is read, and how an answer is written, streamed or whole."""
 
 from __future__ import annotations

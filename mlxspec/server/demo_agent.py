@@ -1,6 +1,6 @@
-"""`demo-agent`: the loop of an agent without a download. The model was never taught to call tools, so a grammar writes what it says.
+"""`demo-agent`: the loop of an agent without a download. The model has not been trained to call tools, so a grammar fixes its answers.
 
-The first answer of a turn calls the agent's shell with ECHO, and the answer behind the result is SENTENCE. Prompts, the prefix store,
+The first answer of a turn calls the agent's shell with ECHO, and the answer after the result is SENTENCE. Prompts, the prefix cache,
 drafts, streams and the way a call is read are those of any model.
 """
 

@@ -1,5 +1,5 @@
-"""Embeddings and ranks, OpenAI's `/v1/embeddings`, Ollama's `/api/embed`, and `/v1/rerank` as Jina's and Cohere's clients send it: the form
-of requests and answers, reading, running between the rounds of whatever decodes, and writing."""
+"""Embeddings and ranks: OpenAI's `/v1/embeddings`, Ollama's `/api/embed`, and `/v1/rerank` as Jina's and Cohere's clients send it. The
+module has the forms of requests and answers, and reads, runs and answers requests. Forwards run between the rounds of rows that decode."""
 
 from __future__ import annotations
 

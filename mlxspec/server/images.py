@@ -1,9 +1,10 @@
 """Takes images out of requests of all APIs, and puts them into the messages for the chat template.
 
-Before a body is checked, `take_images` puts a text in the place of each image. So the APIs' adapters join and move it like any other text,
-and know nothing of images. `placed` finds it in the messages that come out and puts an image part there, as chat templates read it.
+Before a body is checked, `take_images` replaces each image by a placeholder text. So the readers of the APIs join and move the
+placeholder like any other text, and need no code for images. `placed` finds it in the messages that they make, and puts an image part in
+its place, as chat templates read it.
 
-Invariants: the text cannot be guessed, and only a text that this process has made stands for an image. Placeholders are kept in a weak
+Invariants: a placeholder cannot be guessed, and only a text that this process has made is a placeholder. Placeholders are kept in a weak
 table: the image is freed with the last string that contains its placeholder.
 """
 

@@ -1,5 +1,5 @@
-"""`Job`: what a request asks for, in a form that belongs to no API. An API's reader makes one from a checked body, the engine runs it, and
-the API's writer writes the answers. `ChatRequest` is the part of it that the model reads."""
+"""`Job`: the answers that a request wants, in a form that belongs to no API. An API's reader makes a job from a checked body, the engine
+runs the job, and the API's writer writes the answers. `ChatRequest` is the conversation that the prompt is made from."""
 
 from __future__ import annotations
 

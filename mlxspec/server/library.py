@@ -1,7 +1,8 @@
-"""The models of the machine that a server runs on: those in the hub's cache, those that fit, and the one that is being fetched.
+"""The models of the machine that a server runs on: those in the hub's cache, those that fit into memory, and the one that is being
+downloaded.
 
-Only a server that nobody but this machine's user can reach shows and fetches them (`check_is_own`). A download is a process of its own
-(checkpoints/fetching.py): it delays no answer, and can be ended at any point. It writes into the hub's cache and nowhere else.
+A server shows and downloads them only if this machine's user alone can reach it (`check_is_own`). A download is a process of its
+own (checkpoints/fetching.py): it delays no answer, and can be ended at any point. It writes into the hub's cache and nowhere else.
 """
 
 from __future__ import annotations

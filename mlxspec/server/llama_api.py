@@ -1,4 +1,4 @@
-"""Answers questions of llama.cpp's and Ollama's clients about a server: `/props`, `/slots`, `/api/ps`. No text of any request is in it."""
+"""Answers requests of llama.cpp's and Ollama's clients about a server: `/props`, `/slots`, `/api/ps`. No answer has text of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LM Studio's answers about models, in both versions of its API: forms and what a model is in them. Loads nothing."""
+"""LM Studio's answers about models, in both versions of its API: the forms, and how a model is described in them. Loads nothing."""
 
 from __future__ import annotations
 

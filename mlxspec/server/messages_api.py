@@ -1,11 +1,11 @@
 """Anthropic's Messages, `/v1/messages` and `/v1/messages/count_tokens`: the form of its requests and answers, how a request is read, and
-how an answer is written, streamed or whole. Fields that all APIs share stand beside its own under their usual names.
+how an answer is written, streamed or whole. Fields that all APIs share may be sent too, under their usual names.
 
-What becomes of a conversation on its way to the chat template:
+A conversation is changed for the chat template as follows:
 
     system                   the first message; headers that change with each request are left out (`without_volatile`)
     a system message later   text of the user's at the same place, because many templates allow a system message at the beginning only
-    tool_result              a message of the role tool, before or behind the user's text as it stands
+    tool_result              a message of the role tool, before or after the user's text, in the client's order
     thinking                 `reasoning_content`; signatures are not read, and redacted thinking is left out
     messages of one role     that follow each other are one message, as the API defines it
 """

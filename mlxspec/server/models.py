@@ -1,5 +1,5 @@
-"""The server's table of models, one in memory at a time: loaded when asked for, unloaded for another or when idle. Names whose maker
-is the same object are one engine, which knows a name's adapter by that name.
+"""The server's table of models, one in memory at a time. A model is loaded by the first request that names it, and unloaded for another
+model or when idle. Names with the same `make` function share one engine; a name that is also an adapter's selects this adapter.
 
 A request uses a model from before its prompt is rendered until its last event. The model is not unloaded meanwhile. Requests for another
 model wait in order, so that neither model starves.

@@ -1,7 +1,7 @@
-"""The beginning of a conversation's next prompt: what is certain of it once an answer has ended, whatever the next message says.
+"""Finds the beginning of a conversation's next prompt: the part that is certain once an answer has ended, whatever the next message is.
 
-A chat template writes an earlier answer otherwise than the model wrote it: without its thinking, with other white space around its calls.
-So the engine has not read that text, and reads it while the client runs a tool or its user reads the answer.
+A chat template writes an earlier answer otherwise than the model wrote it: without its thinking, with other white space around its
+calls. So the engine has not read that text, and reads it while the client runs a tool or its user reads the answer.
 """
 
 from __future__ import annotations

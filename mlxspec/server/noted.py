@@ -1,4 +1,4 @@
-"""Tells the operator, in the log, of what clients are told in notices. No text of a request or an answer is written."""
+"""Logs, for the operator, the kinds of the notices that clients receive. No text of a request or an answer is written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Ollama's API, `/api/chat`, `/api/generate` and `/api/show`: the form of its requests and answers, how a request is read, and how an
-answer is written, one object a line or one in all. Sampling, drafting and the fields that all APIs share stand in `options`."""
+answer is written, one object a line or one in all. Sampling, drafting and the fields that all APIs share are members of `options`."""
 
 from __future__ import annotations
 

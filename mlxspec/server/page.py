@@ -1,6 +1,6 @@
 """The page at /: its files, how they are sent, and how else to connect, as text for a terminal.
 
-The page is static: it asks this server's routes for everything else. What it may do is bounded by the policy below: scripts, styles and
+The page is static: it requests everything else from this server's routes. The policy below bounds what it may do: scripts, styles and
 requests of its own origin, images of the user's own, nothing inline, nothing from elsewhere, no markup made from text.
 """
 

@@ -1,7 +1,7 @@
-"""Turns a conversation into the prompt of its answers: the chat template, the tokenizer, images, and what an answer may look like.
+"""Turns a conversation into the prompt of its answers: the chat template, the tokenizer, images, and the constraints of an answer.
 
-Everything that can be wrong with a conversation is found here or when the engine takes it, before the first byte of an answer. Knows no
-sampling.
+Every fault of a conversation is found here or when the engine accepts the request, before the first byte of an answer. Sampling is read
+elsewhere (params.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OpenAI's Responses, `/v1/responses`: the form of its requests and answers, how a request is read, and how an answer is written, streamed
-or whole. Fields that all APIs share stand beside its own under their usual names.
+or whole. Fields that all APIs share may be sent too, under their usual names.
 
-What becomes of the input on its way to the chat template:
+The input is changed for the chat template as follows:
 
     instructions, and system and developer messages before any other item     the first message
     a system or developer message later                                       text of the user's at the same place

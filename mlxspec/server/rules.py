@@ -1,4 +1,4 @@
-"""Rules of an answer: which tools it may or must call, and the grammar of its calls or of the format that is asked for."""
+"""The rules of an answer: which tools it may or must call, and the grammar of its calls or of the requested format."""
 
 from __future__ import annotations
 

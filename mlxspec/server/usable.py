@@ -1,11 +1,11 @@
 """Leaves out or refuses the parts of a conversation that the server cannot use: one rule for all APIs, applied before a body is checked.
 
-    in an earlier turn, an answer, or the result of a tool    a part is left out with a notice; a text in its place says what stood there
+    in an earlier turn, an answer, or the result of a tool    a part is left out with a notice; a text in its place names its type
     in the user's newest turn                                 a sound, a video or a file is an error in one sentence; a part of a type that
-                                                              is not known is left out, as long as anything else stands beside it
+                                                              is not known is left out, as long as the turn has another part
 
-So no part of a history makes all later requests fail. A turn that holds results of tools is not the user's. The table `parts` of a
-form holds the types of parts that it reads. Images are put aside by images.py, by the same rule.
+So no part of a history makes all later requests fail. A turn that holds results of tools is not the user's. The table `parts` of a form
+holds the types of parts that it reads. images.py applies the same rule to images.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The building blocks of request forms: `Fields`, the types of fields, and `review`, which makes a form of a body or says in one sentence
-what is wrong.
+"""The building blocks of request forms: `Fields`, the types of fields, and `review`, which checks a body and returns it as a form, or
+raises an error with one sentence on the fault.
 
-A form describes a body to readers (openapi.py), and is what a body becomes: no other code sees the body. Each field that a published API
-names is one of:
+A form describes a body to readers (openapi.py), and is what a body becomes: no other code reads the body. Each field that a published
+API names is one of:
 
     honoured   a field of the form; one with `x-another-name-of` is another name of an honoured field
-    refused    in the form's table `refused`: the request is an error that names the field, unless its value asks for nothing
+    refused    in the form's table `refused`: the request is an error that names the field, unless its value changes nothing
     harmless   in the form's table `harmless`: it is accepted and changes nothing about the answer, for the reason given there
 
 A field that is none of these is ignored, and the answer's `mlxspec.notices` name it. Nested forms have tables of their own.

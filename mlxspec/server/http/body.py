@@ -1,4 +1,4 @@
-"""Reads the body of a request within limits of size, depth and time, and makes its form of it, with texts in the places of images."""
+"""Reads the body of a request within limits of size, depth and time, and makes its form of it, with placeholders in place of images."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Limits connections: how many are open, and how long one may stay idle.
 
-asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs
-each time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
+asyncio's own way to accept connections has no bound. Without descriptors left it tries again at once, thousands of times, and logs each
+time; and uvicorn waits for ever for the rest of a request's headers and for a client that does not read. Here
 
-    at most so many connections are open; a new one takes the place of one that has no whole request: of the address with most
+    the number of open connections is limited; a new one takes the place of one that has no whole request: of the address with most
         connections, the one that waits longest. Connections that have sent a valid key, and others of their address, go last,
     a connection that sends no complete headers in time is closed, and so is one that reads nothing of its answer in time,
     without descriptors accepting pauses for a second, with one line in the log.

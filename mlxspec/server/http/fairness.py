@@ -1,7 +1,6 @@
 """Lets clients take turns before the engine: for a place among the open requests, and for time of the threads that prepare them.
 
-A client is the address that a connection comes from. On this machine itself all programs share one address, so there a client is a
-connection.
+A client is the address of a connection. All programs on this machine itself share one address, so there each connection is a client.
 """
 
 from __future__ import annotations

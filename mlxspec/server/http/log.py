@@ -1,7 +1,7 @@
 """Writes one log line for each request, on stderr. Text from clients is escaped, and no prompt or answer is written.
 
-A client decides how many lines there are, so their rate is bounded: LINES_AT_ONCE, then LINES_A_SECOND. A thread writes them, so that
-nobody waits for whoever reads the log, and at most MOST_WAITING wait for it. The log says how many were left out, once it can.
+Clients cause the lines, so their rate is limited: LINES_AT_ONCE, then LINES_A_SECOND. A thread writes them, so that no request waits for
+a slow reader of the log, and at most MOST_WAITING lines wait for the thread. A later line has the number of those that were left out.
 """
 
 from __future__ import annotations

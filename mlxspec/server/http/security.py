@@ -1,9 +1,9 @@
 """Checks Host, Origin and key before a route is looked for, and the content type before a body is read.
 
-Any web page can reach a server on this machine, so that "localhost" is no protection by itself: a foreign name in Host is DNS rebinding, a
-foreign Origin is a page that should not call, Sec-Fetch-Site tells an image or a script of such a page, which has no Origin, and a body
-that is not JSON is a form that such a page sent without asking. Pure ASGI
-middleware; it knows no route but those that need no key. Errors have the form of the path's API.
+Any web page can reach a server on this machine, so that "localhost" is no protection by itself. A foreign name in Host is DNS rebinding;
+a foreign Origin is a page that should not call; Sec-Fetch-Site reveals an image or a script of such a page, which has no Origin; and a
+body that is not JSON is a form that such a page sent without a preflight. This is pure ASGI middleware; of the routes it contains only
+the paths that need no key. Errors have the form of the path's API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ends a server's process within seconds of SIGTERM or SIGINT, whatever its threads do.
 
-The interpreter writes a signal's number to a pipe as it comes, and a thread reads it. So nothing that holds up the main thread, such as a
-terminal that takes no output, holds up the end.
+The interpreter writes a signal's number to a pipe when the signal arrives, and a thread reads it. So a blocked main thread, for example
+one that writes to a terminal that takes no output, does not delay the end.
 """
 
 from __future__ import annotations
