@@ -269,8 +269,8 @@ class ToolParser:
         return self._notation.read(text[len(held.opener) :], self._schemas, is_closed=is_closed)
 
     def _is_spoken_of(self, held: _Held, text: str) -> bool:
-        """Return whether the text, whose own opening tag is in the middle of a line, contains a call whose tag begins a line. The first
-        tag is then content: the answer only mentions it."""
+        """Return whether the text contains a call whose tag begins a line, while its own opening tag is a weaker one: in the middle of a
+        line, or `<function=`. The own tag is then content, because the answer only mentions it."""
         found = re.finditer(rf"\n[ \t]*{re.escape(self._notation.open)}", text) if held.yields else ()
         return any(self.may_begin(text[m.end() : m.end() + _SETTLED]) for m in found)
 

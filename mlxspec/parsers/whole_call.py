@@ -61,7 +61,7 @@ class WholeCall:
         self._is_over = not tools
 
     def push(self, text: str) -> str:
-        """Add text of the answer, and return the text that is certainly not part of such calls. All other text is held back."""
+        """Add text of the answer, and return the text that is certainly no call for this parser. All other text is held back."""
         if self._is_over:
             return text
         if self._rest is not None:

@@ -244,7 +244,7 @@ def _cut(vector: Any, size: int | None, engine: Engine) -> Any:
 def _ids(text: Any, tokenizer: Tokenizer, engine: Engine, path: str, *, cuts: bool = False) -> list[int]:
     """Return the token ids of a text. path: the text's place in the body, for errors. cuts: a text longer than the context is cut before
     the tokens that the tokenizer adds at its end; without cuts it raises ContextOverflowError. Raises BadField for a text without
-    tokens."""
+    tokens, and for an id that the vocabulary does not have."""
     found, size = ids_of(text, tokenizer.encode), engine.model.vocab_size
     end = tokenizer.around[1]
     if cuts and len(found) > engine.max_context:

@@ -42,7 +42,7 @@ class RouteForm:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return all paths of the route. A path outside of /api has a second one under /v1."""
+        """Return all paths of the route. Each path has a second one under /v1, except the page, its files and paths below /api."""
         is_own = self.path.startswith(("/api/", PAGE_FOLDER)) or self.path == "/"
         return (*((self.path,) if is_own else (f"/v1{self.path}", self.path)), *self.also)
 

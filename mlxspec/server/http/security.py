@@ -160,8 +160,8 @@ def owner_of(headers: Mapping[str, str]) -> str:
 
 
 def is_open(path: str) -> bool:
-    """Return whether a path needs no API key. The page needs none, because a browser has no key when it opens the page, which then asks
-    for it."""
+    """Return whether a path needs no API key: /health and the files of the page. A browser has no key when it opens the page, which then
+    asks for the key."""
     return path.rstrip("/") in _OPEN or _is_page(path)
 
 
