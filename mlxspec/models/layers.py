@@ -22,8 +22,8 @@ from mlxspec.models.rotary_scaling import UNSCALED, Scaling
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """RMS norm in x's dtype. One launch on a GPU where the weight has x's dtype, two where it is float32 and x is not: given such a weight
-    MLX would convert x to float32 first, and its result would have to be converted back."""
+    """Return the RMS norm of x, in x's dtype. On a GPU this takes one launch where the weight has x's dtype, and two where the weight is
+    float32 and x is not: MLX itself would convert x to float32, and its result would have to be converted back."""
     if weight is None or weight.dtype == x.dtype:
         return mx.fast.rms_norm(x, weight, eps)
     return _weighted(mx.fast.rms_norm(x, None, eps), weight)
@@ -35,7 +35,7 @@ def _weighted(normed: mx.array, weight: mx.array) -> mx.array:
 
 
 class Parts(nn.Module):
-    """Modules and arrays by their names in a checkpoint, which another module calls."""
+    """A module that holds modules and arrays under their names in a checkpoint, for another module to call."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class Parts(nn.Module):
 
 
 class FusedLinear(nn.Module):
-    """Several projections of the same input as one matmul.
+    """Several projections of the same input as one product.
 
-    Made from loaded nn.Linear / nn.QuantizedLinear modules, without biases. Float weights stay (out, in). Quantized ones are fused when
-    bits, group size and mode agree, else stay side by side. They go through `product`, which for few rows takes one of our kernels where it
-    won its race on this device, else MLX's own operation.
+    It is made from loaded nn.Linear or nn.QuantizedLinear modules without biases. Quantized ones are joined where bits, group size and mode
+    agree, else they are multiplied one by one. Their products use `product`, which for few rows uses one of mlxspec's kernels where it was
+    faster than MLX on this device.
     """
 
     def __init__(self, parts: Sequence[nn.Module], sizes: Sequence[int] | None = None) -> None:
-        """sizes: columns of what `split` gives; None: one for each part."""
+        """Join these modules. sizes: numbers of columns of the arrays that `split` returns; None: one array for each module."""
         super().__init__()
         self._sizes = [_out_features(p) for p in parts] if sizes is None else list(sizes)
         self._splits = [int(s) for s in np.cumsum(self._sizes)[:-1]]
@@ -64,20 +64,21 @@ class FusedLinear(nn.Module):
             self.parts = list(parts)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(N, in) -> (N, sum of outs)"""
+        """Return the outputs (N, sum of the modules' outputs) of all projections for x (N, in)."""
         if "weight" in self:
             return x @ self.weight.T
         outs = [project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
     def with_gradient(self, x: mx.array) -> mx.array:
-        """Return what a call returns, by operations of which MLX has gradients for any number of rows."""
+        """Return the same outputs as a call, from operations for which MLX has gradients for any number of rows."""
         if "weight" in self:
             return x @ self.weight.T
         return mx.concatenate([part(x) for part in self.parts], axis=-1)
 
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
-        """(N, in) -> one (N, out) for each size, or shaped (N, *shape); a shape with -1 in it stands for N as well."""
+        """Return the outputs for x (N, in) as one array (N, size) for each size. shapes: the outputs are reshaped to (N, *shape); a shape
+        that contains -1 is used as it is."""
         shapes = shapes or tuple((size,) for size in self._sizes)
         parts = mx.split(self(x), self._splits, axis=-1)
         return [
@@ -87,11 +88,11 @@ class FusedLinear(nn.Module):
 
 
 class AdaptedLinear(nn.Module):
-    """A linear layer with low-rank changes computed beside it: gain * (W x) + b^T (s * a^T x) + bias.
+    """A linear layer with low-rank changes that are computed in addition to it: gain * (W x) + b^T (s * a^T x) + bias.
 
-    weight and bias, and scales and biases where it is quantized: as in nn.Linear and nn.QuantizedLinear. lora_a (in, r), lora_b (r, out)
-    float32; gain (out,) float32, None for ones. gate: says s (N, r), by the adapter that each column of lora_a is of, owner (r,) int32;
-    None: ones.
+    weight and bias, and scales and biases where the layer is quantized: as in nn.Linear and nn.QuantizedLinear. lora_a (in, r), lora_b (r,
+    out) float32. gain (out,) float32; None means 1. gate: has the factors s (N, r) of the current forward; None means 1. owner (r,) int32:
+    the adapter of each column of lora_a.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class AdaptedLinear(nn.Module):
         return quantized_linear(self.weight, self.scales, self.get("biases"), **_form(self))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(N, ..., in) -> (N, ..., out) in x's dtype"""
+        """Return the outputs (N, ..., out) for x (N, ..., in), in x's dtype."""
         out = project(self.base, x)
         if self.gate is None or self.gate.held:
             whole = out.astype(mx.float32)
@@ -137,7 +138,7 @@ class AdaptedLinear(nn.Module):
         return out + self.bias if "bias" in self else out
 
     def rows(self, shape: Sequence[int], places: Any) -> AdaptedLinear:
-        """Return the layer of some rows, as `rows_of`."""
+        """Return a layer with only some of this layer's outputs. shape, places: as in `rows_of`."""
         gain = self.gain.reshape(*shape)[places].reshape(-1) if "gain" in self else None
         rank = self.lora_b.shape[0]
         b = self.lora_b.T.reshape(*shape, rank)[places].reshape(-1, rank).T
@@ -146,7 +147,7 @@ class AdaptedLinear(nn.Module):
 
 
 def project(part: nn.Module, x: mx.array) -> mx.array:
-    """(N, ..., in) -> (N, ..., out) by a linear module, or by an embedding that is the head as well."""
+    """Return the outputs (N, ..., out) for x (N, ..., in) of a linear module, or of an embedding that is also the language-model head."""
     weight = quantized_weight(part)
     if weight is not None:
         flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
@@ -157,21 +158,23 @@ def project(part: nn.Module, x: mx.array) -> mx.array:
 
 
 class ProjectedLinear(nn.QuantizedLinear):
-    """A quantized linear module of other code that multiplies as `project` does. Made of one by its class alone."""
+    """A quantized linear module of mlx-lm that multiplies as `project` does. An nn.QuantizedLinear becomes one when its class is
+    replaced."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return project(self, x)
 
 
 def multiply_here(module: nn.Module) -> None:
-    """Have all quantized linear modules in a module multiply as `project` does."""
+    """Make all quantized linear modules in `module` multiply as `project` does."""
     for part in module.modules():
         if type(part) is nn.QuantizedLinear and "global_scale" not in part:
             part.__class__ = ProjectedLinear
 
 
 def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
-    """Return the quantized weight that `product` multiplies with where `project` receives this module; None where it is not quantized."""
+    """Return the quantized weight with which `project` multiplies for this module; None where the module is not quantized or its format is
+    not supported by `product`."""
     if not isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)) or "global_scale" in part:
         return None
     return QuantizedWeight(
@@ -180,15 +183,15 @@ def quantized_weight(part: nn.Module) -> QuantizedWeight | None:
 
 
 def weight_values(module: nn.Module) -> mx.array:
-    """The weight (out, in) of a linear module or an embedding as floats, dequantized where it is quantized."""
+    """Return the weight (out, in) of a linear module or an embedding as floats, dequantized where it is quantized."""
     if "scales" not in module:
         return module.weight
     return mx.dequantize(module.weight, module.scales, module.get("biases"), **_form(module))
 
 
 def multiplied_weights(module: nn.Module, *, with_head: bool = True) -> Iterator[QuantizedWeight]:
-    """All quantized weights that forwards of a module multiply with. An embedding is one of them where it is the head as well. with_head:
-    False for those that multiply all tokens of a prompt."""
+    """Yield the quantized weights with which forwards of a module multiply. An embedding is one of them only where it is the language-model
+    head. with_head: False to leave out the head, which does not multiply all tokens of a prompt."""
     head = getattr(module, "head_module", None)
     if isinstance(head, FusedLinear):
         (head,) = head.get("parts", [head])
@@ -201,14 +204,15 @@ def multiplied_weights(module: nn.Module, *, with_head: bool = True) -> Iterator
 
 
 def compute_dtype(part: nn.Module) -> mx.Dtype:
-    """Return the dtype of what a matrix or an embedding gives, packed or not."""
+    """Return the dtype of the outputs of a linear module or an embedding, quantized or not."""
     kept: mx.Dtype = (part.scales if "scales" in part else part.weight).dtype
     # the microscaling formats' scales are bytes; MLX unpacks those to bfloat16
     return kept if mx.issubdtype(kept, mx.floating) else mx.bfloat16
 
 
 def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
-    """A linear module of some of another's outputs: laid out as `shape`, those that `places` indexes."""
+    """Return a linear module with only some of a module's outputs: the outputs are arranged in the shape `shape`, and `places` indexes
+    them."""
     if isinstance(module, AdaptedLinear):
         return module.rows(shape, places)
     found = copy.copy(module)
@@ -220,8 +224,8 @@ def rows_of(module: nn.Module, shape: Sequence[int], places: Any) -> nn.Module:
 
 
 def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
-    """A linear module of the rows `ids` (R,) of a language-model head, lazily. head: linear, fused of one part, or an embedding that is
-    used as one. Quantized rows stay as they are packed, with their scales."""
+    """Return a linear module with the rows `ids` (R,) of a language-model head, lazily. head: a linear module, a FusedLinear of one module,
+    or an embedding used as a head. Quantized rows stay quantized."""
     if "parts" in head:
         (head,) = head.parts
     if "scales" not in head:
@@ -231,15 +235,15 @@ def head_rows(head: nn.Module, ids: mx.array) -> nn.Module:
 
 
 def _form(module: nn.Module) -> dict[str, Any]:
-    """Return how a quantized module is packed, as MLX's operations take it."""
+    """Return the group size, bits and mode of a quantized module, as keyword arguments of MLX's operations."""
     return {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
 
 
 def quantized_linear(
     weight: mx.array, scales: mx.array, biases: mx.array | None, *, group_size: int, bits: int, mode: str
 ) -> nn.QuantizedLinear:
-    """Return the layer of a packed weight. MLX's own way of making one draws random numbers, and MLX keeps the keys of such draws until
-    they are used; this draws none."""
+    """Return a linear layer with this quantized weight. Unlike MLX's constructor, this function draws no random numbers, whose keys MLX
+    would keep until the numbers are used."""
     found: nn.QuantizedLinear = _bare(nn.QuantizedLinear)
     found.group_size, found.bits, found.mode = group_size, bits, mode
     found.weight, found.scales, found.biases = weight, scales, biases
@@ -253,7 +257,7 @@ def _linear(weight: mx.array) -> nn.Linear:
 
 
 def _bare(kind: type[nn.Module]) -> Any:
-    """A module of that class without parameters."""
+    """Return a module of this class without parameters."""
     found = nn.Module.__new__(kind)
     nn.Module.__init__(found)
     return found
@@ -279,13 +283,13 @@ def _concat_quantized(parts: Sequence[nn.Module]) -> nn.Module:
 
 
 class Rotary:
-    """Angles of rotary positions, for heads in which number i pairs with i + D / 2. A pair of frequency 0 stays as it is."""
+    """The angles of rotary positions, for heads in which number i is paired with number i + D / 2. A pair of frequency 0 is not rotated."""
 
     def __init__(
         self, frequencies: np.ndarray, amplitude: float = 1.0, axes: np.ndarray | None = None
     ) -> None:
-        """frequencies (D / 2,): radians a position. amplitude: how much longer the pairs become that turn at all. axes (D / 2,): which of a
-        position's three axes each pair turns by; None: all by the first."""
+        """Prepare the angles. frequencies (D / 2,): radians for each position. amplitude: the factor of the pairs that are rotated. axes (D
+        / 2,): which of a position's three axes rotates each pair; None: the first axis for all."""
         axes = np.zeros(len(frequencies), np.int64) if axes is None else axes
         self._axes = np.concatenate([axes, axes])
         self._cos = mx.array(np.concatenate([frequencies, frequencies]).astype(np.float32))
@@ -302,20 +306,20 @@ class Rotary:
         scaling: Scaling = UNSCALED,
         axes: Sequence[int] | None = None,
     ) -> Rotary:
-        """Return the rotary of heads that are laid out in `rotary_order`, of which `dims` numbers are turned. axes: of these pairs, see
-        __init__."""
+        """Return the rotary positions of heads in the order of `rotary_order`, of which `dims` numbers are rotated. axes: the axis of each
+        rotated pair, as in __init__."""
         frequencies = scaling.apply(theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims), theta)
         num_still = (head_dim - dims) // 2
         turned_by = None if axes is None else np.concatenate([axes, np.zeros(num_still)]).astype(np.int64)
         return cls(np.concatenate([frequencies, np.zeros(num_still)]), scaling.amplitude, turned_by)
 
     def spread(self, positions: np.ndarray) -> mx.array:
-        """positions (N, 3) -> (N, 1, D) float32: what `table` takes where axes differ."""
+        """Return positions (N, 3) on three axes in the form (N, 1, D) float32 that `table` takes."""
         return mx.array(positions[:, None, self._axes].astype(np.float32))
 
     def table(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """positions (N,) int32, or (N, 1, 1) or (N, 1, D) of any type -> what `rotate` multiplies a number and the other of its pair
-        with, (N, 1, D) float32 each; made once a forward, used by every layer."""
+        """Return cosines and sines (N, 1, D) float32 for `rotate`. positions: (N,) int32, or (N, 1, 1) or (N, 1, D) of any dtype. A forward
+        makes them once for all layers."""
         at = positions if positions.ndim == 3 else positions[:, None, None]
         cos, sin = _turns(at, self._cos, self._sin)
         return (cos, sin) if self._lengths is None else (cos * self._lengths, sin * self._lengths)
@@ -328,18 +332,19 @@ def _turns(positions: mx.array, cos: mx.array, sin: mx.array) -> tuple[mx.array,
 
 
 def rotary_order(head_dim: int, dims: int) -> list[int]:
-    """Return where a head's numbers are taken from for `Rotary.of_first`, by a checkpoint's order, in which number i of the first `dims`
-    pairs with i + dims / 2. Scores do not change where queries and keys are laid out alike."""
+    """Return the order in which a head's numbers are arranged for `Rotary.of_first`: entry i is the index of number i in the checkpoint,
+    which pairs number i of the first `dims` with i + dims / 2. Attention scores do not change, as queries and keys get the same order."""
     half, rest = dims // 2, list(range(dims, head_dim))
     cut = len(rest) // 2
     return [*range(half), *rest[:cut], *range(half, dims), *rest[cut:]]
 
 
 def swapped(x: mx.array) -> mx.array:
-    """(..., D), each number in the place of the other of its pair."""
+    """Return x (..., D) with the two numbers of each pair i, i + D / 2 exchanged."""
     return mx.concatenate(mx.split(x, 2, axis=-1)[::-1], axis=-1)
 
 
 def rotate(x: mx.array, other: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Turn pairs against one another, in one kernel: x and other = swapped(x) (N, heads, D), cos and sin from `Rotary.table`; float32."""
+    """Return x (N, heads, D) with its pairs rotated, by one kernel. other: swapped(x). cos, sin: from `Rotary.table`. The result is
+    float32."""
     return x * cos + other * sin

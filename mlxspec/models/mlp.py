@@ -11,9 +11,8 @@ from mlxspec.platform import device
 
 
 def make_experts_run(experts: nn.Module) -> None:
-    """Call at fusing, with the module that holds the stacks of expert matrices. Without a GPU MLX multiplies
-    with a stack of float matrices (gather_mm) in float32 only and raises for other dtypes: 16-bit ones are kept as float32 there, and
-    their products are float32 too."""
+    """Convert 16-bit float stacks of expert matrices in `experts` to float32 where there is no GPU, since MLX's gather_mm supports only
+    float32 there. Their products are then float32 too. Call this when the model is fused."""
     if device.has_gpu():
         return
     for part in experts.modules():
@@ -22,7 +21,7 @@ def make_experts_run(experts: nn.Module) -> None:
 
 
 class GatedMlp(nn.Module):
-    """x (N, H) -> (N, H), through `size` gated numbers."""
+    """An MLP with a gate: down(silu(gate(x)) * up(x)), x (N, H) to (N, H). size: outputs of gate and of up."""
 
     def __init__(self, hidden_size: int, size: int) -> None:
         super().__init__()

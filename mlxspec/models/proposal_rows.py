@@ -34,8 +34,8 @@ Drafting = DrafterModule | Gemma4Assistant | TextModel
 
 @dataclass(frozen=True, kw_only=True)
 class Proposing:
-    """The bytes that a drafted token reads: with the whole head, and with rows of it. num_rows 0: all are read. row_bytes: of the rows,
-    which are kept in addition to the head."""
+    """The bytes that a drafted token reads: `whole` with the whole language-model head, `reduced` with the copied rows. num_rows: how many
+    rows are copied, 0 for the whole head. row_bytes: bytes of the copied rows, which are in memory in addition to the head."""
 
     num_rows: int
     vocab_size: int
@@ -45,7 +45,7 @@ class Proposing:
 
     @property
     def sentence(self) -> str:
-        """A sentence on the choice, without a full stop."""
+        """Return a clause on the choice and its bytes, such as "proposes over all N tokens; ...", without a subject and a full stop."""
         if not self.num_rows:
             return f"proposes over all {self.vocab_size} tokens; a drafted token reads {amount(self.whole)}"
         return (
@@ -55,7 +55,8 @@ class Proposing:
 
 
 def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
-    """Return how many rows are read, 0 for all. asked: as SpecConfig.draft_vocab."""
+    """Return how many rows of the head a drafter reads for a proposal, 0 for all. asked: the setting SpecConfig.draft_vocab, None where it
+    is not set. whole: the bytes that the drafter reads with the whole head."""
     if asked is not None:
         return 0 if asked >= vocab_size else asked
     if vocab_size < LEAST_VOCABULARY or whole.head < LEAST_SHARE * whole.bytes():
@@ -64,15 +65,15 @@ def num_rows(asked: int | None, vocab_size: int, whole: Reads) -> int:
 
 
 def _owner(drafter: Drafting) -> Any:
-    """The model whose rows of a head a drafter may propose from."""
+    """Return the model whose language-model head gives a drafter's proposals."""
     return drafter.target if isinstance(drafter, DrafterModule) else drafter
 
 
 def rows_of(
     drafter: Drafting, target: nn.Module, ids: np.ndarray, draft_bits: int, vocab_size: int | None = None
 ) -> HeadRows | None:
-    """Rows of the head that `drafter` proposes with, lazily; None where it scores clusters of tokens instead. vocab_size: of the ids that
-    may be proposed, None for the head's."""
+    """Return the rows `ids` of the head that `drafter` proposes with, lazily; None where the drafter has its own vocabulary or scores
+    clusters of tokens. vocab_size: tokens that may be proposed, None for all of the head."""
     bits = draft_bits if draft_bits < 16 and is_packed(target) else None
     if isinstance(drafter, DrafterModule) and drafter.proposes_all:
         return None
@@ -90,7 +91,8 @@ def rows_of(
 
 
 def proposing(drafter: Drafting, target: nn.Module, asked: int | None, draft_bits: int) -> Proposing | None:
-    """Return what a drafted token would read; None where the drafter scores clusters of tokens."""
+    """Return what a drafted token reads; None where rows of the head cannot be chosen for this drafter. asked: the setting
+    SpecConfig.draft_vocab."""
     whole, vocab_size = drafted_reads(drafter), _owner(drafter).vocab_size
     num = num_rows(asked, vocab_size, whole)
     made = rows_of(drafter, target, np.arange(num or 1), draft_bits)
@@ -114,8 +116,8 @@ def choose_rows(
     asked: int | None,
     draft_bits: int,
 ) -> tuple[HeadRows | None, list[str]]:
-    """The rows that drafter `name` proposes from, None for all; and what a person should know of it, in whole sentences. Of a head that is
-    divided among ranks all are taken, where nothing was asked for."""
+    """Return the rows of the head that the drafter `name` proposes from, None for the whole head, and sentences on the choice for the user.
+    asked: the setting SpecConfig.draft_vocab. A head that is divided among ranks is used whole unless rows were requested."""
     if not asked and isinstance(_owner(drafter).head_module, GatheredHead):
         return None, []
     found = proposing(drafter, target, asked, draft_bits)

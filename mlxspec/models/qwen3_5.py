@@ -45,7 +45,7 @@ _AFTER = LayerPiece(
 
 
 class Qwen35(TextModel):
-    """The model; see models.base.Model for the contract of `forward`."""
+    """A Qwen3, Qwen3-Next or Qwen3.5 text model, with the interface of models.base.Model."""
 
     def __init__(self, config: Qwen35Config) -> None:
         mixers = [GatedDeltaNet(config) if lin else Qwen35Attention(config) for lin in config.is_linear]
@@ -77,8 +77,8 @@ class Qwen35(TextModel):
 
     @property
     def _by_kernels(self) -> bool:
-        """Whether Gated DeltaNet layers are kernel launches from the projection to the recurrence, the replay of the last forward among
-        them. Their graph then depends on few numbers."""
+        """Return whether Gated DeltaNet layers run by mlxspec's kernels from the convolution to the recurrence, including the replay of the
+        last forward. The graph of a forward then depends on few numbers."""
         c, dtype = self._config, self.dtype
         shape = GdnShape(c.num_k_heads, c.num_v_heads, c.k_head_dim, c.v_head_dim)
         return conv_qkv.on_kernel(dtype, shape, c.conv_kernel) and gdn_round.on_kernel(
@@ -132,8 +132,9 @@ class Qwen35(TextModel):
     def _linear(
         self, rows: FlatRows, cache: ModelCache, *, certain: bool
     ) -> tuple[LayerPiece, tuple[Any, Any]]:
-        """A Gated DeltaNet layer in this forward, and the arrays that all of them take beside their states: where rows lie here, and where
-        they lay in the last forward and how much of that is committed, None where nothing is deferred."""
+        """Return the piece that runs one Gated DeltaNet layer in this forward, and the two arguments that all of these layers take in
+        addition to their states: the arrays of this forward's rows, and those of the last forward's rows with its committed counts (None
+        where nothing is deferred)."""
         by_kernels, last, width = self._by_kernels, cache.deferred, rows.max_width
         room, shape, deferred = None, rows.shape, 0
         if by_kernels:
@@ -164,14 +165,14 @@ class Qwen35(TextModel):
 
 
 def qwen_rotary(c: Qwen35Config) -> Rotary:
-    """Return the rotary of the model's attention layers and of its MTP head's."""
+    """Return the rotary positions of the model's attention layers, which its MTP head uses too."""
     axes = interleaved_axes(c.rope_dims // 2, c.rope_sections)
     return Rotary.of_first(c.rope_dims, c.rope_theta, c.head_dim, c.rope_scaling, axes)
 
 
 def turns_of(rotary: Rotary, places: Places, images: ImageInput | None) -> mx.array:
-    """Return the rotary positions of a forward's tokens, in the form that `Rotary.table` takes: those of `places`, or, where images give
-    positions on three axes, one position for each number of a head."""
+    """Return the rotary positions of a forward's tokens in the form that `Rotary.table` takes: those of `places`, or those of `images`
+    where images give positions on three axes."""
     if images is None or images.positions is None:
         return places.turns
     return rotary.spread(images.positions)

@@ -60,12 +60,13 @@ SECTIONS = 11, 11, 10  # of all published models
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config:
-    """Sizes in elements; is_linear[i] tells whether layer i is Gated DeltaNet (True) or full attention.
+    """The shape of a Qwen3, Qwen3-Next or Qwen3.5 text model. is_linear: for each layer whether it is Gated DeltaNet, else full
+    attention.
 
-    rope_sections: how many of the rotary pairs turn by each of a position's three axes (time, height, width), interleaved as
-    `interleaved_axes` says. shared_expert_size: 0 where no expert is shared by all tokens. is_gated: attention has an output gate.
-    joins_projections: a Gated DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head. unread:
-    keys of config.json that say something and that nobody reads.
+    rope_sections: how many rotary pairs each of a position's three axes (time, height, width) rotates, in the order of `interleaved_axes`.
+    shared_expert_size: 0 where there is no expert that all tokens use. is_gated: whether attention has an output gate. joins_projections:
+    whether a Gated DeltaNet layer's inputs are stored in two matrices, `in_proj_qkvz` and `in_proj_ba`, head by head. unread: keys of
+    config.json that nothing uses.
     """
 
     is_linear: tuple[bool, ...]
@@ -117,7 +118,8 @@ class Qwen35Config:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Qwen35Config:
-        """Raises ModelError naming the first key that is missing or out of range."""
+        """Return the shape of a Qwen3.5 model from its config.json. Raises ModelError naming the first key that is missing or out of
+        range."""
         outer, get = text_part(config, TEXT_KEYS, OUTER_KEYS)
         num_experts = get.size("num_experts", 0)
         head_dim = get.size("head_dim", get.size("hidden_size") // get.size("num_attention_heads"))
@@ -141,7 +143,7 @@ class Qwen35Config:
 
     @property
     def unsupported_head(self) -> str | None:
-        """The reason why an MTP head of this model cannot be run, None where it can."""
+        """Return the reason why an MTP head of this model cannot be run; None where it can."""
         if not self.is_gated:
             return "models of this family have none"
         if self.num_mtp_layers > 1:
@@ -183,15 +185,16 @@ class Qwen35Config:
 
 
 def _sections(given: Any) -> tuple[int, int, int]:
-    """Return the rotary sections. Values that cannot be read are no reason to refuse a model: for text the three axes are equal."""
+    """Return the three rotary sections that config.json gives, or the default where its value is invalid: an invalid value does not change
+    text, in which the three axes are equal."""
     if not isinstance(given, list) or len(given) != 3 or not all(type(n) is int and n >= 0 for n in given):
         return SECTIONS
     return given[0], given[1], given[2]
 
 
 def interleaved_axes(num_pairs: int, sections: Sequence[int]) -> list[int]:
-    """Return the axis that each rotary pair turns by: height at 1, 4, 7, ..., width at 2, 5, 8, ..., as many as their sections say, else
-    time."""
+    """Return the axis that rotates each rotary pair: height (1) for pairs 1, 4, 7, ..., width (2) for pairs 2, 5, 8, ..., as many as their
+    sections have, and time (0) for all others."""
     axes = [0] * num_pairs
     for axis in (1, 2):
         for i in range(axis, min(3 * sections[axis], num_pairs), 3):

@@ -29,8 +29,9 @@ from mlxspec.models.row_attention import attend_in_places
 
 
 class RoundLayout(NamedTuple):
-    """The layout of rows in this forward (widths, and as arrays `here`), and how much of the last one is committed. committed None: the
-    states that come in have nothing deferred. room: tokens that kernels make tapes for; None: as many as there are."""
+    """The rows of a forward, for Gated DeltaNet layers. widths: tokens of each row; here: the same as arrays. certain: whether all tokens
+    will be committed. committed: how much of the last forward is committed; None where the incoming states have nothing deferred. room: for
+    how many tokens kernels make tapes; None: for the forward's tokens."""
 
     widths: FlatRows
     certain: bool
@@ -40,10 +41,11 @@ class RoundLayout(NamedTuple):
 
 
 class Qwen35Attention(nn.Module):
-    """Full attention with per-head query and key norms and, but in Qwen3, a sigmoid output gate."""
+    """Full attention with norms of each head's queries and keys and, except in Qwen3, a sigmoid output gate."""
 
     def __init__(self, c: Qwen35Config, *, num_inputs: int | None = None, norms_heads: bool = True) -> None:
-        """num_inputs: of the projections, None for the hidden size. norms_heads: whether queries and keys are normed."""
+        """Build the layer without weights. num_inputs: inputs of the projections, None for the hidden size. norms_heads: whether queries
+        and keys are normed."""
         super().__init__()
         self._c = c
         self.scale = c.head_dim**-0.5
@@ -96,13 +98,14 @@ class Qwen35Attention(nn.Module):
             delattr(self, name)
 
     def stored_norms(self) -> tuple[mx.array, mx.array]:
-        """The weights (D,) of query and key norms as a checkpoint orders them, out of a fused layer."""
+        """Return the weights (D,) of the query norm and the key norm of a fused layer, in the checkpoint's order."""
         c = self._c
         order = mx.argsort(mx.array(rotary_order(c.head_dim, c.rope_dims)))
         return self.qk_norm[0, order] / self._query_factor, self.qk_norm[c.num_heads, order]
 
     def shifted(self, norm: mx.array, by: float) -> mx.array:
-        """`qk_norm` (heads, D) with `by` added to the weights of query and key norms."""
+        """Return joined norm weights (heads, D), in the form of `qk_norm`, with `by` added to the weights of the query norm and the key
+        norm."""
         c = self._c
         each = [self._query_factor] * c.num_heads + [1.0] * c.num_kv_heads
         return norm + by * mx.array(each)[:, None]
@@ -110,8 +113,8 @@ class Qwen35Attention(nn.Module):
     def project(
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-        """x (N, H) -> queries (1, N, Hq, D), keys and values (1, N, Hkv, D), gate (N, Hq * D) or None; queries and keys rotated, queries
-        scaled but for `scale`."""
+        """Return queries (1, N, Hq, D), keys and values (1, N, Hkv, D), and the gate (N, Hq * D) or None, for inputs x (N, H). Queries and
+        keys are rotated; attention scores of the queries still need the factor `scale`."""
         c = self._c
         num_heads = c.num_heads + c.num_kv_heads
         qk, *gates, v = self.qkv.split(
@@ -137,16 +140,17 @@ class Qwen35Attention(nn.Module):
         *,
         at_end: bool = False,
     ) -> mx.array:
-        """Write k and v where `places` has them, attend row by row; returns (N, Hq * D). at_end: as in `attend_in_places`."""
+        """Write keys and values at `places`, attend row by row, and return the attention's output (N, Hq * D). at_end: as in
+        `attend_in_places`."""
         return attend_in_places(q, k, v, places, cache, self.scale, at_end=at_end)
 
     def finish(self, attended: mx.array, gate: mx.array | None) -> mx.array:
-        """(N, Hq * D) twice -> (N, H)"""
+        """Return the layer's output (N, H) from the attention's output and the gate, (N, Hq * D) each."""
         return self.out(attended if gate is None else gated(attended, gate))
 
 
 class GatedDeltaNet(nn.Module):
-    """Linear attention with a gated delta rule, behind a short causal convolution."""
+    """A layer of linear attention with a gated delta rule, after a short causal convolution."""
 
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
@@ -162,7 +166,7 @@ class GatedDeltaNet(nn.Module):
 
     @property
     def _projections(self) -> dict[str, int]:
-        """Name -> outputs of the input's projections, as they are stored."""
+        """Return the number of outputs of each projection of the input, by its name in the checkpoint."""
         c = self._c
         if c.joins_projections:
             return {"in_proj_qkvz": c.conv_dim + c.value_dim, "in_proj_ba": 2 * c.num_v_heads}
@@ -196,7 +200,7 @@ class GatedDeltaNet(nn.Module):
     def __call__(
         self, x: mx.array, past: RecurrentState, layout: RoundLayout
     ) -> tuple[mx.array, RecurrentState]:
-        """x (N, H) -> (N, H), and what the cache is to hold."""
+        """Return the layer's output (N, H) for x (N, H), and the recurrent state for the cache. past: the state that the cache holds."""
         committed, last_inputs = layout.committed, None
         if committed is not None and past.inputs is not None:
             last_inputs = LastInputs(past.inputs, committed.rows, committed.num_committed)
@@ -222,13 +226,13 @@ class GatedDeltaNet(nn.Module):
         return self._output(y, columns(projected, self._shape)[1]), future
 
     def _output(self, y: mx.array, z: mx.array) -> mx.array:
-        """y (N, Hv, Dv) float32, z (N, Hv * Dv) -> (N, H)"""
+        """Return the layer's output (N, H) from the recurrence's output y (N, Hv, Dv) float32 and the gate z (N, Hv * Dv)."""
         return self.out(gated_norm(y, z, self.output_norm, self._c.rms_eps))
 
 
 def _by_kind(num_heads: int, sizes: Sequence[int]) -> mx.array:
-    """Places of outputs that are stored head by head, each head's parts of these sizes one behind the other: the first part of every head,
-    then the second."""
+    """Return the indices that reorder outputs stored head by head, each head with parts of these sizes, so that the first parts of all
+    heads are followed by the second parts, and so on."""
     places = mx.split(
         mx.arange(num_heads * sum(sizes)).reshape(num_heads, -1), np.cumsum(sizes)[:-1].tolist(), axis=1
     )
@@ -236,7 +240,7 @@ def _by_kind(num_heads: int, sizes: Sequence[int]) -> mx.array:
 
 
 class SparseMlp(nn.Module):
-    """Top-k of many small MLPs and, but in Qwen3, one shared by all tokens behind a sigmoid gate."""
+    """A mixture of experts: each token uses the top k of many small MLPs and, except in Qwen3, one shared MLP with a sigmoid gate."""
 
     def __init__(self, c: Qwen35Config) -> None:
         super().__init__()
@@ -268,7 +272,8 @@ class SparseMlp(nn.Module):
 
 
 class Qwen35DecoderLayer(nn.Module):
-    """Token mixer and MLP, each behind a norm and added to the residual stream."""
+    """A decoder layer: a token mixer (attention or Gated DeltaNet) and an MLP, each with a norm before it and added to the residual
+    stream."""
 
     def __init__(self, c: Qwen35Config, mixer: GatedDeltaNet | Qwen35Attention) -> None:
         super().__init__()
@@ -287,23 +292,23 @@ class Qwen35DecoderLayer(nn.Module):
         self.mlp.fuse()
 
     def normed(self, x: mx.array) -> mx.array:
-        """(N, H) as the token mixer sees it."""
+        """Return the input (N, H) of the token mixer: the norm of x (N, H)."""
         return rms_norm(x, self.input_layernorm.weight, self._eps)
 
     def normed_again(self, x: mx.array) -> mx.array:
-        """(N, H) as the MLP sees it."""
+        """Return the input (N, H) of the MLP: the norm of x (N, H)."""
         return rms_norm(x, self.post_attention_layernorm.weight, self._eps)
 
     def before_attention(
         self, x: mx.array, cos: mx.array, sin: mx.array
     ) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
-        """Queries, keys, values and output gate of an attention layer, see `Qwen35Attention.project`."""
+        """Return queries, keys, values and output gate of an attention layer for x (N, H), as `Qwen35Attention.project` does."""
         return self.self_attn.project(self.normed(x), cos, sin)
 
     def after_attention(self, x: mx.array, attended: mx.array, gate: mx.array | None) -> mx.array:
-        """The residual stream (N, H) behind an attention layer. attended, gate: (N, Hq * D)."""
+        """Return the residual stream (N, H) after an attention layer. attended, gate: (N, Hq * D)."""
         return self.with_mlp(x + self.self_attn.finish(attended, gate))
 
     def with_mlp(self, x: mx.array) -> mx.array:
-        """The second half of every layer."""
+        """Return the residual stream x (N, H) with the MLP's output added."""
         return x + self.mlp(self.normed_again(x))

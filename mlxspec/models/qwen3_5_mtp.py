@@ -31,7 +31,8 @@ NORMS = (
 
 
 class Qwen35Mtp(CellHead):
-    """The head. Parameter names are the checkpoint's behind `mtp.`; norm weights are stored shifted (1 + w)."""
+    """The module of a Qwen3.5 MTP head. Parameter names are the checkpoint's without the prefix `mtp.`; checkpoints store w of norm weights
+    1 + w."""
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__(config, target, qwen_rotary(config))
@@ -44,16 +45,16 @@ class Qwen35Mtp(CellHead):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Compute dtype: the target's."""
+        """Return the dtype in which the head computes, which is the target's."""
         return self.target.dtype
 
     def norms(self) -> dict[str, list[mx.array]]:
-        """The weights of each group of NORMS, after fusing: what `set_norms` takes."""
+        """Return the norm weights of each group of NORMS, as `set_norms` takes them. The head must be fused."""
         found = {group: [norm.weight for norm in norms] for group, norms in self._norms.items()}
         return found | {"queries and keys": [self.layers[0].self_attn.qk_norm]}
 
     def set_norms(self, norms: Mapping[str, list[mx.array]], shifts: Mapping[str, float]) -> None:
-        """Set the weights to what `norms` gave, with `shifts` added to those of the groups that it names."""
+        """Set the norm weights to those that `norms` returned, with a number added to the groups that `shifts` names."""
         for group, modules in self._norms.items():
             by = shifts.get(group, 0.0)
             for module, weight in zip(modules, norms[group], strict=True):
@@ -74,7 +75,7 @@ class Qwen35Mtp(CellHead):
         }
 
     def head(self, hidden: mx.array) -> mx.array:
-        """The head's own hiddens (N, H) -> logits (N, V)"""
+        """Return the logits (N, V) of the MTP head's hidden states (N, H)."""
         return self.target.head(hidden)  # type: ignore[no-any-return]
 
     def embed(self, tokens: mx.array) -> mx.array:

@@ -65,8 +65,9 @@ def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
 
 
 def plain_layers(get: Values, rope: Values, *, num_layers: int | None = None, **given: Any) -> Qwen35Config:
-    """Layers of plain Qwen3, dense unless experts are given, each with attention over whole heads and without an output gate. rope: the
-    rotary parameters. num_layers: where the config has none; None: it must. given: as `read` has it. Raises ModelError."""
+    """Return the shape of plain Qwen3 layers: attention over whole heads without an output gate, and dense MLPs unless `given` has experts.
+    rope: the rotary settings. num_layers: used where the config has none; None: the config must have it. given: values by field, which are
+    not read. Raises ModelError."""
     found: dict[str, Any] = {**_DENSE, "is_linear": (False,) * get.size("num_hidden_layers", num_layers)}
     found["head_dim"] = found["rope_dims"] = given.get("head_dim") or get.size("head_dim")
     found["max_context"] = given.get("max_context") or get.size("max_position_embeddings", 262144)
@@ -76,8 +77,8 @@ def plain_layers(get: Values, rope: Values, *, num_layers: int | None = None, **
 
 
 def qwen3_next_config(config: Mapping[str, Any]) -> Qwen35Config:
-    """Return the config of a `qwen3_next` model. Published folders hold an MTP head of one layer that their config.json does not name.
-    Raises ModelError."""
+    """Return the config of a `qwen3_next` model. Without a key in config.json an MTP head of one layer is assumed, as published folders
+    have one. Raises ModelError."""
     made, own = Qwen35Config.from_dict(config), "num_nextn_predict_layers"
     return replace(
         made,

@@ -18,8 +18,8 @@ _STACKS = ("SwitchLinear", "QuantizedSwitchLinear")  # mlx-lm's, of one matrix a
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """dense: bytes that any forward reads, head left out; stacks: bytes of all experts, of which a token goes to `each`, a share; head:
-    bytes of the language-model head; layers: how many there are."""
+    """The bytes of weights that a forward reads. dense: bytes that every forward reads, without the language-model head. stacks: bytes of
+    all experts; each: the share of them that one token uses. head: bytes of the language-model head. layers: number of layers."""
 
     dense: int
     stacks: int = 0
@@ -33,9 +33,9 @@ class Reads:
 
 
 def reads(module: Any, *, head: int | None = None) -> Reads:
-    """Count what a model or a part of one reads, by the classes of its parts. head: bytes of the head where it is not among the module's
-    parameters; None: it is, or is the embedding once more where the module has a method `head`. Embeddings are read a row at a time, which
-    is nothing."""
+    """Return the bytes that a forward of a model, or of a part of a model, reads, by the classes of its modules. head: bytes of the
+    language-model head; None: those of the module's own head or, where it has a method `head`, of its embedding. Looking up embeddings
+    counts as 0 bytes."""
     inner = getattr(module, "module", module)  # of a model by mlx-lm's code
     parts = dict(inner.named_modules()) if isinstance(inner, nn.Module) else {}
     own_head, parameters = getattr(module, "head_module", None), getattr(module, "parameters", dict)
@@ -64,9 +64,9 @@ def reads(module: Any, *, head: int | None = None) -> Reads:
 
 
 def drafted_reads(module: Any, *, head: int | None = None) -> Reads:
-    """Return what drafting a token reads, by a drafter's module: its part of the language-model head, too. A module that borrows a head has
-    it in `head_owner`; one that scores a part of the vocabulary says which in `scored`. head: bytes of what replaces the head, None for all
-    of it."""
+    """Return the bytes that drafting one token reads, including the language-model head. module: the drafter's, whose `head_owner` has
+    the head and whose `scored` is the share of the head that is read. head: bytes of the rows that replace the head, None for the whole
+    head."""
     owner = getattr(module, "head_owner", module)
     whole = reads(module, head=head) if owner is module else reads(module, head=head or reads(owner).head)
     return (

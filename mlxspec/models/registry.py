@@ -25,8 +25,10 @@ Head = Qwen35Mtp
 
 
 class Architecture(NamedTuple):
-    """parse: config.json to a checked config. build: that to modules, not yet loaded. sanitize: all tensors of a folder to those of the
-    trunk and of the MTP head, under our names. head: config and trunk to the head's modules, None where the architecture has none."""
+    """The functions that build the models of an architecture. parse: returns the checked config of a config.json. build: returns the
+    modules for this config, without weights. sanitize: returns the tensors of the trunk and of the MTP head, under mlxspec's names, from
+    all tensors of a folder and the config. head: returns the MTP head's module for a config and a trunk; None where the architecture has
+    none."""
 
     parse: Callable[[Mapping[str, Any]], Any]
     build: Callable[[Any], Trunk]
@@ -79,7 +81,7 @@ _LACKING = dict.fromkeys(
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    """Return what runs a config.json. Raises ModelError on a model_type that no code of ours runs."""
+    """Return the architecture of a config.json. Raises ModelError for a model_type that mlxspec's own code does not run."""
     kind = config.get("model_type")
     if not isinstance(kind, str):
         raise ModelError("config.json names no model_type.")

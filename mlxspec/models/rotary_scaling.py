@@ -25,8 +25,9 @@ _KEYS = Keys(idle=_COMMON | {"type"})  # text has the same position on all axes
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """kind: one of KINDS. amplitude: what cosines and sines are multiplied by. original: tokens of the context before stretching. The rest
-    is for yarn (beta_fast, beta_slow, truncate) and llama3 (low, high)."""
+    """The scaling of rotary positions for longer contexts. kind: one of KINDS. factor: by which frequencies are divided. amplitude: the
+    factor of cosines and sines. original: tokens of the context before scaling. beta_fast, beta_slow, truncate are for yarn; low, high for
+    llama3."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -40,8 +41,8 @@ class Scaling:
 
     @classmethod
     def of(cls, get: Values, max_context: int) -> Scaling:
-        """Return the scaling that a config describes. max_context: the config's max_position_embeddings, where a description names no
-        other. Raises ModelError for kinds that are not supported and values that are out of range."""
+        """Return the scaling that a config describes. max_context: the config's max_position_embeddings, used where the settings have no
+        original length. Raises ModelError for kinds that are not supported and values that are out of range."""
         kind = kind_of(get)
         if kind not in KINDS:
             raise ModelError(
@@ -69,7 +70,7 @@ class Scaling:
         )
 
     def apply(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        """frequencies (P,): radians a position of the pairs that turn, theta^(-i / P) -> the same, stretched."""
+        """Return the scaled frequencies (P,). frequencies (P,): radians for each position of the rotated pairs, theta^(-i / P)."""
         if self.kind == "default":
             return frequencies
         slowed = frequencies / self.factor
@@ -84,10 +85,10 @@ class Scaling:
         return np.asarray(kept * frequencies + (1.0 - kept) * slowed)
 
     def _ramp(self, num_pairs: int, theta: float) -> np.ndarray:
-        """(P,): 0 for pairs that yarn leaves, 1 for those that it slows down by the factor."""
+        """Return yarn's weights (P,): 0 for pairs whose frequency stays, 1 for pairs whose frequency is divided by the factor."""
 
         def pair_of(turns: float) -> float:
-            """The pair that makes so many turns within the original context."""
+            """Return the number of the pair, as a float, that makes `turns` full turns within the original context."""
             return num_pairs * math.log(self.original / (2 * math.pi * turns)) / math.log(theta)
 
         first, last = pair_of(self.beta_fast), pair_of(self.beta_slow)
@@ -103,16 +104,16 @@ UNSCALED = Scaling()
 
 
 def kind_of(rope: Values) -> Any:
-    """Return the kind that a description names, under either key."""
+    """Return the kind that rotary settings name, under `rope_type` or `type`; "default" where they name none."""
     return rope.value("rope_type", rope.value("type", "default"))
 
 
 def merged(
     get: Values, kind: str | None = None, theta: str = "rope_theta", default: Mapping[str, Any] | None = None
 ) -> Values:
-    """The rotary description that `rope_parameters`, `rope_scaling` (its older name) and the top level give together. kind: of layers,
-    where each kind has a description of its own; the older name is the full layers' then. theta: its name at the top level. default: where
-    `rope_parameters` is empty. Raises ModelError where they differ."""
+    """Return the rotary settings that `rope_parameters`, `rope_scaling` (its older name) and the top level give together. kind: the kind of
+    layers, where each kind has its own settings; `rope_scaling` then applies to full attention. theta: the name of rope_theta at the top
+    level. default: settings where `rope_parameters` is empty. Raises ModelError where two places give different values."""
     found: dict[str, Any] = {}
     newer = get.object("rope_parameters")
     if kind is not None and newer.keys() - set(LAYER_KINDS):
@@ -136,7 +137,7 @@ def merged(
 
 
 def theta_of(rope: Values) -> float:
-    """Its base of angles. Raises ModelError where there is none."""
+    """Return the base of the angles, rope_theta. Raises ModelError where the settings have none."""
     if rope.value("rope_theta") is None:
         raise ModelError("config.json names no rope_theta, for which there is no common default.")
     return rope.number("rope_theta")
@@ -156,7 +157,7 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _amplitude(get: Values, factor: float) -> float:
-    """Longer contexts make attention flatter; yarn sharpens it."""
+    """Return yarn's factor of cosines and sines. Longer contexts make attention flatter, and the factor makes it sharper."""
 
     def by(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

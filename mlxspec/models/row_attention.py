@@ -31,8 +31,8 @@ def attend_in_places(
     *,
     at_end: bool = False,
 ) -> mx.array:
-    """q (1, N, Hq, D), k and v (1, N, Hkv, D): write k and v where `places` has them, attend row by row; returns (N, Hq * D). at_end: only
-    the last query of each row attends, and N is the number of active rows in the result."""
+    """Write keys and values (1, N, Hkv, D) at `places`, attend with queries (1, N, Hq, D) row by row, and return the output (N, Hq * D).
+    at_end: only the last query of each active row attends, and the output has one line for each of them."""
     rows, views = places.rows, cache.append(k, v, places)
     if not at_end or places.exact is not None:
         out = attend_rows(q, views, rows, scale, places=places)
@@ -52,13 +52,13 @@ def attend_rows(
     places: Places | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """queries (N, Hq, D) or (1, N, Hq, D), per row keys (1, Hkv, n, D) and values (1, Hkv, n, Dv) that end with the row's last query ->
-    (N, Hq * Dv).
+    """Attend row by row, and return the output (N, Hq * Dv). queries: (N, Hq, D) or (1, N, Hq, D). views: for each row keys (1, Hkv, n, D)
+    and values (1, Hkv, n, Dv) whose last token is the row's last query.
 
-    Views in two parts are of layers without a window. window: how many keys a query sees, its own included. blocks: by row, ranges of its
-    queries that all see each other; none: each sees what comes before it. both_ways: a window hides what is as far behind a query, too.
-    places: where lengths are only bounds, it says what each query sees; windows need exact lengths. sinks (Hq,): a score of each head's
-    that takes weight and gives nothing.
+    window: how many keys a query sees, its own included; None for all. Tailed views must have no window. blocks: for each row ranges of its
+    queries that all see each other; other queries see the keys before them. both_ways: whether the window also limits the keys after a
+    query. places: where lengths are only upper bounds, gives the keys that each query sees; a window needs exact lengths. sinks (Hq,): an
+    additional score of each head that takes weight and adds nothing to the output.
     """
     outs = []
     for r, view in enumerate(views):
@@ -96,7 +96,8 @@ def _attend_view(
     ends: mx.array | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """queries (1, Hq, w, D) of one row -> (1, Hq, w, Dv)"""
+    """Attend with the queries (1, Hq, w, D) of one row, and return the output (1, Hq, w, Dv). mask, ends: the keys that each query sees,
+    where lengths are only upper bounds. Other parameters are those of `attend_rows`."""
     by_mlx = sinks is not None or view[0].shape[3] != view[1].shape[3]
     core: Callable[..., mx.array] = partial(_by_mlx, sinks=sinks) if by_mlx else attend
     if isinstance(view, Tailed):
@@ -129,7 +130,8 @@ def _by_mlx(
     *,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attends as `attend` does, by MLX alone, which knows sinks and values of another size than keys."""
+    """Attend as `attend` does, by MLX's operations alone, which support sinks and values of another size than keys. Return the output (1,
+    Hq, w, Dv)."""
     keys, values = unpacked(keys), unpacked(values)
     width, length = queries.shape[2], keys.shape[2]
     if mask is None and width > _QUERY_BLOCK and keys.shape[3] != values.shape[3]:
@@ -148,10 +150,10 @@ def _by_mlx(
 def _attend_windowed(
     core: Callable[..., mx.array], queries: mx.array, keys: Stored, values: Stored, scale: float, window: int
 ) -> mx.array:
-    """Causal attention of one row in which a query sees the `window` keys that end at its own place.
+    """Return the output (1, Hq, w, Dv) of causal attention of one row in which a query sees the last `window` keys, its own included.
 
-    queries (1, Hq, w, D) stand at the end of keys, values (1, Hkv, n, D), which begin at a multiple of ALIGNMENT; returns (1, Hq, w, Dv).
-    core: `attend`, or what stands for it.
+    queries (1, Hq, w, D) belong to the last w of the keys and values (1, Hkv, n, D), whose first position is a multiple of 32. core: the
+    function that attends, such as `attend`.
     """
     width, length = queries.shape[2], keys.shape[2]
     if length <= window:
@@ -172,8 +174,8 @@ def _attend_windowed(
 def _mask_with_blocks(
     width: int, length: int, window: int | None, blocks: tuple[range, ...], both_ways: bool
 ) -> mx.array:
-    """(w, n) bool: which of n keys each of the w queries at their end sees, where the queries of a block see all keys of their block. A
-    window hides the keys before it there too."""
+    """Return the mask (width, length) bool of the keys that each of the last `width` queries sees, where the queries of a block see all
+    keys of their block. A window limits these too, before a query and, with both_ways, after it."""
     places = np.arange(length - width, length)
     distance = places[:, None] - np.arange(length)[None]
     seen = distance >= 0
@@ -188,6 +190,6 @@ def _mask_with_blocks(
     maxsize=256
 )  # few shapes recur at every layer of every round: a width, and a place among ALIGNMENT
 def _mask(width: int, length: int, window: int) -> mx.array:
-    """(w, n) bool: which of n keys each of the w queries at their end sees."""
+    """Return the mask (width, length) bool of the keys that each of the last `width` queries sees: at most `window`, its own included."""
     distance = np.arange(length - width, length)[:, None] - np.arange(length)[None]
     return mx.array((distance >= 0) & (distance < window))
