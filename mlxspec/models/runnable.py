@@ -17,8 +17,8 @@ Engine = Literal["auto", "mlx-lm"]  # whose code runs a model: ours where there 
 
 @dataclass(frozen=True, kw_only=True)
 class Runnable:
-    """A folder that mlxspec can run. kind: what it is to a target, "model" for one that answers by itself. by_mlx_lm: mlx-lm's code runs
-    it. config: its config.json."""
+    """The way in which mlxspec runs a folder. kind: "model" for a model that generates text by itself, "head", or a kind of drafter.
+    by_mlx_lm: whether mlx-lm's code runs the model. config: the folder's config.json."""
 
     kind: Kind
     by_mlx_lm: bool
@@ -35,8 +35,9 @@ class Runnable:
         names: Iterable[str] | None = None,
         is_excerpt: bool = False,
     ) -> str:
-        """The formats of weights that loading unpacks or repacks, empty for weights that load as they are: see `published.storage`. BitNet
-        is read by mlx-lm's code alone. Raises ModelError for a format that is not read."""
+        """Return the names of the quantization formats that loading dequantizes or converts, "" where weights load as they are. modelopt:
+        the folder's ModelOpt config, if there is one. names, is_excerpt: as in `published.storage`. BitNet is read by mlx-lm's code alone.
+        Raises ModelError for a format that is not supported."""
         if self.by_mlx_lm:
             from mlxspec.models.adapted.classes import names_part  # slow to import
 
@@ -50,8 +51,9 @@ class Runnable:
 
 
 def judge(config: Mapping[str, Any], engine: Engine = "auto", *, kind: Kind | None = None) -> Runnable:
-    """config: a config.json. kind: what its tensors are, where their names are known. Raises ModelError for a model of a type that nothing
-    here runs."""
+    """Return how mlxspec runs a folder with this config.json. engine: "mlx-lm" to run a model by mlx-lm's code, "auto" to prefer mlxspec's
+    own. kind: the kind of the folder by its tensors, None where these are unknown. Raises ModelError for a model_type that mlxspec's own
+    code does not run and mlx-lm's is not to run."""
     kind = kind or drafter_in(config) or "model"
     by_mlx_lm = kind == "model" and _runs_by_mlx_lm(config, engine)
     if kind == "model" and not by_mlx_lm:
@@ -60,14 +62,15 @@ def judge(config: Mapping[str, Any], engine: Engine = "auto", *, kind: Kind | No
 
 
 def judge_folder(folder: ModelFolder, engine: Engine = "auto") -> Runnable:
-    """A folder that is here, by the names of its tensors and its config.json, which nothing but a head may lack. Raises ModelError."""
+    """Return how mlxspec runs a local folder, by the names of its tensors and its config.json. Only a folder with an MTP head alone may
+    lack a config.json. Raises ModelError."""
     kind = folder.kind()
     has_config = (folder.path / "config.json").is_file()
     return judge(folder.config() if has_config or kind != "head" else {}, engine, kind=kind)
 
 
 def _runs_by_mlx_lm(config: Mapping[str, Any], engine: Engine) -> bool:
-    """Whether mlx-lm's code runs a model: where that was asked for, or where it has code for it and we have none."""
+    """Return whether mlx-lm's code runs a model: where this was requested, or where only mlx-lm has code for the model_type."""
     kind = config.get("model_type")
     if engine == "mlx-lm" or not isinstance(kind, str) or kind in ARCHITECTURES:
         return engine == "mlx-lm"

@@ -29,19 +29,21 @@ _all: WeakSet[Runners] = WeakSet()
 
 
 def retrace() -> None:
-    """Compile every function of every model anew when it is next asked for: those that exist keep the operations they were traced with."""
+    """Drop all compiled functions of all models, so that they are compiled again when they are next needed. A compiled function keeps the
+    operations with which it was traced."""
     for runners in _all:
         runners.clear()
 
 
 class Runners:
-    """Compiled functions of one model. Equal forwards have equal bits, whenever they were compiled.
+    """The compiled functions of one model. Equal forwards have equal bits, whenever their functions were compiled.
 
-    num_cold: how many of those handed out were new, and compile when they run.
+    num_cold: how many returned functions were new, so that they compile when they first run.
     """
 
     def __init__(self, layers: Sequence[nn.Module] = (), beside: dict[str, mx.array] | None = None) -> None:
-        """layers: those that `of_layer` knows by number. beside: arrays of a forward that functions read and are not given."""
+        """Prepare an empty store of functions. layers: the layers that `of_layer` names by number. beside: arrays of a forward that
+        functions read although they are no arguments."""
         self.num_cold = 0
         self._beside = {} if beside is None else beside
         self._layers, self._forms = layers, Forms(layers)
@@ -49,7 +51,7 @@ class Runners:
         _all.add(self)
 
     def clear(self) -> None:
-        """Forget what is compiled."""
+        """Drop all compiled functions."""
         self._functions.clear()
 
     def get(
@@ -60,9 +62,10 @@ class Runners:
         *,
         shape: Hashable = None,
     ) -> Callable[..., Any]:
-        """`run`, or what was compiled of an equal one.
+        """Return `run` compiled, or the function that was compiled for the same key and shape; `run` itself for forwards that are not
+        compiled.
 
-        key and `shape` tell everything that run's graph depends on. shape: None for the rows' own.
+        key and shape must determine the graph of `run`. shape: None for the shape of `rows`.
         """
         if not self._compiles(rows):
             return run
@@ -77,7 +80,8 @@ class Runners:
         *,
         shape: Hashable = None,
     ) -> Callable[..., Any]:
-        """run(layer i, ...) as a function of its other arguments, or what was compiled of it for a layer of that form. As `get` else."""
+        """Return run(layer i, ...) as a function of its other arguments, compiled as by `get`. Layers that differ in their parameters only
+        share a compiled function."""
         if not self._compiles(rows):
             return partial(run, self._layers[i])
         whole = key, self._forms.form(i), rows.shape if shape is None else shape

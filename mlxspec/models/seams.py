@@ -36,11 +36,12 @@ _TRIED = 3  # tokens of the lazy run
 
 
 class SeamError(AttributeError):
-    """The module's code wants what only a forward of one row has. An AttributeError, since code asks by `hasattr` what a cache can do."""
+    """An error for code of a module that works only in a forward of one row. It is an AttributeError, as such code uses `hasattr` to find
+    out what a cache can do."""
 
 
 class KeysForm(NamedTuple):
-    """Keys and values of one layer: head counts, head sizes, dtype, and how many keys a query sees, None for all."""
+    """The form of one layer's keys and values: numbers of heads, sizes of heads, dtype, and how many keys a query sees (None for all)."""
 
     num_heads: int
     num_kv_heads: int
@@ -51,7 +52,8 @@ class KeysForm(NamedTuple):
 
 
 class Seen:
-    """Stands for a mask: what a token sees of its row is decided where rows are known. window: as the module asked."""
+    """A placeholder for a mask. The keys that a token sees are determined later, row by row. window: the window that the module requested,
+    None for all keys."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -61,8 +63,8 @@ class Seen:
 
 
 class Held:
-    """Stands for the keys, and for the values, that a layer has: by row, what the row's tokens may see. attend: queries (N, Hq, 1, D),
-    scale, mask and sinks -> (N, Hq, 1, Dv). dtype: of the keys."""
+    """A placeholder for the keys or the values of a layer in all rows. attend: returns the attention's output (N, Hq, 1, Dv) for queries
+    (N, Hq, 1, D), scale, mask and sinks. dtype: of the keys."""
 
     def __init__(
         self, attend: Callable[[mx.array, float, Any, mx.array | None], mx.array], dtype: mx.Dtype
@@ -70,7 +72,7 @@ class Held:
         self.attend, self.dtype = attend, dtype
 
     def astype(self, dtype: mx.Dtype) -> Held:
-        """Queries that are wider than keys widen these; no copy of the keys is made."""
+        """Return the same keys or values under another dtype, without a copy: attention converts them to the dtype of the queries."""
         return Held(self.attend, dtype)
 
     def __getattr__(self, name: str) -> Any:
@@ -78,8 +80,8 @@ class Held:
 
 
 class Sight(NamedTuple):
-    """The tokens that tokens of a forward see in addition to those before them. windowed, full: by row, ranges of its tokens that all see
-    each other, in layers with a window and in those without; empty for none. both_ways: as `attend_rows` has it."""
+    """The tokens that a forward's tokens see in addition to those before them. windowed, full: for each row ranges of its tokens that all
+    see each other, in layers with a window and in layers without one; empty for none. both_ways: as in `attend_rows`."""
 
     windowed: Sequence[tuple[range, ...]] = ()
     full: Sequence[tuple[range, ...]] = ()
@@ -90,7 +92,8 @@ BEFORE = Sight()
 
 
 class StandInCache:
-    """A placeholder for a layer's cache in a call of mlx-lm's modules over the flat axis. offset (N,) int32: each token's position."""
+    """A placeholder for a layer's cache in a call of mlx-lm's modules over the flat token axis. offset (N,) int32: each token's
+    position."""
 
     offset: mx.array
     held: Held | None = None  # what was written in this forward
@@ -99,7 +102,7 @@ class StandInCache:
         raise SeamError(f"it asks its caches for {name}")
 
     def keys_and_values(self) -> tuple[Held, Held]:
-        """Return what layers see that share the keys and values of an earlier one."""
+        """Return placeholders for the keys and values written in this forward, also for later layers that share them."""
         if self.held is None:
             raise SeamError("it asks its caches for keys that no layer has written")
         return self.held, self.held
@@ -109,7 +112,7 @@ class StandInCache:
 
 
 class FlatLayer(StandInCache):
-    """Writes into a layer's cache of ours."""
+    """A placeholder for a layer's cache that writes keys and values into mlxspec's cache of the layer."""
 
     def __init__(
         self,
@@ -123,7 +126,8 @@ class FlatLayer(StandInCache):
         self.offset = offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Held, Held]:
-        """keys, values (N, Hkv, 1, ·) are written behind each row's committed tokens."""
+        """Write keys and values (N, Hkv, 1, ·) after each row's committed tokens, and return the placeholders that attention takes in their
+        place."""
         if self._cache is None or self._form is None:
             raise RuntimeError("a layer without keys was given some")
         keys, values = (x.reshape(1, x.shape[0], x.shape[1], x.shape[3]) for x in (keys, values))
@@ -134,7 +138,7 @@ class FlatLayer(StandInCache):
     def _attend(
         self, views: Sequence[View], queries: mx.array, scale: float, _: Any, sinks: mx.array | None
     ) -> mx.array:
-        """queries (N, Hq, 1, D) -> (N, Hq, 1, Dv)"""
+        """Return the attention's output (N, Hq, 1, Dv) for queries (N, Hq, 1, D), row by row."""
         window = None if self._form is None else self._form.window
         out = attended(queries, views, self._places, scale, window, sinks, self._sight)
         device.start(out, num_launches=_OF_A_LAYER)
@@ -150,7 +154,8 @@ def attended(
     sinks: mx.array | None,
     sight: Sight,
 ) -> mx.array:
-    """queries (N, Hq, 1, D) -> (N, Hq, 1, Dv)"""
+    """Attend row by row with queries (N, Hq, 1, D) to the rows' views, and return the output (N, Hq, 1, Dv). window: how many keys a query
+    sees, None for all. sinks: as in `attend_rows`."""
     out = attend_rows(
         queries[:, :, 0],
         views,
@@ -166,7 +171,8 @@ def attended(
 
 
 class _Probe(StandInCache):
-    """Records what it is asked. most: of tokens that it keeps, None for all."""
+    """A placeholder for a layer's cache that records how a module uses it. most: the most tokens that mlx-lm's cache keeps, None for
+    all."""
 
     def __init__(self, most: int | None) -> None:
         self.offset = mx.arange(_TRIED)
@@ -191,7 +197,8 @@ class _Probe(StandInCache):
         return self.keys_and_values()
 
     def form(self) -> KeysForm | None:
-        """The form of the layer's keys and values, None where it has none of its own. Raises SeamError where its layers do not agree."""
+        """Return the form of the recorded keys and values; None where the layer has none of its own. Raises SeamError where layers that
+        share them use different windows or numbers of heads."""
         if self._keys is None:
             return None
         keys, values = self._keys
@@ -204,13 +211,13 @@ class _Probe(StandInCache):
 
 @dataclass(frozen=True, kw_only=True)
 class Seams:
-    """The caches of a module to a forward over the flat axis: one form for each of mlx-lm's caches, None for one that it does not
-    write to."""
+    """The caches of a module whose rows share a forward. forms: one for each of mlx-lm's caches, None for a cache that is never written."""
 
     forms: Sequence[KeysForm | None]
 
     def make_cache(self, num_rows: int, *, kv_bits: int = PLAIN) -> ModelCache:
-        """Raises CacheError where heads cannot be kept in so many bits."""
+        """Return an empty cache of `num_rows` rows. kv_bits: as in models.base.Model. Raises CacheError where heads cannot be kept in this
+        number of bits."""
         layers: list[AttentionLayerCache] = []
         for form in self.forms:
             if form is None:
@@ -223,7 +230,8 @@ class Seams:
         return ModelCache(layers, num_rows)
 
     def layers(self, cache: ModelCache, places: Places, sight: Sight = BEFORE) -> list[FlatLayer]:
-        """The caches to call the module with, in the forward that `places` was begun with."""
+        """Return the placeholders with which the module is called in place of mlx-lm's caches. places: as `cache.begin` returned them for
+        this forward."""
         offset = places.positions
         if places.shifts is not None:
             offset = places.turns.reshape(-1).astype(mx.int32)
@@ -234,7 +242,7 @@ class Seams:
 
     @property
     def attention_heads(self) -> Sequence[Heads]:
-        """Heads of layers that attend to a whole context."""
+        """Return the shapes of the attention heads of layers that attend to the whole context."""
         found = (
             Heads(f.num_heads, f.num_kv_heads, f.key_dim, f.dtype)
             for f in self.forms
@@ -244,13 +252,13 @@ class Seams:
 
 
 def blank_layers(num: int) -> list[Any]:
-    """Caches that a module can be called with up to its first layer."""
+    """Return `num` placeholders for caches, with which a module can be called as far as its first layer."""
     return [_Probe(None) for _ in range(num)]
 
 
 def find_seams(caches: Sequence[Any], run: Callable[[mx.array, list[Any]], Any]) -> Seams:
-    """caches: of one row, as mlx-lm makes them. run: the module over tokens and caches, lazily. Raises SeamError, whose text says in half a
-    sentence why rows cannot share a forward."""
+    """Run a module lazily with recording placeholders, and return the forms of its caches. caches: mlx-lm's caches of one row. run: runs
+    the module over tokens and caches. Raises SeamError, whose text is the reason, in half a sentence, why rows cannot share a forward."""
     probes = [_Probe(_most(cache)) for cache in caches]
     try:
         with attending_by_row():
@@ -282,7 +290,7 @@ _lock = threading.Lock()
 
 @dataclass
 class _Entered:
-    """The number of forwards that are being built, and MLX's function."""
+    """The number of `attending_by_row` blocks that are open, and MLX's own attention function."""
 
     num: int = 0
     by_mlx: Any = field(default=None)
@@ -293,7 +301,7 @@ _entered = _Entered()
 
 @contextmanager
 def attending_by_row() -> Iterator[None]:
-    """Let MLX's attention, while it is open, take `Held` for keys. What it does with arrays stays as it is, for every thread."""
+    """Let MLX's attention function accept `Held` as keys in the `with` block. With arrays it does the same as before, in every thread."""
     with _lock:
         _entered.num += 1
         if _entered.num == 1:

@@ -22,10 +22,10 @@ _Call = Callable[..., tuple[mx.array, Any]]
 
 
 class LayerPiece(NamedTuple):
-    """A part of a layer without an attention core in it. run: (layer, x, *arrays) -> x and what else there is; arrays may lie in tuples,
-    beside constants. key, shape: as `Runners` has them; shape None: the number of tokens. is_alone: it comes in many shapes in plain steps
-    too, so it is not compiled with others. num_launches: about so many kernels that Metal launches, for `device.start`; 0: the device is
-    not told."""
+    """A part of a layer without attention in it. run: a function of (layer, x, *arrays) that returns x and additional outputs; arrays may
+    be in tuples, together with constants. key, shape: as in `Runners.get`; shape None: the number of tokens. is_alone: whether the piece
+    has many shapes in plain steps too, so that it is not compiled together with others. num_launches: about how many kernels Metal launches
+    for it, which `device.start` receives; 0: the device is not started."""
 
     key: Hashable
     run: _Call
@@ -42,18 +42,20 @@ class _Added(NamedTuple):
 
 
 class Segments:
-    """layers: those that pieces are of, by number. beside: as `Runners` has it."""
+    """The segments of a model: the parts between two attentions, compiled. layers: the layers that pieces name by number. beside: as in
+    `Runners`."""
 
     def __init__(self, layers: Sequence[Any], beside: dict[str, mx.array] | None = None) -> None:
         self.layers, self.runners = layers, Runners(layers, beside)
 
     def begin(self, rows: FlatRows, taps: Iterable[int] = (), *, repeats: bool = True) -> SegmentRun:
-        """One forward over these rows. taps: layers whose output is wanted. repeats: whether `rows.shape` is all that shapes its graph."""
+        """Begin a forward over these rows, and return it. taps: layers whose output is kept. repeats: whether `rows.shape` alone determines
+        the forward's graph."""
         return SegmentRun(self, rows, frozenset(taps), repeats)
 
 
 class SegmentRun:
-    """One forward. taps: the output of each layer that was asked for and has run."""
+    """One forward, to which pieces are added and then run. taps: the output of each requested layer that has run."""
 
     def __init__(self, owner: Segments, rows: FlatRows, wanted: frozenset[int], repeats: bool) -> None:
         self._layers, self._runners, self._rows = owner.layers, owner.runners, rows
@@ -63,17 +65,18 @@ class SegmentRun:
 
     @property
     def is_warm(self) -> bool:
-        """Whether nothing was compiled in this forward."""
+        """Return whether nothing was compiled in this forward."""
         return self._runners.num_cold == self._num_cold
 
     def add(
         self, layer: int, piece: LayerPiece, *arrays: Any, keep: Callable[[Any], None] | None = None
     ) -> None:
-        """Add a piece after those added before. keep: receives what the piece gives in addition to x."""
+        """Add a piece after the pieces added before. arrays: its further arguments. keep: a function that receives the piece's additional
+        outputs."""
         self._added.append(_Added(layer, piece, arrays, keep))
 
     def through(self, x: mx.array) -> tuple[mx.array, Any]:
-        """Run what has been added: x behind it, and what the last piece gives beside x."""
+        """Run the added pieces on x. Return x after them and the additional outputs of the last piece."""
         added, self._added = self._added, []
         wanted = [one.layer in self._wanted for one in added]
         if self._rows.max_width == 1 and not any(one.piece.is_alone for one in added):
@@ -93,7 +96,7 @@ class SegmentRun:
         return x, outs[-1]
 
     def _call(self, layer: int, piece: LayerPiece) -> _Call:
-        """A piece of a layer as a function of arrays, compiled where its shape repeats; the device is told of it when it is called."""
+        """Return a piece of a layer as a function of x and arrays, compiled where its shape repeats. A call also starts the device."""
         call: _Call = partial(piece.run, self._layers[layer])
         if self._repeats:
             shape = self._rows.num_tokens if piece.shape is None else piece.shape
@@ -113,7 +116,8 @@ def _one_by_one(
     x: mx.array,
     given: Sequence[tuple[Any, ...]],
 ) -> tuple[mx.array, list[Any], list[mx.array]]:
-    """x behind all calls, what each gives beside it, and x behind each of those that are wanted."""
+    """Call the pieces one after the other. Return x after all, the additional outputs of each piece, and x after each piece that `wanted`
+    marks. given: the arrays of each piece."""
     outs, streams = [], []
     for call, is_wanted, arrays in zip(calls, wanted, given, strict=True):
         x, out = call(x, *arrays)

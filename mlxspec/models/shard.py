@@ -37,7 +37,8 @@ _UNIT = 64  # widths are cut at multiples of it, which are whole groups of quant
 
 
 class _Heads(NamedTuple):
-    """Key heads, the heads that read each, and ranks that keep each. A width is heads of `unit` numbers that read one key head."""
+    """How heads are divided among ranks. num: key heads. each: heads that read one key head. copies: ranks that keep the same key head. A
+    width is described as heads of `unit` numbers that read one key head."""
 
     num: int
     each: int
@@ -46,7 +47,8 @@ class _Heads(NamedTuple):
 
     @classmethod
     def of(cls, num: int, all_heads: int, size: int) -> _Heads:
-        """Raises ModelError where so many ranks cannot share the heads."""
+        """Return how `num` key heads and `all_heads` heads that read them are divided among `size` ranks. Raises ModelError where they
+        cannot be."""
         if size % num and num % size:
             raise ModelError(f"A model with {num} key heads cannot be divided among {size} ranks.")
         return cls(num, all_heads // num, max(1, size // num))
@@ -58,21 +60,22 @@ class _Heads(NamedTuple):
 
     @property
     def per_copy(self) -> int:
-        """Heads that a rank has of one key head's, zeros included."""
+        """Return how many heads a rank has for one of its key heads, heads of zeros included."""
         return ceil(self.each / self.copies)
 
     def own(self, size: int) -> tuple[int, int]:
-        """A rank's key heads, and the heads, or the width, that read them."""
+        """Return the number of a rank's key heads, and the number (or the width) of the heads that read them. size: the number of ranks."""
         keys = max(1, self.num // size)
         return keys, keys * self.per_copy * self.unit
 
     def keys_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
-        """A rank's part of what key heads have, of `num` equal parts along an axis."""
+        """Return a rank's part of an array that has `num` equal parts along `axis`, one for each key head."""
         parts = mx.split(value, min(self.num, group.size()), axis)
         return parts[group.rank() // self.copies]
 
     def part_of(self, value: mx.array, axis: int, group: mx.distributed.Group) -> mx.array:
-        """A rank's part of what the heads have that read them, of `num * each` equal parts along an axis."""
+        """Return a rank's part of an array that has `num * each` equal parts along `axis`, one for each head that reads a key head. Missing
+        heads are zeros."""
         missing = self.copies * self.per_copy - self.each
         if missing:
             value = mx.unflatten(value, axis, (self.num, self.each, -1))
@@ -82,7 +85,7 @@ class _Heads(NamedTuple):
 
 
 def own_config(config: Config, size: int) -> Any:
-    """The config of each of `size` ranks. Raises ModelError where the model cannot be divided among so many."""
+    """Return the config of one rank of `size`. Raises ModelError where the model cannot be divided among this number of ranks."""
 
     def widths(part: Any, *names: str) -> dict[str, Any]:
         return {name: _Heads.of_width(getattr(part, name), size).own(size)[1] for name in names}
@@ -110,8 +113,8 @@ def own_config(config: Config, size: int) -> Any:
 def own_weights(
     weights: Mapping[str, mx.array], config: Config, group: mx.distributed.Group
 ) -> dict[str, mx.array]:
-    """A rank's part of a trunk's tensors under our names, lazily. config: the whole model's. Raises ModelError where a group of quantized
-    numbers would be torn apart."""
+    """Return a rank's part of a trunk's tensors, lazily. weights: under mlxspec's names; config: of the whole model. Raises ModelError
+    where a group of quantized numbers would be divided."""
     found = {}
     for name, value in weights.items():
         try:
@@ -141,7 +144,7 @@ def _own(path: list[str], value: mx.array, config: Config, group: mx.distributed
 
 
 def _heads(path: list[str], config: Config, size: int) -> _Heads:
-    """The heads of a layer's module, or its width where it is an MLP."""
+    """Return how the heads of a layer's module are divided, or its width for an MLP. path: the parts of a tensor's name."""
     if "linear_attn" in path and isinstance(config, Qwen35Config):
         return _Heads.of(config.num_k_heads, config.num_v_heads, size)
     number = int(path[path.index("layers") + 1])
@@ -156,22 +159,22 @@ def _heads(path: list[str], config: Config, size: int) -> _Heads:
 
 
 class Summed(nn.Module):
-    """A module of which every rank computes a part of a sum."""
+    """A module whose output is the sum of the outputs of all ranks."""
 
     def __init__(self, part: nn.Module, group: mx.distributed.Group) -> None:
         super().__init__()
         self.part, self._group = part, group
 
     def __call__(self, *inputs: mx.array) -> mx.array:
-        """The module's result, whole, with the same bits on every rank."""
+        """Return the sum over all ranks, with the same bits on every rank."""
         return mx.distributed.all_sum(self.part(*inputs), group=self._group)
 
 
 class GatheredHead(nn.Module):
-    """A language-model head of which every rank has as many rows."""
+    """A language-model head whose rows are divided equally among ranks."""
 
     def __init__(self, head: nn.Module, group: mx.distributed.Group) -> None:
-        """head: the whole one, linear or an embedding, which stays in memory."""
+        """Take this rank's rows of `head`. head: the whole head, linear or an embedding; the embedding stays in memory."""
         super().__init__()
         whole = head.parts[0] if isinstance(head, FusedLinear) and "parts" in head else head
         self.part, self._group = rows_of(whole, (group.size(), -1), group.rank()), group
@@ -179,13 +182,13 @@ class GatheredHead(nn.Module):
             self.part.update(tree_map(mx.contiguous, self.part.parameters()))
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        """(N, H) -> (N, V)"""
+        """Return the logits (N, V) of hidden states (N, H), gathered from all ranks."""
         columns = project(self.part, hidden).T  # those of the ranks are gathered one below the other
         return mx.distributed.all_gather(columns, group=self._group).T
 
 
 def join(model: Any, group: mx.distributed.Group) -> None:
-    """Have a rank's model, loaded and fused, exchange parts with the others from here on. Call once."""
+    """Make a rank's loaded and fused model exchange its parts with the other ranks in forwards. Call this once."""
     for layer in model.language_model.model.layers:
         mixer = layer["linear_attn"] if "linear_attn" in layer else layer["self_attn"]
         last = "out" if "out" in mixer else "o_proj"
@@ -198,5 +201,5 @@ def join(model: Any, group: mx.distributed.Group) -> None:
 
 
 def is_divided(model: Any) -> bool:
-    """Whether a model has been joined with other ranks' parts."""
+    """Return whether `join` has been called for this model."""
     return isinstance(model.language_model.model.layers[0].mlp, Summed)

@@ -8,6 +8,6 @@ from mlx.utils import tree_flatten
 
 
 def bytes_of(*modules: Any) -> int:
-    """Return the bytes of the parameters, evaluated or not; a model without any (a table, a rule) has none."""
+    """Return the bytes of the parameters of these modules, evaluated or not. An object without parameters counts 0."""
     held = [module.parameters() for module in modules if hasattr(module, "parameters")]
     return sum(value.nbytes for parameters in held for _, value in tree_flatten(parameters))

@@ -14,10 +14,10 @@ _HEAD, _TABLE = "language_model.lm_head.", "language_model.model.embed_tokens."
 
 
 def head_as_stored(config: Config, weights: Weights) -> tuple[Config, tuple[str, ...]]:
-    """The config with `tied` as the folder's tensors have it, and a notice where config.json says otherwise.
+    """Return the config with `tied` as the folder's tensors have it, and a notice where config.json differs from them.
 
-    A stored head that differs from the embedding was trained by itself, so it is used, as transformers 5 and mlx-lm's Gemma 3 do; that it
-    does not differ is told by its values. A Gemma whose folder holds no head has its embedding as one.
+    A stored head that differs from the embedding was trained by itself, so it is used, as transformers 5 and mlx-lm's Gemma 3 do; the
+    values are compared. A Gemma whose folder has no head uses its embedding as the head.
     """
     head, table = _part(weights, _HEAD), _part(weights, _TABLE)
     if not head:
@@ -37,7 +37,7 @@ def _part(weights: Weights, place: str) -> Weights:
 
 
 def _same(head: Weights, table: Weights) -> bool:
-    """Whether two modules are one, quantized or not."""
+    """Return whether two modules have equal tensors, quantized or not."""
     return head.keys() == table.keys() and all(
         value.shape == table[part].shape and mx.array_equal(value, table[part]).item()
         for part, value in head.items()

@@ -18,7 +18,7 @@ from mlxspec.models.layers import FusedLinear, Parts, compute_dtype, project
 
 
 class TextSizes(Protocol):
-    """The sizes that a family's config must have. tied: the embedding is the head as well; max_context in tokens."""
+    """The sizes that the config of every family has. tied: whether the embedding is also the language-model head; max_context in tokens."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -31,7 +31,7 @@ class TextSizes(Protocol):
 
 
 def text_stack(sizes: TextSizes, layers: Sequence[nn.Module]) -> Parts:
-    """Embedding, layers and final norm."""
+    """Return a module with the embedding, these layers and the final norm."""
     return Parts(
         embed_tokens=nn.Embedding(sizes.vocab_size, sizes.hidden_size),
         layers=list(layers),
@@ -40,10 +40,8 @@ def text_stack(sizes: TextSizes, layers: Sequence[nn.Module]) -> Parts:
 
 
 class TextModel(nn.Module):
-    """stack: has `embed_tokens`, `layers` that can `fuse`, and `norm`. A subclass gives the forward.
-
-    gate: which of its adapters count in a forward; `forward` opens it.
-    """
+    """The base class of mlxspec's text models, whose subclasses have the forward. stack: has `embed_tokens`, `layers` with a method `fuse`,
+    and `norm`. gate: the adapters of the rows of a forward, which `forward` sets."""
 
     def __init__(self, stack: nn.Module, sizes: TextSizes) -> None:
         super().__init__()
@@ -59,11 +57,11 @@ class TextModel(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Return the number of decoder layers."""
         return len(self.language_model.model.layers)
 
     def fuse(self) -> None:
-        """Join projections of the same input, after loading. Call once."""
+        """Join projections of the same input, after loading. Call this once."""
         for layer in self.language_model.model.layers:
             layer.fuse()
         self._fuse_head()
@@ -74,31 +72,31 @@ class TextModel(nn.Module):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """Compute dtype: that of the embedding's output."""
+        """Return the dtype in which the model computes: that of the embedding's output."""
         return compute_dtype(self.language_model.model.embed_tokens)
 
     @property
     def embedding(self) -> nn.Module:
-        """The table of tokens, without what a model multiplies it by."""
+        """Return the embedding module, without the factor by which some models multiply its output."""
         return self.language_model.model.embed_tokens
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """(N,) int32 -> (N, H)"""
+        """Return the embeddings (N, H) of tokens (N,) int32."""
         return self.embedding(tokens)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """(N, H) behind the final norm -> logits (N, V)"""
+        """Return the logits (N, V) of hidden states (N, H) after the final norm."""
         if "lm_head" in self.language_model:
             return self.capped(self.language_model.lm_head(hidden))
         return self.capped(project(self.language_model.model.embed_tokens, hidden))
 
     @property
     def head_module(self) -> nn.Module:
-        """The module that holds the weight of `head`: a linear module, or the embedding."""
+        """Return the module with the weight of the language-model head: a linear module, or the embedding."""
         return self.language_model.get("lm_head", self.language_model.model.embed_tokens)
 
     def capped(self, logits: mx.array) -> mx.array:
-        """Logits as the model means them, from products with rows of its head."""
+        """Return the model's logits from products with rows of its language-model head, capped where the model does so."""
         return logits
 
     def _logits(self, hidden: mx.array, rows: FlatRows, logits_at: LogitsAt) -> mx.array | None:

@@ -22,9 +22,11 @@ PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
 
 
 def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
-    """Race every distinct quantized projection for 1 to 32 rows, prefill of the recurrence, and attention to quantized keys and values.
+    """Measure mlxspec's kernels against MLX's operations at the shapes of this model: quantized projections of 1 to 32 rows and of prompts,
+    the prefill of the recurrence, and attention to quantized keys and values.
 
-    Returns MLX's time over ours by kernel and what was raced: empty where no kernel is in use. `keep`: also write them down.
+    Return the quotient of MLX's time and the kernel's, by kernel and by what was measured; empty where no kernel can be used. keep: whether
+    the results are written to a file for later processes.
     """
     found: dict[str, dict[str, float]] = {}
     dtype = getattr(model, "dtype", None)  # a head has none of its own
@@ -50,7 +52,7 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
 
 
 def check_kernels(modules: Iterable[nn.Module]) -> None:
-    """Run the self-checks of the recurrence's kernels, with the shapes and dtypes that forwards of these modules have."""
+    """Run the self-checks of the recurrence's kernels with the shapes and dtypes of forwards of these modules."""
     for module in modules:
         for shape, dtype in _distinct_recurrences(module):
             if gdn_round.supports(dtype, shape.k_dim, shape.v_dim):
@@ -58,12 +60,12 @@ def check_kernels(modules: Iterable[nn.Module]) -> None:
 
 
 def raced_weights(*modules: nn.Module) -> list[QuantizedWeight]:
-    """The quantized weights that forwards of these modules multiply few rows with, one of each shape and format."""
+    """Return the quantized weights that forwards of these modules multiply with few rows, one of each shape and format."""
     return _distinct(modules, with_head=True)
 
 
 def wide_weights(model: object, drafters: Iterable[object] = ()) -> list[QuantizedWeight]:
-    """The quantized weights that the model and its drafters multiply all tokens of a prompt with, one of each shape and format."""
+    """Return the quantized weights that the model and its drafters multiply with all tokens of a prompt, one of each shape and format."""
     modules = [model, *(part for d in drafters for part in getattr(d, "modules", None) or ())]
     return _distinct((getattr(m, "module", m) for m in modules), with_head=False)
 

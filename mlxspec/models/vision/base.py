@@ -15,24 +15,25 @@ Bidirectional = Literal["none", "windowed", "all"]
 
 
 class VisionTower(Protocol):
-    """A tower with its projection to the text model."""
+    """The interface of a vision tower with its projection to the text model."""
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, hidden size of the text model) in the text model's dtype, lazy. The rows replace the embeddings of the image tokens as
-        they are: a scale of embeddings is not applied to them."""
+        """Return the rows (tokens, hidden size of the text model) of an image, lazily and in the text model's dtype. They replace the
+        embeddings of the image tokens, without the factor by which some models multiply embeddings."""
         ...
 
     def scratch_bytes(self, tokens: int) -> int:
-        """Return the bytes that a call for an image of `tokens` tokens takes in addition to the weights while it runs, at most."""
+        """Return an upper bound of the bytes that a call for an image of `tokens` tokens takes while it runs, in addition to the
+        weights."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vision:
-    """All that a model has for images.
+    """All that a model needs for images.
 
-    bidirectional: in which layers of the text model the tokens of one image attend to each other; then a chunk of a prompt must not end
-    within an image. parameters, nbytes: of the tower, in numbers and in bytes of memory.
+    bidirectional: in which layers of the text model the tokens of one image attend to each other; where it is not "none", a chunk of a
+    prompt must not end within an image. parameters: number of the tower's parameters; nbytes: their bytes.
     """
 
     tower: VisionTower

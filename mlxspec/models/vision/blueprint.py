@@ -30,8 +30,9 @@ Sanitize = Callable[[Weights], Weights]  # all tensors of a folder to the tower'
 def blueprint(
     config: Mapping[str, Any], settings: Mapping[str, Any], hidden_size: int
 ) -> tuple[Vision, Sanitize]:
-    """The tower has no weights. config: config.json. settings: of `image_settings`. hidden_size: of the text model. Raises ModelError where
-    the model reads no images, or not in a way that is supported."""
+    """Return all that a model needs for images, its tower without weights, and a function that picks and renames the tower's tensors from a
+    folder's. settings: the preprocessing settings. hidden_size: of the text model. Raises ModelError where the model reads no images, or in
+    a way that is not supported."""
     make = _FAMILIES.get(str(config.get("model_type")))
     vision = mapping(config, "vision_config")
     if make is None or not vision:
@@ -40,7 +41,7 @@ def blueprint(
 
 
 def may_see(config: Mapping[str, Any]) -> bool:
-    """Whether models of this type are published with a vision tower, which a folder may lack all the same."""
+    """Return whether models of this model_type are published with a vision tower. The folder itself may lack it."""
     return config.get("model_type") in _FAMILIES
 
 
@@ -132,7 +133,7 @@ def _gemma4_masks(config: Mapping[str, Any]) -> Bidirectional:
 
 
 def _id(config: Mapping[str, Any], *names: str) -> int:
-    """A token id, under the first of its names that is there. Raises ModelError."""
+    """Return the token id under the first of these keys that config.json has. Raises ModelError where it has none."""
     for name in names:
         if config.get(name) is not None:
             return Values(config).size(name, 0)

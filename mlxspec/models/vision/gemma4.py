@@ -37,9 +37,9 @@ _LAYER_NORM_EPS = 1e-5  # of models without a tower; not in their config
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4VisionConfig:
-    """Sizes in elements, patch_size in pixels of a side. pool: patches of a side of a block. places: rows of the table of positions, for
-    each axis. clips: inputs and outputs of linear layers are clipped to stored ranges. standardizes: pooled rows are shifted and scaled by
-    stored vectors. out_size: the text model's hidden size."""
+    """The shape of Gemma 4's vision tower. patch_size: pixels of a patch's side. pool: patches of the side of a block, which becomes one
+    token. places: rows of the table of positions, for each axis. clips: whether inputs and outputs of linear layers are clipped to stored
+    ranges. standardizes: whether pooled rows are shifted and scaled by stored vectors. out_size: the text model's hidden size."""
 
     num_layers: int = size("num_hidden_layers")
     hidden_size: int = size()
@@ -58,7 +58,7 @@ class Gemma4VisionConfig:
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], out_size: int) -> Gemma4VisionConfig:
-        """vision: `vision_config`. Raises ModelError."""
+        """Return the shape from the `vision_config` of a config.json. out_size: the text model's hidden size. Raises ModelError."""
         get = Values(vision, _KEYS)
         heads = get.size("num_attention_heads")
         made = read(
@@ -77,7 +77,7 @@ class Gemma4VisionConfig:
 
 
 class Gemma4VisionTower(nn.Module):
-    """`VisionTower` for images that `Gemma4Images` prepared."""
+    """The VisionTower of Gemma 4, for images that `Gemma4Images` prepared."""
 
     def __init__(self, c: Gemma4VisionConfig) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Gemma4VisionTower(nn.Module):
         self.embed_vision = _Embedder(c.hidden_size, c.out_size, c.eps)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, out_size)"""
+        """Return the rows (tokens, out_size) of an image."""
         _, rows, columns = prepared.grid
         down, across = np.divmod(np.arange(rows * columns), columns)
         x = self.patch_embedder(prepared.pixels, across, down)
@@ -110,7 +110,8 @@ class Gemma4VisionTower(nn.Module):
         return layer_bytes(num, c, itemsize) + num * (3 * 4 + itemsize) * numbers + 8 * num * c.head_dim
 
     def _pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
-        """(patches, hidden size), row by row -> (tokens, hidden size) float32: scaled they are too large for float16."""
+        """Return the averages over blocks of patches (tokens, hidden size), scaled and in float32, as they exceed float16. x (patches,
+        hidden size): patches row by row."""
         pool, size = self._c.pool, self._c.hidden_size
         blocks = x.astype(mx.float32).reshape(rows // pool, pool, columns // pool, pool, size)
         means = blocks.mean(axis=(1, 3)).reshape(-1, size).astype(x.dtype)
@@ -124,7 +125,8 @@ class _PatchEmbedder(nn.Module):
         self.position_embedding_table = mx.zeros((2, c.places, c.hidden_size))
 
     def __call__(self, pixels: np.ndarray, across: np.ndarray, down: np.ndarray) -> mx.array:
-        """pixels (patches, 3 * patch_size^2), from 0 to 1; across, down (patches,)"""
+        """Return the embeddings (patches, hidden size) of patches. pixels (patches, 3 * patch_size^2): values from 0 to 1. across, down
+        (patches,): the column and the row of each patch."""
         table = self.position_embedding_table
         x = self.input_proj((2 * (mx.array(pixels) - 0.5)).astype(table.dtype))
         return x + (table[0][mx.array(across)] + table[1][mx.array(down)])
@@ -189,7 +191,7 @@ class _Mlp(nn.Module):
 
 
 class _Linear(nn.Module):
-    """A linear layer without a bias; with `clips`, its inputs and outputs are clipped to ranges of its own."""
+    """A linear layer without a bias. With `clips`, its inputs and outputs are clipped to stored ranges."""
 
     def __init__(self, size: int, out: int, *, clips: bool) -> None:
         super().__init__()
@@ -207,7 +209,7 @@ class _Linear(nn.Module):
 
 
 class _Embedder(nn.Module):
-    """RMS norm without a weight, then a projection to the text model."""
+    """The projection to the text model: an RMS norm without a weight, then a linear layer."""
 
     def __init__(self, size: int, out: int, eps: float) -> None:
         super().__init__()
@@ -220,7 +222,8 @@ class _Embedder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedBlocksConfig:
-    """Sizes in elements; side: pixels of a side of a block. places: rows of the table of positions, for each axis."""
+    """The shape of the image embedding of Gemma 4 models without a vision tower. side: pixels of a block's side. places: rows of the table
+    of positions, for each axis. out_size: the text model's hidden size."""
 
     side: int
     embed_size: int = size("mm_embed_dim")
@@ -230,14 +233,15 @@ class JoinedBlocksConfig:
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], out_size: int) -> JoinedBlocksConfig:
-        """vision: `vision_config`. Raises ModelError."""
+        """Return the shape from the `vision_config` of a config.json. out_size: the text model's hidden size. Raises ModelError."""
         get = Values(vision)
         side = get.size("patch_size", 16) * get.size("pooling_kernel_size", 3)
         return read(cls, get, side=side, out_size=out_size)
 
 
 class JoinedBlocks(nn.Module):
-    """`VisionTower` of models without a tower, for images that `Gemma4Images` prepared with `joins_blocks`."""
+    """The image embedding of Gemma 4 models without a vision tower, with the interface of VisionTower. It takes images that `Gemma4Images`
+    prepared with `joins_blocks`."""
 
     def __init__(self, c: JoinedBlocksConfig) -> None:
         super().__init__()
@@ -249,7 +253,7 @@ class JoinedBlocks(nn.Module):
         self.embed_vision = _Embedder(c.embed_size, c.out_size, c.eps)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, out_size)"""
+        """Return the rows (tokens, out_size) of an image."""
         _, rows, columns = prepared.grid
         down, across = np.divmod(np.arange(rows * columns), columns)
         table = self.pos_embedding

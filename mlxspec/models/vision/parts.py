@@ -23,7 +23,7 @@ _SCORES_AT_MOST = 256 << 20  # bytes, where scores are written to memory
 
 @partial(mx.compile, shapeless=True)
 def gelu_tanh(x: mx.array) -> mx.array:
-    """The tanh form, computed in float32."""
+    """Return GELU of x in its tanh form, computed in float32."""
     y = x.astype(mx.float32)
     inner = math.sqrt(2 / math.pi) * (y + 0.044715 * y * y * y)
     return (0.5 * y * (1 + mx.tanh(inner))).astype(x.dtype)
@@ -31,7 +31,7 @@ def gelu_tanh(x: mx.array) -> mx.array:
 
 @partial(mx.compile, shapeless=True)
 def gelu_erf(x: mx.array) -> mx.array:
-    """The exact form, computed in float32."""
+    """Return GELU of x in its exact form, computed in float32."""
     y = x.astype(mx.float32)
     return (0.5 * y * (1 + mx.erf(y * math.sqrt(0.5)))).astype(x.dtype)
 
@@ -41,10 +41,10 @@ def layer_norm(x: mx.array, norm: nn.LayerNorm) -> mx.array:
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Attention without a mask. q (N, heads, D); k, v (N, kv heads, D) -> (N, heads * D).
+    """Attend without a mask, and return the output (N, heads * D). q (N, heads, D); k, v (N, kv heads, D).
 
-    On Metal, heads of another size than its fused kernel has are padded with zeros to the next one: they change no score and no sum.
-    Where there is no fused kernel, queries go in parts, so that their scores stay within 256 MiB.
+    On Metal, heads are padded with zeros to the next size that its fused kernel supports, which changes no score and no sum. Where there is
+    no fused kernel, queries are processed in parts, so that their scores take at most 256 MiB.
     """
     num, heads, dim = q.shape
     is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]
@@ -62,8 +62,8 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
 
 
 def layer_bytes(num: int, sizes: Any, itemsize: int) -> int:
-    """Return the bytes that one layer over `num` patches takes while it runs, at most; a gate and a product may be alive as well. sizes:
-    the tower's config. itemsize: bytes of the tower's numbers; queries and keys are turned in float32."""
+    """Return an upper bound of the bytes that one layer over `num` patches takes while it runs. sizes: the tower's config. itemsize: bytes
+    of one of the tower's numbers; queries and keys are rotated in float32."""
     size, heads, dim = sizes.hidden_size, sizes.num_heads, sizes.head_dim
     inner = max(sizes.intermediate_size, size)
     is_fused = device.backend() == "metal" and dim <= FUSED_MANY[-1]
@@ -77,30 +77,30 @@ def layer_bytes(num: int, sizes: Any, itemsize: int) -> int:
 
 
 def turns(angles: np.ndarray) -> tuple[mx.array, mx.array]:
-    """angles (N, ..., D / 2), in radians -> what `rotate` multiplies a number and the other of its pair with, (N, ..., D) float32 each."""
+    """Return cosines and sines (N, ..., D) float32, as `rotate` takes them, of angles (N, ..., D / 2) in radians."""
     cos, sin = np.cos(angles), np.sin(angles)
     return mx.array(np.concatenate([cos, cos], -1)), mx.array(np.concatenate([-sin, sin], -1))
 
 
 def turned(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """x with its pairs turned; number i of the last axis pairs with i + D / 2. Computed in float32."""
+    """Return x with its pairs rotated, computed in float32 and in x's dtype. Number i of the last axis is paired with number i + D / 2."""
     y = x.astype(mx.float32)
     return rotate(y, swapped(y), cos, sin).astype(x.dtype)
 
 
 def axial(vision: Values) -> Values:
-    """The rotary description of a `vision_config`. Raises ModelError where it is of another kind."""
+    """Return the rotary settings of a `vision_config`. Raises ModelError where their kind is not supported."""
     return vision.part("rope_parameters", Keys(only={"rope_type": ("axial", "default")}))
 
 
 def axial_frequencies(dim: int, theta: float) -> np.ndarray:
-    """(dim / 4,) float32, radians a patch: each of the two axes turns half of a head's `dim` numbers."""
+    """Return the frequencies (dim / 4,) float32, in radians for each patch. Each of the two axes rotates half of a head's `dim` numbers."""
     half = dim // 2
     return (1.0 / theta ** (np.arange(0, half, 2, dtype=np.float32) / half)).astype(np.float32)
 
 
 def block_order(rows: int, columns: int, merge: int) -> np.ndarray:
-    """(rows * columns,) int: which patch, counted row by row, stands where when the patches of each block of merge x merge follow each
-    other."""
+    """Return the order (rows * columns,) int of patches in which those of each block of merge x merge follow each other. Patches are
+    numbered row by row."""
     grid = np.arange(rows * columns).reshape(rows // merge, merge, columns // merge, merge)
     return grid.transpose(0, 2, 1, 3).ravel()

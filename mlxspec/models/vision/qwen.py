@@ -42,8 +42,9 @@ _KEYS = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVisionConfig:
-    """Sizes in elements, patch_size in pixels of a side, frames: images of one patch (a still image is repeated), merge: patches of a side
-    of a block. places: of a side of the square table of positions."""
+    """The shape of Qwen's vision tower. patch_size: pixels of a patch's side. frames: images of one patch (a still image is repeated).
+    merge: patches of the side of a block, which becomes one token. places: side of the square table of positions. out_size: the text
+    model's hidden size."""
 
     depth: int = size()
     hidden_size: int = size()
@@ -76,7 +77,7 @@ class QwenVisionConfig:
 
 
 class QwenVisionTower(nn.Module):
-    """`VisionTower` for images that `QwenImages` prepared."""
+    """The VisionTower of Qwen3.5, for images that `QwenImages` prepared."""
 
     def __init__(self, c: QwenVisionConfig) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class QwenVisionTower(nn.Module):
         self.merger = _Merger(c)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, out_size)"""
+        """Return the rows (tokens, out_size) of an image."""
         _, rows, columns = prepared.grid
         order = block_order(rows, columns, self._c.merge)
         x = self.patch_embed(prepared.pixels)
@@ -109,7 +110,8 @@ class QwenVisionTower(nn.Module):
         return layer_bytes(num, c, itemsize) + read + table + 8 * num * c.head_dim
 
     def _positions(self, rows: int, columns: int, order: np.ndarray) -> mx.array:
-        """(patches, hidden size) float32: the square table, stretched to the grid so that corners lie on corners."""
+        """Return the position embeddings (patches, hidden size) float32 in the order `order`: the square table interpolated to the grid of
+        patches, so that corners match corners."""
         side = self._c.places
         table = self.pos_embed(mx.arange(side * side)).astype(mx.float32).reshape(side, -1)
         tall = (_stretch(rows, side) @ table).reshape(rows, side, -1)
@@ -124,7 +126,8 @@ class _PatchEmbedding(nn.Module):
         self.proj = nn.Linear(3 * c.frames * c.patch_size**2, c.hidden_size)
 
     def __call__(self, pixels: np.ndarray) -> mx.array:
-        """pixels (patches, 3 * patch_size^2), of which every frame is a copy"""
+        """Return the embeddings (patches, hidden size) of patches. pixels (patches, 3 * patch_size^2): one frame, of which every other
+        frame is a copy."""
         one = mx.array(pixels).astype(self.proj.weight.dtype).reshape(len(pixels), 3, 1, -1)
         every = mx.broadcast_to(one, (len(pixels), 3, self._frames, one.shape[-1]))
         return self.proj(every.reshape(len(pixels), -1))
@@ -171,14 +174,15 @@ class _Merger(_Mlp):
         self.norm = nn.LayerNorm(c.hidden_size, eps=_EPS)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(patches, hidden size), the patches of a block behind each other -> (blocks, out_size)"""
+        """Return one row for each block, (blocks, out_size). x (patches, hidden size): the patches of a block follow each other."""
         wide = self.linear_fc1.weight.shape[0]
         x = layer_norm(x, self.norm).reshape(-1, wide)
         return self.linear_fc2(gelu_erf(self.linear_fc1(x)))
 
 
 def _stretch(num: int, side: int) -> mx.array:
-    """(num, side) float32: weights that interpolate `num` points linearly between `side` points, first on first and last on last."""
+    """Return weights (num, side) float32 that interpolate `num` points linearly between `side` points. The first points match, and the last
+    points match."""
     at = np.arange(num, dtype=np.float32) * np.float32(side - 1) / np.float32(max(num - 1, 1))
     near = np.abs(at[:, None] - np.arange(side, dtype=np.float32))
     return mx.array(np.maximum(1 - near, 0).astype(np.float32))

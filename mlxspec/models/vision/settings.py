@@ -24,7 +24,7 @@ _STEPS = {"do_resize": (True,), "do_rescale": (True,), "do_convert_rgb": (True,)
 
 
 def image_settings(folder: Path) -> Mapping[str, Any]:
-    """Raises ModelError where there are none."""
+    """Return the image preprocessing settings of a folder. Raises ModelError where it has none."""
     nested = mapping(read_json(folder / "processor_config.json"), "image_processor")
     if nested:
         return nested
@@ -36,7 +36,8 @@ def image_settings(folder: Path) -> Mapping[str, Any]:
 
 
 def qwen_images(settings: Mapping[str, Any], patch_size: int, merge_size: int) -> QwenImages:
-    """patch_size, merge_size: of the tower. Raises ModelError, also for settings of another tower."""
+    """Return Qwen's preprocessor with a folder's settings. patch_size, merge_size: those of the vision tower. Raises ModelError, also where
+    the settings are for another tower."""
     get = _checked(settings, {"do_normalize": (True,), "resample": (_BICUBIC,)})
     size = get.part("size", Keys())
     _same(get, "patch_size", patch_size)
@@ -57,7 +58,8 @@ def qwen_images(settings: Mapping[str, Any], patch_size: int, merge_size: int) -
 
 
 def gemma3_images(settings: Mapping[str, Any], image_size: int, patch_size: int, tokens: int) -> Gemma3Images:
-    """Return Gemma 3's preprocessor by a folder's settings. tokens: of an image. Raises ModelError."""
+    """Return Gemma 3's preprocessor with a folder's settings. image_size, patch_size, tokens (of an image): those of the vision tower.
+    Raises ModelError."""
     only = {
         "do_normalize": (True,),
         "resample": (_BILINEAR,),
@@ -81,8 +83,8 @@ def gemma3_images(settings: Mapping[str, Any], image_size: int, patch_size: int,
 def gemma4_images(
     settings: Mapping[str, Any], patch_size: int, pool: int, places: int, *, joins_blocks: bool
 ) -> Gemma4Images:
-    """Return Gemma 4's preprocessor by a folder's settings. pool: patches of a side of a block. places: as in the tower's config. Raises
-    ModelError."""
+    """Return Gemma 4's preprocessor with a folder's settings. pool: patches of a block's side. places: positions of the tower's table for
+    each axis. joins_blocks: as in Gemma4Images. Raises ModelError."""
     get = _checked(settings, {"do_normalize": (False,), "resample": (_BICUBIC,)})
     _same(get, "patch_size", patch_size)
     _same(get, "pooling_kernel_size", pool)
@@ -108,7 +110,7 @@ def _checked(settings: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -
 
 
 def _same(get: Values, key: str, expected: int) -> None:
-    """Check that a value, where the settings name it, is the tower's. Raises ModelError."""
+    """Check that the settings' value of `key`, where they have it, equals the vision tower's. Raises ModelError."""
     if get.size(key, expected) != expected:
         raise ModelError(
             f"{FILE}: {key} is {short(get.raw[key])}, but vision_config in config.json makes it {expected}."
@@ -118,7 +120,8 @@ def _same(get: Values, key: str, expected: int) -> None:
 def _three(
     settings: Mapping[str, Any], key: str, default: tuple[float, float, float] = (0.5, 0.5, 0.5)
 ) -> tuple[float, float, float]:
-    """One number for each channel."""
+    """Return the three numbers under `key`, one for each channel, or `default` where the key is absent. Raises ModelError for any other
+    value."""
     values = settings.get(key)
     if values is None:
         return default

@@ -30,7 +30,8 @@ _KEYS = Keys(
 
 @dataclass(frozen=True, kw_only=True)
 class SiglipConfig:
-    """Sizes in elements; image_size and patch_size in pixels of a side. tokens: of an image. out_size: the text model's hidden size."""
+    """The shape of Gemma 3's vision tower. image_size, patch_size: pixels of a side. tokens: tokens of an image. out_size: the text model's
+    hidden size."""
 
     num_layers: int = size("num_hidden_layers")
     hidden_size: int = size()
@@ -44,7 +45,8 @@ class SiglipConfig:
 
     @classmethod
     def from_dict(cls, vision: Mapping[str, Any], tokens: int, out_size: int) -> SiglipConfig:
-        """vision: `vision_config`. Raises ModelError."""
+        """Return the shape from the `vision_config` of a config.json. tokens: tokens of an image. out_size: the text model's hidden size.
+        Raises ModelError."""
         made = read(cls, Values(vision, _KEYS), tokens=tokens, out_size=out_size)
         if made.hidden_size % made.num_heads:
             raise ModelError(
@@ -58,7 +60,7 @@ class SiglipConfig:
 
     @property
     def side(self) -> int:
-        """Patches of a side of an image."""
+        """Return the number of patches of an image's side."""
         return self.image_size // self.patch_size
 
     @property
@@ -71,7 +73,7 @@ class SiglipConfig:
 
 
 class SiglipTower(nn.Module):
-    """`VisionTower` for images that `Gemma3Images` prepared."""
+    """The VisionTower of Gemma 3, for images that `Gemma3Images` prepared."""
 
     def __init__(self, c: SiglipConfig) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class SiglipTower(nn.Module):
         self.multi_modal_projector = _Projector(c)
 
     def __call__(self, prepared: PreparedImage) -> mx.array:
-        """(tokens, out_size)"""
+        """Return the rows (tokens, out_size) of an image."""
         weight = self.embeddings.patch_embedding.weight
         x = self.embeddings.patch_embedding(mx.array(prepared.pixels).astype(weight.dtype))
         x = x + self.embeddings.position_embedding(mx.arange(len(x)))
@@ -140,7 +142,8 @@ class _Projector(nn.Module):
         self.mm_soft_emb_norm = nn.RMSNorm(c.hidden_size, eps=c.eps)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """(patches, hidden size), row by row -> (tokens, out_size)"""
+        """Return the averages over blocks of patches, normed and projected to (tokens, out_size). x (patches, hidden size): patches row by
+        row."""
         side, step = self._c.side_tokens, self._c.side // self._c.side_tokens
         blocks = x.astype(mx.float32).reshape(side, step, side, step, -1)
         pooled = blocks.mean(axis=(1, 3)).reshape(side * side, -1).astype(x.dtype)
