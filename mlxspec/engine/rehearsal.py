@@ -8,8 +8,9 @@ own makes its drafts, by a script. The rounds teach the costs of policy auto by 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.probe import ProbeReport, probing
 from mlxspec.errors import RankError
-from mlxspec.kernels import launch, products, races, wide
+from mlxspec.kernels import gdn_prefill, launch, products, races, wide
+from mlxspec.kernels.conv_ops import GdnShape
 from mlxspec.kernels.flat import LADDER
 from mlxspec.kernels.quantized_weight import QuantizedWeight, dtype_of_rows
 from mlxspec.models import tune
@@ -233,19 +235,30 @@ def measure(engine: Engine) -> Path:
 
 
 def _race(engine: Engine) -> Iterator[None]:
-    """Run the missing races of kernels for quantized products, one number of rows at a time. Yields after each."""
-    races_left = unraced(engine)
+    """Run the missing races of kernels, of quantized products and of the recurrence of prompts. Yields after each."""
+    races_left: list[Callable[[], object]] = [
+        partial(products.race, num_rows, weight, dtype) for weight, dtype, num_rows in unraced(engine)
+    ]
+    races_left += [partial(gdn_prefill.race, *each) for each in unraced_prompts(engine)]
     if not races_left:
         return
     try:
-        for weight, dtype, num_rows in races_left:
+        for race in races_left:
             with device.private_kernels():
-                products.race(num_rows, weight, dtype)
+                race()
             yield
     finally:
         races.save()
         retrace()
         engine.stats.probe = None  # it was of other kernels
+
+
+def unraced_prompts(engine: Engine) -> list[tuple[GdnShape, mx.Dtype, int]]:
+    """Return the recurrences, as shape, dtype and number of tokens of a prompt, for which no race of mlxspec's kernel against MLX's
+    operation on this GPU is on record."""
+    if device.gpu_generation() is None or engine.ranks.size > 1:
+        return []
+    return [(*of, num) for of in tune.recurrences(engine.model) for num in gdn_prefill.unraced(*of)]
 
 
 def unraced(engine: Engine) -> list[tuple[QuantizedWeight, mx.Dtype, int]]:

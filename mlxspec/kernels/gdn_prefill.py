@@ -1,6 +1,6 @@
 """The gated delta rule over many certain tokens, such as a prompt: chunks of matrix products, in one launch for all rows.
 
-`gdn_prefill` picks the Metal kernel unless it has lost its race (`tune`) against MLX's own `gated_delta_update`, which is then used where
+`gdn_prefill` picks the Metal kernel unless it has lost its race (`race`) against MLX's own `gated_delta_update`, which is then used where
 it was found right; else the chunked form in plain mx (the twin). Rows too narrow for chunks belong to `gdn_advance`. The state must have
 no tape pending (`gdn_flush` applies one). Shapes as in `gdn_round`.
 """
@@ -26,6 +26,7 @@ _kernel = launch.MetalKernel(
 )
 _EXAMPLE = GdnShape(2, 4, 128, 64)
 _MOST_KEY_DIM = 160  # a thread of wider heads needs more than 96 registers
+RACED_TOKENS = (64, 512, 2048)  # a prompt's rest, and whole pieces
 _SIMDGROUPS = 4  # as in the kernel's threadgroup memory
 
 
@@ -131,14 +132,29 @@ def chunk_size(key_dim: int) -> int:
     )
 
 
-def tune(inputs: GdnInputs, state: mx.array, rows: FlatRows) -> dict[str, float]:
-    """Race the kernel on these arrays against the function that would replace it. Returns, by the race's name, the other's time divided
+def race(shape: GdnShape, dtype: mx.Dtype, num_tokens: int) -> dict[str, float]:
+    """Race the kernel on random inputs against the function that would replace it. Returns, by the race's name, the other's time divided
     by the kernel's; empty where the kernel is not in use."""
-    if not (supports(inputs.q.dtype, inputs.q.shape[-1], inputs.v.shape[-1]) and launch.in_use(_NAME)):
+    if not _is_raced(shape, dtype):
         return {}
+    inputs, state, rows = drawn(shape, dtype, (num_tokens,))
+    mx.eval(inputs, state)
     key = _race_key(inputs)
     ours, theirs = (partial(run, inputs, state, rows) for run in (gdn_prefill_metal, _otherwise(inputs)))
     return {key: launch.race(_NAME, key, ours, theirs)}
+
+
+def unraced(shape: GdnShape, dtype: mx.Dtype) -> list[int]:
+    """Return the numbers of tokens in RACED_TOKENS for which no race of this recurrence is on record. Empty where the kernel is not in
+    use."""
+    if not _is_raced(shape, dtype):
+        return []
+    known = launch.speedups().get(_NAME, {})
+    return [num for num in RACED_TOKENS if _race_key(drawn(shape, dtype, (num,))[0]) not in known]
+
+
+def _is_raced(shape: GdnShape, dtype: mx.Dtype) -> bool:
+    return supports(dtype, shape.k_dim, shape.v_dim) and launch.in_use(_NAME)
 
 
 def _race_key(inputs: GdnInputs) -> str:

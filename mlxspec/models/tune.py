@@ -18,8 +18,6 @@ from mlxspec.kernels.quantized_weight import QuantizedWeight
 from mlxspec.models.layers import multiplied_weights
 from mlxspec.models.qwen3_5_layers import GatedDeltaNet
 
-PREFILL_TOKENS = (64, 512)  # a prompt's rest and a whole chunk
-
 
 def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     """Measure mlxspec's kernels against MLX's operations at the shapes of this model: quantized projections of 1 to 32 rows and of prompts,
@@ -36,11 +34,9 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
     for weight in wide_weights(model):
         for name, ratios in products.tune(weight, dtype, wide.RACED_ROWS).items():
             found.setdefault(name, {}).update(ratios)
-    for shape, dtype in _distinct_recurrences(model):
-        for num_tokens in PREFILL_TOKENS:
-            inputs, state, rows = gdn_round.drawn(shape, dtype, (num_tokens,))
-            mx.eval(inputs, state)
-            found.setdefault("gdn_prefill", {}).update(gdn_prefill.tune(inputs, state, rows))
+    for shape, dtype in recurrences(model):
+        for num_tokens in gdn_prefill.RACED_TOKENS:
+            found.setdefault("gdn_prefill", {}).update(gdn_prefill.race(shape, dtype, num_tokens))
     for heads in getattr(model, "attention_heads", ()):
         for bits in KV_BITS:
             raced = kv_attend.tune(heads.num, heads.num_kv, heads.dim, heads.dtype, bits)
@@ -54,7 +50,7 @@ def tune(model: nn.Module, *, keep: bool = True) -> dict[str, dict[str, float]]:
 def check_kernels(modules: Iterable[nn.Module]) -> None:
     """Run the self-checks of the recurrence's kernels with the shapes and dtypes of forwards of these modules."""
     for module in modules:
-        for shape, dtype in _distinct_recurrences(module):
+        for shape, dtype in recurrences(module):
             if gdn_round.supports(dtype, shape.k_dim, shape.v_dim):
                 launch.check_for(shape, dtype)
 
@@ -80,7 +76,8 @@ def _distinct(modules: Iterable[object], *, with_head: bool) -> list[QuantizedWe
     return list(found.values())
 
 
-def _distinct_recurrences(model: nn.Module) -> set[tuple[GdnShape, mx.Dtype]]:
+def recurrences(model: object) -> set[tuple[GdnShape, mx.Dtype]]:
+    """Return the shapes and dtypes of the model's Gated DeltaNet layers; none for a model that runs mlx-lm's code."""
     if not isinstance(model, nn.Module):  # mlx-lm's code behind an adapter runs kernels of its own
         return set()
     mixers = [m for _, m in model.named_modules() if isinstance(m, GatedDeltaNet)]

@@ -17,7 +17,7 @@ from alternating import median
 
 from mlxspec.engine import measured
 from mlxspec.kernels import attention, gdn_prefill, gdn_round, kv_attend, launch, products, qmv_rows, races
-from mlxspec.kernels.conv_ops import GdnInputs
+from mlxspec.kernels.conv_ops import GdnInputs, GdnShape
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.kernels.gdn_round import Replay, RowLayout
 from mlxspec.kernels.quantized_kv import KV_BITS
@@ -124,7 +124,7 @@ def prefill(here: Here) -> None:
             "plain": partial(gdn_prefill.gdn_prefill_ops, inputs, state, flat)
         }
         if here.has_metal:
-            gdn_prefill.tune(inputs, state, flat)
+            gdn_prefill.race(GdnShape(here.sizes.key_heads, heads, 128, 128), inputs.q.dtype, tokens)
             runs["kernel"] = partial(gdn_prefill.gdn_prefill_metal, inputs, state, flat)
             runs["steps"] = partial(gdn_round.gdn_advance_metal, inputs, state, layout)
             if hasattr(mx.fast, "gated_delta_update"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Generator
@@ -20,7 +21,7 @@ from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.rehearsal import known_widths, measure, rehearse, rehearse_for, steps_of, unraced_notice
 from mlxspec.engine.worker import Worker
-from mlxspec.kernels import launch, products, qmv_rows, races
+from mlxspec.kernels import gdn_prefill, launch, products, qmv_rows, races
 from mlxspec.kernels.flat import LADDER, FlatRows
 from mlxspec.kernels.quantized_weight import QuantizedWeight, race_key
 from mlxspec.models import tune
@@ -254,6 +255,35 @@ def test_an_apple_gpu_races_products_of_few_rows_once(
     assert raced == (list(range(1, qmv_rows.MAX_ROWS + 1)) if races_them else [])
     assert unraced_notice(engine) == ()
     assert (("key", FlatRows((1,)).shape) in runners._functions) == (not races_them)
+
+
+@catches(
+    "the kernel of prompts is not raced while idle",
+    "mlxspec.engine.rehearsal:unraced_prompts",
+    lambda right: lambda engine: [],
+    case="17",
+)
+@pytest.mark.parametrize("generation", [None, 17])
+def test_the_kernel_of_prompts_is_raced_once(generation: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an Apple GPU, for each recurrence of the model and each number of tokens, against MLX's own operation."""
+    raced: list[int] = []
+
+    def race(name: str, width: str, *_: object, **__: object) -> float:
+        raced.append(int(re.findall(r"(\d+) tokens", width)[0]))
+        launch.set_speedup(name, width, 0.9)
+        return 0.9
+
+    monkeypatch.setattr(device, "gpu_generation", lambda: generation)
+    monkeypatch.setattr(launch, "_speedups", {})
+    monkeypatch.setattr(tune, "raced_weights", lambda *modules: [])
+    monkeypatch.setattr(gdn_prefill, "_is_raced", lambda *of: True)
+    monkeypatch.setattr(launch, "race", race)
+    monkeypatch.setattr(races, "save", lambda: None)
+    engine = make("fixed")
+    assert len(tune.recurrences(engine.model)) == 1
+    for _ in range(2):
+        list(rehearse(engine))
+    assert raced == ([] if generation is None else list(gdn_prefill.RACED_TOKENS))
 
 
 def test_the_exact_width_is_found_once_on_a_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
