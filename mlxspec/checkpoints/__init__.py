@@ -1,3 +1,3 @@
-"""Checkpoints as things to look at, fetch, keep and convert: what the commands `inspect`, `pull`, `models`, `rm` and `convert` do."""
+"""Inspects, fetches, lists, removes and converts checkpoints, for the commands `inspect`, `pull`, `models`, `rm` and `convert`."""
 
 from mlxspec.platform import device as device  # before anything imports MLX: it loads the real BLAS

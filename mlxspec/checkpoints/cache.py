@@ -24,12 +24,12 @@ LM_STUDIO = "LM Studio"  # in place of a revision
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A model or drafter on this disk: one revision of a repository in Hugging Face's cache, or a folder of LM Studio, whose revision is
-    LM_STUDIO.
+    """A model or drafter on this disk: one revision of a repository in Hugging Face's cache, or a folder of LM Studio, which has no
+    revision but LM_STUDIO.
 
     refs: branches and tags of the revision. size: bytes on the disk. is_complete: whether all weights are on the disk and can be loaded.
-    has_head: whether an MTP head that can draft is among them, None where that is not known. problem: a sentence on why the model cannot
-    be used, else empty. memory: bytes that running the model takes, None for a drafter and for a model that cannot be used.
+    has_head: whether an MTP head that can draft is among them, None where that is not known. problem: why the model cannot be used, else
+    empty. memory: bytes that running the model takes, None for a drafter and for a model that cannot be used.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Converts a model folder to one that mlx-lm and mlxspec load: quantized as asked, with the MTP head and the vision tower.
+"""Converts a model folder to one that mlx-lm and mlxspec load: quantized as requested, with the MTP head and the vision tower.
 
 The trunk is what mlx-lm would write (names, stacks of experts, formats), but norms and convolutions stay in the source's convention: every
 loader turns them as it reads, and adding 1 to a weight in bfloat16 for good costs digits. Qwen3-Next is the exception: mlx-lm turns them
@@ -193,8 +193,8 @@ def _by_mlx_lm(folder: ModelFolder, source: str, out: Path, wish: Wish) -> Conve
 
 
 def _check_written(written: ModelFolder, head_bytes: int, vision_bytes: int, *, is_drafter: bool) -> None:
-    """Assemble a written folder again, as for loading. Raises ModelError where it cannot be loaded, or lacks an MTP head or vision tower
-    for which bytes were written."""
+    """Assemble a written folder again, as for loading. Raises ModelError where it cannot be loaded, or an MTP head or vision tower for
+    which bytes were written is missing."""
     if is_drafter:
         assemble_alone(written.config(), written.read)
         return
@@ -279,9 +279,10 @@ def _prepare(folder: ModelFolder, source: str, wish: Wish) -> _Made:
 
 
 def _grafted(graft: str, head: Weights, may_have: bool, weights: Weights, trunk: Weights) -> Weights:
-    """Return the MTP head of the folder or repository `graft`, with its norms in the convention of `weights`. head: the source's own
-    head, empty where it has none; may_have: whether the model's family can have a head; weights: all tensors of the source; trunk:
-    the text model's, under mlxspec's names. Raises ConfigError where a head cannot be added, ModelError where `graft` holds none."""
+    """Return the MTP head of the folder or repository `graft`, with its norms zero-centred or as factors, as in the source. head: the
+    source's own head, empty where it has none; may_have: whether the model's family can have a head; weights: all tensors of the
+    source; trunk: the text model's, under mlxspec's names. Raises ConfigError where a head cannot be added, ModelError where `graft`
+    holds none."""
     if not may_have:
         raise ConfigError("Models of this family have no MTP head; leave --graft-mtp out.")
     if head:

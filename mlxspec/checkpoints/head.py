@@ -163,8 +163,8 @@ def _checked(plan: Plan, where: Repository, remote: RemoteHead) -> Any:
 
 def add(offer: HeadOffer, bits: int | None = None) -> int:
     """Fetch an MTP head, quantize it and write it to its model's folder, which must be on this disk. bits: 4 or 8, 16 to leave the head
-    as it is, None for 4. Returns the bytes of the written head. Raises ConfigError for other bits, ModelError or StorageError where
-    that fails; the model's folder is then unchanged."""
+    as it is, None for 4. Returns the bytes of the written head. Raises ConfigError for other bits; ModelError or StorageError where
+    the head cannot be fetched, used or written, and the model's folder is then unchanged."""
     check_bits(bits)
     folder, wanted = offer.plan.folder, offer.remote.selection
     blobs = folder.parent.parent / "blobs"

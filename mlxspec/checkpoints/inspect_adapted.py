@@ -56,7 +56,7 @@ def _told(model: AdaptedModel) -> str:
 
 
 def _layers(forms: Sequence[LeafForm]) -> Layers:
-    """Return the numbers of layers by what their caches keep. forms: of the model's caches."""
+    """Return the numbers of layers by what their caches keep. forms: of the caches of the model's layers."""
     windowed = sum(form.most is not None for form in forms)
     recurrent = sum(form.each == 0 for form in forms)
     return Layers(

@@ -1,4 +1,4 @@
-"""config.json of a converted folder: the source's, in the dialect that mlx-lm reads. Knows keys; knows no tensors."""
+"""Makes the config.json of a converted folder from the source's, in the dialect that mlx-lm reads. Knows keys; knows no tensors."""
 
 from __future__ import annotations
 

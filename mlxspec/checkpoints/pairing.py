@@ -1,5 +1,5 @@
-"""The drafter that is paired with a model: found in the catalogue or named, compared with the model before it is fetched, and remembered in
-the model's folder, where `load` finds it.
+"""Pairs a drafter with a model: finds it in the catalogue or by its name, checks that it fits the model before it is fetched, and writes
+its name to the model's folder, where `load` finds it.
 
 What is remembered is the name of a repository, in `mlxspec-drafter.json` beside the model's own files, so `mlxspec rm` removes it with the
 model. Knows names and headers; what a drafter must be for a model is known to models/assemble_drafter.py.

@@ -1,4 +1,4 @@
-"""Writing a model folder so that it is there whole or not at all. Knows files and bytes; knows no model."""
+"""Writes a model folder completely or not at all. Knows files and bytes; knows no model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Agents that `mlxspec launch` runs: what each must be told to use a server on this machine instead of its maker's.
+"""Agents that `mlxspec launch` runs, and the settings that make each use a server on this machine instead of its maker's.
 
-All of it goes into the environment and the arguments of one process, where it counts before the agent's own configuration files, which
-stay as they are. Knows the agents' variables and options; starts nothing.
+The settings are environment variables and arguments of one process. They win over the agent's own configuration files, which are not
+changed. Knows the agents' variables and options; starts nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Told:
 @dataclass(frozen=True, kw_only=True)
 class Agent:
     """An agent that `mlxspec launch` can start. package: its name on npm. version: the version that the figures are of. num_prompt:
-    tokens of its first prompt, estimated as a quarter of its bytes. least: tokens of context below which the agent does not condense
-    a long conversation by itself. tell: returns the agent's environment and arguments for a served model."""
+    tokens of its first prompt, estimated as a quarter of its bytes. least: the least length of a conversation, in tokens, at which
+    the agent condenses it automatically. tell: returns the agent's environment and arguments for a served model."""
 
     title: str
     package: str

@@ -1,6 +1,6 @@
-"""`mlxspec` without a command, at a terminal: the page, with the best model of this disk, on a free port; and three lines that say so.
+"""`mlxspec` without a command, at a terminal: serves the chat page with the best model on this disk on a free port, and prints its address.
 
-Knows what a person who types nothing else wants; serve.py serves, here.py finds the model.
+serve.py serves, here.py finds the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`mlxspec bench`: recorded workloads with drafting and without, taking turns in one run; a speed-up only where the texts are the same.
+"""`mlxspec bench`: measures recorded workloads with drafting and without, in turns in one run. A speed-up is reported only where the texts
+are the same.
 
 Knows options and output; runs and comparison are mlxspec.bench.
 """

@@ -1,4 +1,4 @@
-"""`mlxspec chat`: a conversation at a terminal, out of a pipe (a line is a turn), or from prompts on the command line.
+"""`mlxspec chat`: holds a conversation at a terminal, from a pipe (each line is a question), or from prompts on the command line.
 
 Knows lines, turns and streams; the conversation is conversation.py, commands are chat_commands.py. Only answers go to a stdout that is no
 terminal.

@@ -1,6 +1,6 @@
 """Commands of a chat: lines that begin with a slash. A command that is refused leaves everything as it was.
 
-Knows the conversation and how answers are shown; knows no keys and no stream but the remarks beside the answers.
+Knows the conversation and how answers are shown; knows no keys, and of streams only the one for remarks.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _model(session: Session, rest: str) -> None:
 
 
 def _release() -> None:
-    """Return memory that MLX holds unused, such as that of an unloaded model, to the system."""
+    """Release the memory of the model that was replaced to the system."""
     from mlxspec.platform import device
 
     device.give_back()

@@ -1,4 +1,4 @@
-"""Putting a text on the clipboard: by the system's own program, else by asking the terminal (OSC 52)."""
+"""Puts a text on the clipboard with a program of the system, else with an escape sequence of the terminal (OSC 52)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mlxspec completion`: a script that completes commands, options and their values in a shell, written by shtab. Knows parsers."""
+"""`mlxspec completion`: prints a script that completes commands, options and their values in a shell. shtab writes the script."""
 
 from __future__ import annotations
 

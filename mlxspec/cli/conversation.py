@@ -172,8 +172,8 @@ class Conversation:
         self.thinking = wanted
 
     def draft_with(self, names: str) -> None:
-        """Choose the drafters of the next answers. names: "off", "auto" (those that were loaded as the default), or names separated by
-        commas. Raises ConfigError for a drafter that is unknown or not loaded."""
+        """Choose the drafters of the next answers. names: "off", "auto" (the drafters that the command line chose), or names separated
+        by commas. Raises ConfigError for a drafter that is unknown or not loaded."""
         there = tuple(self.engine.drafts.drafters)
         if names == "off":
             chosen: tuple[str, ...] = ()

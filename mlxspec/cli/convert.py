@@ -1,4 +1,4 @@
-"""`mlxspec convert`: another folder of the same model, quantized as asked, with its MTP head. Knows options and output."""
+"""`mlxspec convert`: writes another folder of the same model, quantized as requested, with its MTP head. Knows options and output."""
 
 from __future__ import annotations
 

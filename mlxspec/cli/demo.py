@@ -1,4 +1,4 @@
-"""`mlxspec demo`: the same prompts, or an edit of a file, with drafting off and as it is by default, in turns: same text, which speed.
+"""`mlxspec demo`: answers prompts, or edits a file, with drafting off and with the default in turns, and compares texts and speeds.
 
 `--all` always drafts, with each choice of drafters. Knows options and output; prompts, runs and comparison are mlxspec.bench.
 """
@@ -271,7 +271,7 @@ def _conclusion(pairs: Sequence[tuple[DemoOutcome, Score]]) -> str:
 
 
 def _read(outcomes: Sequence[DemoOutcome]) -> list[str]:
-    """Return one line on how many pictures were read right, no line where none was asked about."""
+    """Return one line on how many pictures were read right; no line where no prompt has a picture."""
     asked = [o for o in outcomes if o.prompt.says]
     right = sum(o.result.text.strip() == o.prompt.says for o in asked)
     return [f"{right} of {len(asked)} pictures were read without a fault."] if asked else []

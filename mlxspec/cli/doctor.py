@@ -1,4 +1,4 @@
-"""`mlxspec doctor`: what this machine is, what is wrong with it, and what to do. Knows output; what is looked at is checkup.py."""
+"""`mlxspec doctor`: prints what this machine is, what is wrong with it, and what to do. Knows output; checkup.py examines."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`mlxspec flags`: options of models and requests with their flags and fields, and what becomes of flags and fields of other programs.
-Knows the tables that commands and forms are made from."""
+"""`mlxspec flags`: lists the options of models and requests with their flags and fields, and the meaning of other programs' flags and
+fields. Knows the tables that commands and forms are made from."""
 
 from __future__ import annotations
 

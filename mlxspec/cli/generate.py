@@ -1,4 +1,4 @@
-"""`mlxspec generate`: one prompt streamed to stdout, or several answered together; statistics to stderr.
+"""`mlxspec generate`: streams the answer to one prompt to stdout, or answers several together; writes statistics to stderr.
 
 Knows options, streams and requests; knows no model. Everything that can be wrong is found before the first character is printed.
 """

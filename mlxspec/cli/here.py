@@ -1,6 +1,6 @@
-"""The models that are on this disk already, and which of them a person probably means who names none.
+"""Finds the models on this disk, and chooses one for a user who names none.
 
-Knows the hub's cache, LM Studio's folders, and folders that models were loaded from; loads nothing, says nothing.
+Knows the hub's cache, LM Studio's folders, and folders that models were loaded from; loads and prints nothing.
 """
 
 from __future__ import annotations

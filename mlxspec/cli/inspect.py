@@ -1,4 +1,5 @@
-"""`mlxspec inspect`: what a model is made of and what running it takes. Knows options and output; counting is checkpoints/inspect.py's."""
+"""`mlxspec inspect`: prints what a model consists of and what running it takes. Knows options and output; counting is
+checkpoints/inspect.py's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Handles signals that end a command: Ctrl-C during an answer, which ends it between two rounds, so the engine is never left in the middle
-of one; and the end of a process that has something to clear away.
+"""Handles signals that end a command: Ctrl-C during an answer, which ends the answer between two rounds, so that the engine is never left
+in the middle of one; and SIGTERM and SIGHUP during work that must clean up.
 
 Knows signals; knows no engine. Only the main thread can take signals; elsewhere this does nothing.
 """
@@ -46,8 +46,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 class Interrupt:
-    """A handler of Ctrl-C, as a context manager. The first Ctrl-C only sets `asked`. A second one raises KeyboardInterrupt, and so does
-    the first where stdout is blocked because nothing reads it."""
+    """A context manager that handles Ctrl-C. The first Ctrl-C only sets `asked`, so that the answer can be ended between two rounds. A
+    second one raises KeyboardInterrupt, and so does the first where stdout is blocked because nothing reads it."""
 
     def __init__(self) -> None:
         self.asked = False

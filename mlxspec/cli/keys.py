@@ -1,4 +1,4 @@
-"""Holds keys that are pressed during an answer or a load back until the next prompt, so that they do not appear in it. Ctrl-C works.
+"""Holds back keys that are typed during an answer or a load until the next prompt, so that they do not appear in the answer. Ctrl-C works.
 
 Knows termios where there is one; elsewhere nothing happens.
 """

@@ -1,4 +1,4 @@
-"""`mlxspec launch`: an agent that was installed from npm, with a server on this machine in place of its maker's.
+"""`mlxspec launch`: runs an agent that was installed from npm with a server on this machine in place of its maker's.
 
 A server that runs already and serves the model is used. Otherwise one is started on a free port, with a key of its own, and ends with the
 agent. Knows processes and addresses; what an agent is told is agents.py's.
@@ -121,7 +121,7 @@ def _say_how_long(agent: Agent, at: ServedModel) -> None:
 
 def _check(agent: Agent, at: ServedModel) -> None:
     """Raise ConfigError where the agent's first prompt does not fit into the model's context. Print a note where the context is full
-    before the agent would condense a conversation by itself."""
+    before the agent would condense a conversation automatically."""
     if at.context is not None and at.context <= agent.num_prompt:
         raise ConfigError(
             f"{at.model} has {at.context:,} tokens of context, and the first prompt of {agent.title} takes about {agent.num_prompt:,}; "

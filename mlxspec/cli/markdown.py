@@ -46,7 +46,7 @@ def _escape(state: StateInline, silent: bool) -> bool:
 
 
 class MarkdownStream:
-    """A drawing of growing Markdown on `console`. `push` adds text; `end` prints the rest and ends the line."""
+    """A writer that draws Markdown on `console` while the text grows. `push` adds text; `end` prints the rest and ends the line."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._parser = console, parser()

@@ -1,5 +1,5 @@
-"""`mlxspec models`: the models that are here, or those of Hugging Face whose ids hold the given words, and whether each fits into this
-machine's memory; or the drafters that were published for models. Knows options and output."""
+"""`mlxspec models`: lists the models on this disk, or those of Hugging Face whose ids contain the given words, and whether each fits into
+this machine's memory; or the drafters that were published for models. Knows options and output."""
 
 from __future__ import annotations
 

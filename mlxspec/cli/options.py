@@ -288,7 +288,8 @@ def _budget_by_flag() -> Iterator[None]:
 
 
 def sampling_params(args: argparse.Namespace, **defaults: Any) -> SamplingParams:
-    """Return the sampling that the options set. defaults: values of fields whose options are not given. Raises ConfigError."""
+    """Return the sampling that the command line sets. defaults: values of fields whose options are not given. Raises ConfigError for
+    wrong values."""
     found = defaults | options_given(args, SamplingParams)
     if found.get("dry_sequence_breakers") == ["none"]:
         found["dry_sequence_breakers"] = ()

@@ -1,5 +1,5 @@
-"""Flags of llama-server, mlx-lm, Ollama and vLLM: other_programs.toml says which are other names of ours, which are not needed here, and
-which are refused with what to use. Knows that table and how values of others are written; knows no option of ours.
+"""Flags of llama-server, mlx-lm, Ollama and vLLM: other_programs.toml lists which are other names of mlxspec's, which are not needed
+here, and which are refused with an alternative. Knows that table and how values of others are written; knows no option of ours.
 """
 
 from __future__ import annotations

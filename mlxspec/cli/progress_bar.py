@@ -1,4 +1,5 @@
-"""Shows on stderr what a command waits for: on a terminal after one second, until the wait is over; elsewhere long waits in lines.
+"""Shows on stderr what a command is doing while the user waits: on a terminal after one second, until the work is done; elsewhere long work
+in lines.
 
 Knows rich and stderr; knows no work.
 """

@@ -1,4 +1,4 @@
-"""`mlxspec prove`: decodes recorded answers again without drafts, and says of each whether the text is the same.
+"""`mlxspec prove`: decodes recorded answers again without drafts, and prints of each whether the text is the same.
 
 Knows options, lines of a file and what is printed; receipts are made by the engine. All lines are read before the model is loaded.
 """
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_these_weights(engine: Engine, records: Mapping[int, Record]) -> Iterator[tuple[int, Record]]:
-    """Yield the records, by line, of answers that the engine's weights gave, or that do not say which did. The others get a notice."""
+    """Yield the records, by number of their line, of answers that the engine's weights gave, and those that do not name their weights.
+    Print a notice on each of the others."""
     for number, record in records.items():
         if record.weights is None or engine.weights_digest in (None, record.weights):
             yield number, record

@@ -1,4 +1,4 @@
-"""`mlxspec ps`: the models of a server that runs on this machine. Knows its address; launch.py asks it."""
+"""`mlxspec ps`: lists the models of a server that runs on this machine. launch.py sends it the request."""
 
 from __future__ import annotations
 

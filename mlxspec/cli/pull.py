@@ -1,5 +1,5 @@
-"""`mlxspec pull`: fetch a model from Hugging Face into the cache that its own tools use, with the MTP head that its conversion lacks, or a
-drafter that was published for it. Knows options and output."""
+"""`mlxspec pull`: fetches a model from Hugging Face into the cache that Hugging Face's tools use, with the MTP head that a conversion
+lacks, or a drafter that was published for the model. Knows options and output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Commands in several processes, the ranks, that run one divided model: started by mlx.launch.
+"""Runs a command in several processes, the ranks, that share one divided model and are started by mlx.launch.
 
-Rank 0 is the command as it is in a process alone. Every other rank loads its part by the same options and follows rank 0: it reads no
+Rank 0 runs the command as a single process would. Every other rank loads its part with the same options and follows rank 0: it reads no
 prompt, listens on no port and prints nothing but why it ended. Knows options; knows no rounds.
 """
 

@@ -1,4 +1,4 @@
-"""The sampling of a chat and of a server where nothing is said: what the model's `generation_config.json` recommends, else what is usual.
+"""The default sampling of a chat and of a server: what the model's `generation_config.json` recommends, else what is usual.
 
 Knows that file; knows no engine.
 """

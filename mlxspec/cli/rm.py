@@ -1,4 +1,4 @@
-"""`mlxspec rm`: take a model out of the local cache. Knows options, the question and the answer."""
+"""`mlxspec rm`: removes a model from the local cache, after the user has confirmed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`mlxspec run`: a model is fetched if it is not here, and a conversation begins; without a name, which models fit this machine.
+"""`mlxspec run`: fetches a model unless it is on this disk, and begins a conversation; without a name, lists the models that fit this
+machine.
 
 Knows options; pull.py fetches, chat.py talks.
 """

@@ -3,8 +3,8 @@
     {"format": "mlxspec-conversation", "version": 1, "model": "...", "system": null or "...",
      "messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "...", "reasoning_content": "..."}]}
 
-A question may have "images", the paths of its images. Conversations at a terminal are kept in the cache folder by themselves, the newest
-KEPT of them. Knows files and messages; knows no engine.
+A question may have "images", the paths of its images. Conversations at a terminal are saved in the cache folder automatically, and the
+newest KEPT of them are kept. Knows files and messages; knows no engine.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def new_file() -> Path | None:
 
 
 def kept_files() -> list[Path]:
-    """Return the files of conversations that chats have saved by themselves, the newest first."""
+    """Return the files of the conversations that chats have saved automatically, the newest first."""
     folder, notice = folders.private_folder("chats")
     return [] if notice else sorted(folder.glob("[!.]*.json"), reverse=True)
 

@@ -1,4 +1,4 @@
-"""`mlxspec serve`: an OpenAI-style server on this machine.
+"""`mlxspec serve`: runs an OpenAI-style server on this machine.
 
 Knows options and what is printed; the server itself is mlxspec/server.
 """
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace, tell: Callable[[str, Loaded], None] | None = N
 
 
 def _watch(args: argparse.Namespace) -> Watch | None:
-    """Return a function that receives the callback for a fault of the ranks, None where the process is alone. Raises ConfigError for
-    options that ranks do not allow."""
+    """Return a function to which the server gives its callback for a failure of a rank; None where the process is not one of several
+    ranks. Raises ConfigError for options that ranks do not allow."""
     ranks = getattr(args, "ranks", None)
     if ranks is None:
         return None

@@ -1,4 +1,4 @@
-"""Writes what drafting did: three numbers below an answer, all figures for `--stats`, and plain data for `--json`.
+"""Describes what drafting did: three numbers below an answer, all figures for `--stats`, and plain data for `--json`.
 
 Knows request statistics and the device report; knows no stream and no colour.
 """

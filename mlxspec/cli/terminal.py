@@ -1,4 +1,4 @@
-"""Writing for a person or a pipe: answers to stdout, everything else to stderr, dim where that shows.
+"""Writes for a person or a pipe: answers to stdout, everything else to stderr, in dim style where the terminal has it.
 
 Knows streams, colour and control characters; knows no engine. A model's text is somebody else's: on a terminal its control characters
 are left out, so that no answer can move the cursor, set a title or fill the clipboard.

@@ -1,4 +1,4 @@
-"""`mlxspec try`: how fast a model that is here answers on this machine, with drafting off and as it is by default, in about a minute.
+"""`mlxspec try`: measures in about a minute how fast a model on this disk answers, with drafting off and with the default.
 
 With a file it is `mlxspec demo FILE`. Knows options and output; models are found by checkpoints, measured by bench.own, kept by
 engine.measured.

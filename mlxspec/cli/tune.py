@@ -1,4 +1,5 @@
-"""`mlxspec tune`: what rounds and drafts cost on this machine with this model, every drafter beside plain decoding, and what follows.
+"""`mlxspec tune`: measures what rounds and drafts cost on this machine with this model, compares every drafter with plain decoding, and
+prints which options to use.
 
 Costs are kept where policy auto reads them. Knows options and output; what is measured is mlxspec.bench.tune and engine.rehearsal.
 """

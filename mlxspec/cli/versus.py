@@ -1,4 +1,4 @@
-"""`mlxspec versus URL`: another server of this machine and one of ours answer the same prompts in turns: same text, which speed.
+"""`mlxspec versus URL`: sends the same prompts to another server and to one of mlxspec's in turns, and compares texts and speeds.
 
 Knows options and output; the contest is bench.versus, and our server is started as for `launch`.
 """

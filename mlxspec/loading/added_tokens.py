@@ -1,5 +1,5 @@
-"""Finds the tokens that a folder adds to its vocabulary beside tokenizer.json, as transformers does, and the vocabulary itself where
-vocab.json and merges.txt spell it. Knows what the files say; tokenizer.py reads them.
+"""Finds the tokens that a folder's other files add to the vocabulary of tokenizer.json, as transformers does, and the vocabulary itself
+where vocab.json and merges.txt hold it. tokenizer.py reads the files.
 
 tokenizer_config.json counts first: where its `added_tokens_decoder` lists tokens by id, no other file adds any. Else added_tokens.json
 does, and special_tokens_map.json goes over the settings. Tokens with a role (`eos_token`) and extra special tokens are added in both cases.

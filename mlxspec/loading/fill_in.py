@@ -1,6 +1,6 @@
-"""Fill-in-the-middle: how a vocabulary writes a text with a gap, so that a model that was trained on it answers with what stands there.
+"""Fill-in-the-middle: how a vocabulary writes a text with a gap, so that a model that was trained on it answers with the text of the gap.
 
-    (files beside it)  PREFIX text before the gap  SUFFIX text behind it  MIDDLE
+    (other files)  PREFIX text before the gap  SUFFIX text after the gap  MIDDLE
 
 Whether a model can do it is read off its vocabulary. Code in the gap's surroundings that spells one of these tokens stays text. The text
 behind the gap is part of the prompt, so the n-gram drafters draft from it.
@@ -47,9 +47,9 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, num_rows: int) -> FillIn | None:
-        """Return the fill-in-the-middle format of a vocabulary, None where it has no tokens for one. num_rows: number of the model's
-        rows; tokens with ids from there on are ignored. Of several formats, the one with most of its tokens in the vocabulary is
-        returned."""
+        """Return the fill-in-the-middle format of a vocabulary, None where it has no tokens for one. num_rows: number of token ids that
+        the model has (rows of its embedding); tokens with higher ids are ignored. Of several formats, the one with most of its tokens
+        in the vocabulary is returned."""
 
         def known(names: Sequence[str]) -> list[int | None]:
             ids = [tokenizer.id_of(name) if name else None for name in names]

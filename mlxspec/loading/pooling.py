@@ -1,5 +1,5 @@
-"""Pools a model's hiddens into one vector for a text, by the files of sentence-transformers: `modules.json`, `1_Pooling/config.json`, and
-a folder for each layer behind the pooling, like EmbeddingGemma's `2_Dense`.
+"""Reads how a model's hidden states become one vector for a text, from the files of sentence-transformers: `modules.json`,
+`1_Pooling/config.json`, and a folder for each linear layer after the pooling, like EmbeddingGemma's `2_Dense`.
 """
 
 from __future__ import annotations

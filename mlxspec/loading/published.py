@@ -82,7 +82,7 @@ def _by_description(told: Mapping[str, Any], *, is_excerpt: bool = False) -> str
 
 
 def description(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return the entry on quantization in a format other than MLX's, with its `quant_method`; empty where there is none. config:
+    """Return the description of a quantization in a format other than MLX's, with its `quant_method`; empty where there is none. config:
     config.json; modelopt: the content of MODELOPT_FILE."""
     if isinstance(config.get("quantization"), Mapping):
         return {}  # MLX's

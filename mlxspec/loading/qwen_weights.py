@@ -30,8 +30,8 @@ HEAD = re.compile(r"(?:model\.|language_model\.)*mtp\.")
 
 def sanitize_qwen3_5(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
     """Return the tensors of the text model and of the MTP head of a Qwen3-Next or Qwen3.5 folder, under mlxspec's names and with norms
-    as factors. The head is empty where there is none, and unchanged where it is damaged. tied: whether the language-model head is the
-    embedding; a stored head is then dropped."""
+    as factors (not zero-centred). The head is empty where there is none, and unchanged where it is damaged. tied: whether the
+    language-model head is the embedding; a stored head is then dropped."""
     trunk, head = _split(weights)
     trunk, raw = normalize_trunk(trunk)
     trunk = without_tied_head(trunk) if tied else trunk
@@ -51,9 +51,9 @@ def sanitize_qwen3(weights: Weights, *, tied: bool) -> tuple[Weights, Weights]:
 
 
 def head_of(weights: Weights, qk_norms: Mapping[str, mx.array], *, raw: bool | None = None) -> Weights:
-    """Return the tensors of the MTP head among `weights`, with norms as factors; empty where there is none. qk_norms: weights of the
-    text model's query and key norms, by their names before layers were fused. raw: whether the head's norms are zero-centred; None
-    decides by the other tensors of `weights`, or by the values of the norms."""
+    """Return the tensors of the MTP head among `weights`, with norms as factors (not zero-centred); empty where there is none. qk_norms:
+    weights of the text model's query and key norms, by their names before layers were fused. raw: whether the head's norms are
+    zero-centred; None decides by the other tensors of `weights`, or by the values of the norms."""
     rest, head = split_mtp(weights)
     return normalize_mtp(head, qk_norms, raw=is_raw(rest) if raw is None else raw)
 
@@ -111,8 +111,9 @@ def is_raw(weights: Mapping[str, mx.array]) -> bool:
 
 
 def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) -> Weights:
-    """Return the tensors of an MTP head with norms as factors. trunk: the text model's tensors, with norms as factors. raw: whether the
-    head is from a raw folder; otherwise its norms may still be zero-centred, and their values decide.
+    """Return the tensors of an MTP head with norms as factors (not zero-centred). trunk: the text model's tensors, with norms as
+    factors. raw: whether the head is from a folder with zero-centred norms; where it is not, its own norms may still be zero-centred,
+    and their values decide.
 
     The weights of its query and key norms are compared with the trunk's, which have about the same mean when both are factors. Where the
     head's lie 1 below, all of its norms are shifted, except the last one: some converters shift that with the trunk, so its own mean

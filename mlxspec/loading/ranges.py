@@ -1,4 +1,4 @@
-"""Single tensors out of a repository of the hub, read as byte ranges of its safetensors files by huggingface_hub's HfFileSystem.
+"""Fetches single tensors of a repository on the hub, as byte ranges of its safetensors files, with huggingface_hub's HfFileSystem.
 
 A file's first bytes say where each tensor lies, so a head of 100 MB is fetched out of a file of 5 GB with 100 MB of traffic. The fetched
 tensors become one safetensors file: a header of our own, then the ranges one behind the other. Nothing of the repository enters the hub's
@@ -44,8 +44,8 @@ class FileRange(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Tensors of a repository that are to be fetched into one safetensors file. header: the first bytes of that file; pieces: the ranges
-    whose bytes follow, in order."""
+    """A selection of a repository's tensors, to be fetched into one safetensors file. header: the first bytes of that file; pieces: the
+    ranges whose bytes follow, in order."""
 
     repo: str
     commit: str

@@ -1,5 +1,5 @@
-"""Lists of a vocabulary's most frequent tokens: those that come with the package, those counted from the user's own texts, and where there
-is neither, the order of the tokenizer's merges.
+"""Lists of a vocabulary's most frequent tokens: those that are part of the package, those counted from the user's own texts, and where
+there is neither, the order of the tokenizer's merges.
 
 A list belongs to a vocabulary, which is known by a digest of a sample of its spellings, and holds ids by falling frequency. A list that
 does not fit costs acceptance and nothing else, so nothing here has to be exact. Knows tokenizers and files; knows no model.
@@ -44,10 +44,11 @@ def digest(tokenizer: Tokenizer) -> str:
 
 
 def most_frequent(tokenizer: Tokenizer, num_rows: int, num: int) -> RowList:
-    """Return the `num` most frequent token ids of a vocabulary, fewer where it has fewer; all added tokens are included, and come first.
+    """Return a list of the `num` most frequent token ids of a vocabulary, fewer where it has fewer. All added tokens are included, and
+    are first.
 
-    num_rows: number of the model's rows; ids from there on are left out. Added tokens are those that are found as they are spelled:
-    special tokens, and the tags of tool calls and of thinking.
+    num_rows: number of token ids that the model has (rows of its embedding); higher ids are left out. Added tokens are those that are
+    found as they are spelled: special tokens, and the tags of tool calls and of thinking.
     """
     ids, source = _listed(digest(tokenizer))
     added = [i for i in tokenizer.added_tokens() if i < num_rows]

@@ -1,4 +1,4 @@
-"""Names of models as people type them: addresses of Hugging Face, and short names of common models with a colon. Asks nobody."""
+"""Names of models as users type them: addresses of Hugging Face, and short names of common models with a colon. Uses no network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class ShortName(NamedTuple):
 
 @functools.cache
 def short_names() -> tuple[ShortName, ...]:
-    """Return all short names, in the order of the file. A name without a size means the first entry of that name."""
+    """Return all short names, in the order of the file. Where a user leaves out the size after the colon, the first entry of that name
+    is meant."""
     return tuple(ShortName(**row) for row in tomllib.loads(DATA.read_text(encoding="utf-8"))["model"])
 
 

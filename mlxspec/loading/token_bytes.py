@@ -1,7 +1,7 @@
 """The bytes of every token, from the tokenizer's files. Grammars, bad words, thinking and lists of log-probabilities need them.
 
-It holds only the ids for which the model has a row. Vocabularies spell bytes in three ways: byte-level, byte fallback with a mark for
-spaces, and plain text. A space that a decoder would add or remove at the beginning of a text is not seen here.
+The table holds only the ids for which the model's embedding has a row. Vocabularies spell bytes in three ways: byte-level, byte fallback
+with a mark for spaces, and plain text. A space that a decoder would add or remove at the beginning of a text is not seen here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ _SPACE = "\u2581"  # the mark SentencePiece writes for a space
 
 
 class TokenBytes:
-    """The bytes of every token of a vocabulary. size: number of the model's rows. special: ids of special tokens, which are not text;
-    their bytes are their names."""
+    """The bytes of every token of a vocabulary. size: number of token ids that the model has (rows of its embedding). special: ids of
+    special tokens, which are not text; their bytes are their names."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Create the table. vocab_size: number of the model's rows; the tokenizer may have fewer ids or more."""
+        """Create the table. vocab_size: number of token ids that the model has (rows of its embedding); the tokenizer may have fewer ids
+        or more."""
         self._tokenizer, self.size = tokenizer, vocab_size
         self.eos_ids = frozenset(i for i in tokenizer.eos_ids if 0 <= i < vocab_size)
         self._spell = _speller(_kinds(json.loads(tokenizer.decoder_state())))
@@ -88,7 +89,8 @@ class TokenBytes:
 
 
 def _speller(kinds: frozenset[str]) -> Callable[[str], bytes]:
-    """Return a function from an entry of the vocabulary to its bytes. kinds: types of the tokenizer's decoders."""
+    """Return a function that returns the bytes of a token, given its spelling in the vocabulary. kinds: types of the tokenizer's
+    decoders."""
     if "ByteLevel" in kinds:
         table = _byte_level()
         return lambda text: bytes(table[c] for c in text) if all(c in table for c in text) else text.encode()

@@ -55,8 +55,8 @@ class Tokenizer:
 
     eos_ids: ids that end an answer. num_ordinary: number of tokens of the vocabulary without added ones. vocab_size: one more than the
     highest id. template: the chat template, None where there is none. special: texts of the tokens with a role in the model's files, by
-    name, such as `eos_token`. A model may have more rows than there are ids (padding), or fewer; in the latter case the caller must not
-    use ids beyond the rows.
+    name, such as `eos_token`. The model's embedding may have more rows than there are ids (padding), or fewer; in the latter case the
+    caller must not use the ids without a row.
     """
 
     def __init__(

@@ -107,9 +107,9 @@ def _of_nvfp4(
 def _of_fp8(
     name: str, packed: mx.array, scale: mx.array, scale_dtype: str, block: tuple[int, int] | None
 ) -> tuple[mx.array, str]:
-    """Return the values (..., out, in) float32 of FP8 matrices, and a name of the format. packed (..., out, in) uint8; scale: of any
-    layout that the module lists, scale_dtype: its dtype as safetensors spells it; block: rows and columns of a block, None where
-    unknown. Raises ModelError where the scales do not fit."""
+    """Return the values (..., out, in) float32 of FP8 matrices, and a name of the format. packed (..., out, in) uint8; scale: one
+    number, or one for each matrix, row or block; scale_dtype: dtype of `scale` as safetensors spells it; block: rows and columns of a
+    block, None where unknown. Raises ModelError where the scales do not fit."""
     values = mx.from_fp8(packed, dtype=mx.float32)
     if scale_dtype == "F8_E8M0":  # powers of two
         scale = mx.power(2.0, scale.astype(mx.float32) - 127.0)
