@@ -15,10 +15,10 @@ TOKEN_BUDGETS = (70, 140, 280, 560, 1120)  # that Gemma 4 was trained with
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Images:
-    """A preprocessor. `PreparedImage.pixels` is (patches, 3 * patch_size^2), patches row by row, numbers in the order (channel, row,
-    column).
+    """The preprocessor of Gemma 3, which resizes every image to one size. `PreparedImage.pixels` is (patches, 3 * patch_size^2), patches
+    row by row, numbers in the order (channel, row, column).
 
-    image_size, patch_size: pixels of a side. tokens: of every image. scale, mean, std: as in QwenImages.
+    image_size, patch_size: pixels of a side. tokens: tokens of every image. scale, mean, std: as in QwenImages.
     """
 
     image_size: int = 896
@@ -76,7 +76,8 @@ class Gemma4Images:
             )
 
     def size(self, height: int, width: int, max_pixels: int | None = None) -> tuple[int, int]:
-        """(height, width) after resizing: the largest multiples of a block's side with about the image's proportions. Raises ImageError."""
+        """Return (height, width) after resizing: the largest multiples of a block's side with about the image's proportions. Raises
+        ImageError."""
         step = self.patch_size * self.pool
         most = self._budget(max_pixels)
         grow = math.sqrt(most * step**2 / (height * width))
@@ -106,7 +107,8 @@ class Gemma4Images:
         )
 
     def _budget(self, max_pixels: int | None) -> int:
-        """Tokens at most: the largest of TOKEN_BUDGETS that is within the model's own and within max_pixels."""
+        """Return the most tokens of an image: the largest of TOKEN_BUDGETS within the model's own and within max_pixels. Raises ImageError
+        where max_pixels allows none."""
         if max_pixels is None:
             return self.max_tokens
         area = (self.patch_size * self.pool) ** 2

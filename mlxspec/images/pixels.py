@@ -15,12 +15,12 @@ MOST_SCANS = 100  # of a JPEG: encoders write about 10, and each one is a walk o
 
 
 class _Refused(Exception):
-    """Its text is a sentence for whoever sent the image."""
+    """An error whose text is a sentence for the sender of the image."""
 
 
 def run(ask: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-    """ask: `most`, the pixels of an image. Returns `size` (width, height), `is_animated` and the pixels in mode RGB, or {"refused": a
-    sentence}."""
+    """Decode an image file. Return `size` (width, height) and `is_animated`, with the pixels in mode RGB; or {"refused": a sentence}. ask:
+    `most`, the most pixels of an image."""
     try:
         image, is_animated = _decoded(data, ask["most"])
     except _Refused as error:
@@ -51,7 +51,7 @@ def _decoded(data: bytes, most: int) -> tuple[Image.Image, bool]:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode of Pillow's in mode RGB. Transparent pixels are blended with white."""
+    """Return an image of any of Pillow's modes in mode RGB. Transparent pixels are blended with white."""
     if image.mode.startswith(("I", "F")):
         return _from_deep(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
@@ -62,9 +62,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _open(data: bytes) -> Image.Image:
-    """The opened file, whose pixels are not decoded yet.
+    """Return the opened image, whose pixels are not decoded yet.
 
-    Pillow's `Image.open` is not used: above a global limit it warns or raises, and all formats that it knows would be tried.
+    Pillow's `Image.open` is not used: above a global limit it warns or raises, and it would try all formats that it knows.
     """
     file = io.BytesIO(data)
     try:
@@ -99,7 +99,8 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
-    """Return an image of 16 bits a pixel, in any of Pillow's modes for it, with 8; `convert` would cut values off at 255."""
+    """Return an image of 16 bits a channel, in any of Pillow's modes, in mode RGB with 8 bits. Pillow's `convert` would clip values at
+    255."""
     import numpy as np  # few images need it
 
     values = np.asarray(image)

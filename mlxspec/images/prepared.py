@@ -14,12 +14,12 @@ from PIL import Image
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedImage:
-    """An image as a vision tower reads it.
+    """An image in the form that a vision tower reads.
 
-    pixels: float32; what its axes are, the family's preprocessor says. grid: patches (time, height, width), before merging. tokens: image
-    tokens that it takes in a prompt, and rows that the tower returns. positions: (tokens, 3) int32, (time, height, width) of each token
-    from the image's first position on, for models whose rotary positions have three axes; None for models in which an image token takes one
-    position like any other. digest: 32 bytes, equal only for the same pixels that were prepared with the same settings.
+    pixels: float32, with axes as the family's preprocessor describes them. grid: patches (time, height, width), before merging. tokens:
+    image tokens in a prompt, and rows that the tower returns. positions: (tokens, 3) int32, (time, height, width) of each token counted
+    from the image's first position, for models whose rotary positions have three axes; None for models in which an image token takes one
+    position like any other token. digest: 32 bytes, equal only for the same pixels prepared with the same settings.
     """
 
     pixels: np.ndarray
@@ -30,52 +30,55 @@ class PreparedImage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Return the bytes of the arrays."""
         return int(self.pixels.nbytes) + (0 if self.positions is None else int(self.positions.nbytes))
 
     @cached_property
     def num_positions(self) -> int:
-        """Positions that the image takes: the text behind it goes on at its first position plus this number."""
+        """Return the number of positions that the image takes: the text after the image begins at the image's first position plus this
+        number."""
         return self.tokens if self.positions is None else int(self.positions.max()) + 1
 
 
 class Preprocessor(Protocol):
-    """A family's preprocessing with one model's settings. Pure: any number of threads may use it at once."""
+    """The interface of a family's image preprocessing with one model's settings. It has no state, so any number of threads may use it at
+    once."""
 
     @property
     def max_tokens(self) -> int:
-        """Image tokens of the largest image, without a max_pixels."""
+        """Return the number of image tokens of the largest image, without max_pixels."""
         ...
 
     def tokens_of(self, height: int, width: int, *, max_pixels: int | None = None) -> int:
-        """Image tokens of an image of that size, in pixels. Raises as `prepare` does."""
+        """Return the number of image tokens of an image of this size in pixels. max_pixels, errors: as in `prepare`."""
         ...
 
     def prepare(self, image: Image.Image, *, max_pixels: int | None = None) -> PreparedImage:
-        """Resize, normalize and cut into patches.
+        """Resize and normalize an image, cut it into patches, and return it for the vision tower.
 
         image: in mode RGB. max_pixels: bound on height times width after resizing, where it is lower than the model's own. Raises
-        ImageError for an image or a bound that cannot be honoured.
+        ImageError for an image that cannot be prepared and a bound that cannot be met.
         """
         ...
 
 
 def digest_of(resized: np.ndarray, *settings: Any) -> bytes:
-    """resized: (H, W, 3) uint8. settings: what else decides about the tower's input, with a `repr` that tells them apart."""
+    """Return a digest of 32 bytes of an image after resizing. resized: (H, W, 3) uint8. settings: all other values that change the tower's
+    input, with a `repr` that tells them apart."""
     made = hashlib.sha256(repr((resized.shape, *settings)).encode())
     made.update(np.ascontiguousarray(resized))
     return made.digest()
 
 
 def resized(image: Image.Image, height: int, width: int, resample: Image.Resampling) -> np.ndarray:
-    """(height, width, 3) uint8 of an image in mode RGB."""
+    """Resize an image in mode RGB, and return its pixels (height, width, 3) uint8. resample: Pillow's filter."""
     return np.asarray(image.resize((width, height), resample))
 
 
 def levels(scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
-    """(3, 256) float32: what each of the 256 values of a channel becomes, (value * scale - mean) / std.
+    """Return the table (3, 256) float32 of normalized values: (value * scale - mean) / std for each of the 256 values of each channel.
 
-    The product is rounded to float32 once, and the rest is computed in float32: Transformers' processors do the same, to the last bit.
+    The product is rounded to float32 once, and the rest is computed in float32: transformers' processors do the same, to the last bit.
     """
     values = (np.arange(256, dtype=np.float64) * scale).astype(np.float32)
     return (values - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[:, None]
@@ -84,10 +87,11 @@ def levels(scale: float, mean: tuple[float, ...], std: tuple[float, ...]) -> np.
 def patched(
     pixels: np.ndarray, table: np.ndarray, patch: int, merge: int = 1, *, channels_last: bool = False
 ) -> np.ndarray:
-    """(H, W, 3) uint8 to (patches, 3 * patch * patch) float32, with values from `table` (3, 256) of `levels`.
+    """Return the patches (patches, 3 * patch * patch) float32 of pixels (H, W, 3) uint8. table (3, 256): the normalized values from
+    `levels`.
 
-    Patches of a block of merge x merge follow each other, blocks and patches row by row. A patch's numbers lie in the order (channel,
-    row, column), with channels_last in the order (row, column, channel).
+    Patches of a block of merge x merge follow each other; blocks, and patches in a block, are in row order. A patch's numbers are in the
+    order (channel, row, column), with channels_last in the order (row, column, channel).
     """
     height, width, _ = pixels.shape
     step = merge * patch

@@ -10,7 +10,8 @@ from mlxspec.errors import ImageError
 
 @dataclass(frozen=True, kw_only=True)
 class ExpandedPrompt:
-    """tokens: the prompt with all image tokens. spans: for each image, in order, the range of its image tokens in `tokens`."""
+    """A prompt with all its image tokens. tokens: the whole prompt. spans: for each image, in order, the range of its image tokens in
+    `tokens`."""
 
     tokens: list[int]
     spans: tuple[range, ...]
@@ -33,18 +34,18 @@ class ImagePrompt:
     frame: tuple[str, str] = ("", "")
 
     def framed(self, text: str, placeholder: str) -> str:
-        """`text` with the family's text around every placeholder, which is spelled `placeholder`."""
+        """Return `text` with the family's text before and after each placeholder. placeholder: the placeholder's spelling in `text`."""
         return text.replace(placeholder, placeholder.join(self.frame)) if any(self.frame) else text
 
     def count(self, tokens: Sequence[int]) -> int:
-        """Placeholders in a prompt that is not expanded yet."""
+        """Return the number of placeholders in a prompt that has not been expanded."""
         return tokens.count(self.placeholder)
 
     def expand(self, tokens: Sequence[int], num_tokens: Sequence[int]) -> ExpandedPrompt:
-        """The prompt with image tokens for its placeholders.
+        """Replace each placeholder of a prompt by the tokens of its image, and return the expanded prompt.
 
-        tokens: with one placeholder for each image. num_tokens: `PreparedImage.tokens` of each image, in order. Raises ImageError where
-        the numbers of images and placeholders differ.
+        tokens: with one placeholder for each image. num_tokens: `PreparedImage.tokens` of each image, in order. Raises ImageError where the
+        numbers of images and placeholders differ.
         """
         if self.count(tokens) != len(num_tokens):
             raise ImageError(

@@ -16,11 +16,12 @@ _NARROWEST = 200  # longer side by shorter side
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImages:
-    """A preprocessor. `PreparedImage.pixels` is (patches, 3 * patch_size^2), patches of a merge block behind each other, numbers in the
-    order (channel, row, column). The tower's second axis, time, is not there: it would hold every number temporal_patch_size times.
+    """The preprocessor of Qwen's vision models. `PreparedImage.pixels` is (patches, 3 * patch_size^2), the patches of a merge block after
+    one another, numbers in the order (channel, row, column). The tower's time axis is left out, as it would repeat every number
+    temporal_patch_size times.
 
-    patch_size: pixels of a side. merge_size: patches of a side of a block, which becomes one token. min_pixels, max_pixels: of the resized
-    image. scale, mean, std: a value from 0 to 255 becomes (value * scale - mean) / std.
+    patch_size: pixels of a patch's side. merge_size: patches of a block's side; a block becomes one token. min_pixels, max_pixels: bounds
+    of the resized image. scale, mean, std: a value from 0 to 255 becomes (value * scale - mean) / std.
     """
 
     patch_size: int = 16
@@ -33,7 +34,7 @@ class QwenImages:
 
     @property
     def side(self) -> int:
-        """Side of a merge block, in pixels."""
+        """Return the side of a merge block in pixels."""
         return self.patch_size * self.merge_size
 
     @property
@@ -41,7 +42,7 @@ class QwenImages:
         return self.max_pixels // self.side**2
 
     def size(self, height: int, width: int, max_pixels: int | None = None) -> tuple[int, int]:
-        """(height, width) after resizing. Raises ImageError."""
+        """Return (height, width) after resizing. Raises ImageError."""
         most = self.max_pixels if max_pixels is None else min(max_pixels, self.max_pixels)
         if most < self.side**2:
             raise ImageError(
@@ -67,8 +68,8 @@ class QwenImages:
         return tall * wide // self.side**2
 
     def prepare(self, image: Image.Image, *, max_pixels: int | None = None) -> PreparedImage:
-        """Prepare an image, as `Preprocessor` says. An image far from square may exceed max_pixels by what a shorter side of one block
-        needs."""
+        """Prepare an image as `Preprocessor.prepare` describes, and return it. The pixels of an image far from square may exceed
+        max_pixels, as its shorter side needs at least one block."""
         height, width = self.size(image.height, image.width, max_pixels)
         pixels = resized(image, height, width, Image.Resampling.BICUBIC)
         rows, columns = height // self.side, width // self.side

@@ -29,7 +29,8 @@ _SHOWN = 60  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """max_bytes: of a file. max_pixels: width times height of the decoded image, before any resizing."""
+    """The limits of images that are accepted. max_bytes: bytes of a file. max_pixels: width times height of the decoded image, before any
+    resizing."""
 
     max_bytes: int = 32 << 20
     max_pixels: int = 50_000_000
@@ -44,7 +45,7 @@ class ImageLimits:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSource:
     """An image that has not been decoded. given: bytes of a file, a path, or a Pillow image. max_pixels: bound on the pixels after
-    resizing, None for the model's own. where: what errors begin with."""
+    resizing, None for the model's own. where: the image's place in the request, for messages."""
 
     given: bytes | Path | Image.Image
     max_pixels: int | None = None
@@ -58,14 +59,15 @@ class ImageSource:
         return decode_image(data, limits)
 
     def notices(self, decoded: Image.Image) -> list[str]:
-        """Return clauses on what of the image the model does not see."""
+        """Return notices on parts of the image that the model does not see: the later frames of an animated image. decoded: as `decoded`
+        returned it."""
         if not is_animated(decoded):
             return []
         return [f"{self.where}: {FIRST_FRAME}" if self.where else FIRST_FRAME]
 
 
 def from_url(url: str, limits: ImageLimits) -> bytes:
-    """The bytes in a data URL. Raises ImageError, for URLs of any other kind too."""
+    """Return the bytes in a data URL. Raises ImageError, also for URLs of any other kind."""
     scheme = url[: url.find(":")].lower() if ":" in url[:16] else ""
     if scheme in ("http", "https"):
         raise ImageError("Images are not fetched over the network; send the image itself, as a data: URL.")
@@ -80,7 +82,7 @@ def from_url(url: str, limits: ImageLimits) -> bytes:
 
 
 def from_base64(text: str, limits: ImageLimits) -> bytes:
-    """Raises ImageError. Line breaks and missing padding are no error."""
+    """Return the bytes of a base64 text. Line breaks and missing padding are accepted. Raises ImageError."""
     if len(text) > 2 * limits.max_bytes:
         raise ImageError(f"The image has more than the {limits.max_bytes} bytes that are accepted.")
     try:
@@ -113,7 +115,7 @@ def source_of(part: Mapping[str, Any], limits: ImageLimits) -> ImageSource:
 
 
 def read_file(path: Path, limits: ImageLimits) -> bytes:
-    """The bytes of an image's file. Raises ImageError."""
+    """Return the bytes of an image file. Raises ImageError."""
     shown = str(path) if len(str(path)) <= _SHOWN else "..." + str(path)[-_SHOWN:]
     if path.parts[:1] in (("http:",), ("https:",)):
         raise ImageError(
@@ -146,10 +148,10 @@ def _checked(image: Image.Image, limits: ImageLimits) -> Image.Image:
 
 
 def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
-    """The image in a file's bytes, in mode RGB with 8 bits a channel.
+    """Return the image in a file's bytes, in mode RGB with 8 bits a channel.
 
-    Rotated as its EXIF data says; EXIF data that cannot be read counts as absent. Transparent pixels are blended with white. Of 16 bits a
-    channel the upper 8 are kept. Colour profiles are not applied. Raises ImageError.
+    The image is rotated as its EXIF data require; unreadable EXIF data count as absent. Transparent pixels are blended with white. Of 16
+    bits a channel the upper 8 are kept. Colour profiles are not applied. Raises ImageError.
     """
     if len(data) > limits.max_bytes:
         raise ImageError(f"The image has {len(data)} bytes, and at most {limits.max_bytes} are accepted.")
@@ -176,5 +178,5 @@ def decode_image(data: bytes, limits: ImageLimits) -> Image.Image:
 
 
 def is_animated(image: Image.Image) -> bool:
-    """Whether the file that `decode_image` has read holds more than one frame."""
+    """Return whether the file of an image that `decode_image` returned has more than one frame."""
     return image.info.get(_ANIMATED) is True

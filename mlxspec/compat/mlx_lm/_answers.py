@@ -44,8 +44,8 @@ def generate(
     verbose: bool = False,
     **kwargs: Any,
 ) -> str:
-    """Return the whole answer. kwargs: those of `stream_generate`. verbose: print the answer while it is written, then speeds and
-    memory."""
+    """Generate an answer and return its text. kwargs: those of `stream_generate`. verbose: print the answer as it is generated, then speeds
+    and memory."""
     text, last = "", None
     for last in _responses(model, tokenizer, prompt, has_logprobs=False, **kwargs):
         if verbose:
@@ -92,11 +92,11 @@ def batch_generate(
     return_logprobs: bool = False,
     **kwargs: Any,
 ) -> BatchResponse:
-    """Answer several prompts of token ids, which decode together. max_tokens: for each prompt, or one for all. prompt_caches are not
-    changed.
+    """Answer several prompts of token ids, which are decoded together, and return mlx-lm's response. max_tokens: for each prompt, or one
+    for all. prompt_caches are not changed.
 
     kwargs: sampler, logits_processors, prefill_step_size and kv_bits as in `stream_generate`; completion_batch_size: the most prompts that
-    decode together, as far as the engine has rows for them. Raises subclasses of MlxspecError, and then gives no answer.
+    are decoded together, as far as the engine has rows for them. Raises subclasses of MlxspecError, and returns no answer then.
     """
     _check(model, kwargs.pop("stream", None) or generation_stream, kwargs, "batch_generate")
     of_kind("prompts", prompts, list, tuple)
@@ -233,8 +233,8 @@ def _responses(
 
 
 def _params(limit: int, options: Mapping[str, Any], num_before: int) -> SamplingParams:
-    """Return the sampling parameters. limit: the most tokens; -1 ends where the context is full. num_before: tokens of a prompt cache.
-    Raises ConfigError."""
+    """Return the sampling parameters of a request. limit: the most tokens; negative for no limit but the context. options: the keyword
+    arguments of the call. num_before: tokens in the prompt cache. Raises ConfigError."""
     if limit == 0:
         raise ConfigError("max_tokens must not be 0 (use -1 for no limit).")
     processors = [_behind(p, num_before) for p in options.get("logits_processors") or ()]
@@ -248,8 +248,8 @@ def _params(limit: int, options: Mapping[str, Any], num_before: int) -> Sampling
 
 
 class _Recorder:
-    """A logits processor that changes nothing and remembers what the model said at each place of the text. A place behind a draft that was
-    rejected is asked about again, and remembered anew."""
+    """A logits processor that records the logits at each position and changes nothing. A position after a rejected draft is recorded
+    again."""
 
     def __init__(self) -> None:
         self._logits: dict[int, mx.array] = {}
@@ -259,13 +259,13 @@ class _Recorder:
         return logits
 
     def take(self, place: int) -> mx.array | None:
-        """Return the log-probabilities (V,) at a position, lazily; None where none are recorded."""
+        """Return the log-probabilities (V,) at a position lazily, and drop the record; None where there is none."""
         logits = self._logits.pop(place, None)
         return None if logits is None else (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
 
 
 def _batch_stats(prompts: Sequence[Sequence[int]], results: Sequence[Result], seconds: float) -> BatchStats:
-    """Return mlx-lm's figures of a batch, which differ between its versions."""
+    """Return mlx-lm's statistics of a batch, with the fields of the installed version. seconds: the time of the whole batch."""
     prompt_time = min(sum(result.stats.prefill_seconds for result in results), seconds)
     values = {
         # as mlx-lm counts: the last token of a prompt is read by the first step, and an end token is generated
@@ -281,13 +281,14 @@ def _batch_stats(prompts: Sequence[Sequence[int]], results: Sequence[Result], se
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the installed mlx-lm's class has fields for."""
+    """Return those of the values for which the class `kind` of the installed mlx-lm has fields."""
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: str) -> None:
-    """Raise ConfigError for what we cannot honour, and for what mlx-lm does not know either."""
+    """Raise ConfigError for arguments of a call that mlxspec does not support, and for those that mlx-lm does not have either. called: the
+    name of the called function."""
     if not isinstance(model, LoadedModel):
         raise ConfigError("The model must come from mlxspec.compat.mlx_lm.load.")
     if stream is not generation_stream:
@@ -305,7 +306,8 @@ def _check(model: LoadedModel, stream: Any, options: Mapping[str, Any], called: 
 
 
 def _prepare(model: LoadedModel, engine: Engine, options: Mapping[str, Any]) -> None:
-    """Set what mlx-lm names by call and our engine for all its rows. Raises ConfigError."""
+    """Set the bits of keys and values and the prefill chunk of the engine, which mlx-lm takes as arguments of each call. Raises
+    ConfigError."""
     bits, chunk = options.get("kv_bits"), options.get("prefill_step_size")
     if chunk is not None and (type(chunk) is not int or not 16 <= chunk <= 1 << 16):
         raise ConfigError(f"prefill_step_size must be an integer between 16 and {1 << 16}, not {chunk!r}.")
@@ -337,7 +339,7 @@ def _checked(caches: Sequence[Any]) -> list[PromptCache]:
 
 
 def _ids(prompt: mx.array | Sequence[int]) -> list[int]:
-    """Return the token ids of a prompt. Raises ConfigError for none, and for a text, which only a tokenizer makes ids of."""
+    """Return the token ids of a prompt. Raises ConfigError where there are none, and for a text, which must be tokenized first."""
     if isinstance(prompt, str):
         raise ConfigError("The prompt must be token ids here: give tokenizer.encode(text).")
     of_kind("A prompt", prompt, mx.array, Sequence)

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class StandIn(ModuleType):
-    """Has every name of the module that it stands for. Names of our own are its attributes."""
+    """A module with all names of another module, some of them replaced by objects of mlxspec."""
 
     def __init__(self, name: str, theirs: ModuleType, ours: Mapping[str, Any]) -> None:
         super().__init__(name, theirs.__doc__)
@@ -50,10 +50,10 @@ class _Finder(MetaPathFinder, Loader):
         return StandIn(spec.name, theirs, self._ours)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module has been run under its own name."""
+        """Do nothing: the original module has been run under its own name."""
 
 
 def install(package: str, theirs: str, ours: Mapping[str, Any]) -> None:
-    """Make modules that `package` lacks importable below it, as stand-ins for the modules of the same names in the package `theirs`. ours:
-    objects by name; a stand-in has them in place of its original's objects of these names."""
+    """Make the modules of the package `theirs` importable below `package`, unless `package` has a module of that name. ours: objects by
+    name, which replace objects of the same names in these modules."""
     sys.meta_path.append(_Finder(package, theirs, ours))

@@ -20,8 +20,8 @@ _ENGINE = "it stands for a whole engine (`.engine`), and functions that compute 
 
 
 class PromptCache:
-    """A replacement of mlx-lm's caches of layers, one for all of them: the tokens of a conversation. What was computed for them is in the
-    engine's prefix cache, or is computed again. Attributes: tokens (of prompts and answers, in order)."""
+    """The tokens of a conversation, in place of mlx-lm's caches of all layers. Keys, values and states for these tokens are in the engine's
+    prefix cache, or are computed again. tokens: of prompts and answers, in order."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens = list(tokens)
@@ -29,7 +29,7 @@ class PromptCache:
 
     @property
     def offset(self) -> int:
-        """The number of tokens."""
+        """Return the number of tokens."""
         return len(self.tokens)
 
     def size(self) -> int:
@@ -37,7 +37,7 @@ class PromptCache:
         return len(self.tokens)
 
     def empty(self) -> bool:
-        """Return whether there are no tokens yet."""
+        """Return whether the cache has no tokens."""
         return not self.tokens
 
     def is_trimmable(self) -> bool:
@@ -45,7 +45,7 @@ class PromptCache:
         return True
 
     def trim(self, num_tokens: int) -> int:
-        """Forget the last `num_tokens` tokens; returns how many there were to forget."""
+        """Remove the last `num_tokens` tokens, at most all of them. Return how many were removed."""
         num = min(max(num_tokens, 0), len(self.tokens))
         self._writer = None if num else self._writer
         del self.tokens[len(self.tokens) - num :]
@@ -57,29 +57,30 @@ class PromptCache:
         self._writer = writer
 
     def extend(self, writer: object, tokens: Sequence[int]) -> None:
-        """Append what a call has read or given; nothing where the cache is lent to it no more."""
+        """Append tokens that a call has read or generated. Nothing is appended where the cache is no longer lent to this call. writer: the
+        object that identifies the call."""
         if self._writer is writer:
             self.tokens += tokens
 
     @property
     def state(self) -> Any:
-        """The state that mlx-lm would write to a file. Raises ConfigError."""
+        """Raise ConfigError: mlx-lm reads this property to write a cache to a file, which is not supported."""
         raise ConfigError(
             "A prompt cache of mlxspec cannot be saved: keep its `tokens`; load(config=EngineConfig(prefix_disk=...)) keeps states."
         )
 
 
 class LoadedModel:
-    """The result of `load`, in place of mlx-lm's module. Attributes: engine, prefill_chunk (the engine's own, in tokens), kv_bits (what it
-    was loaded with)."""
+    """The result of `load`, in place of mlx-lm's module. engine: generates the answers. prefill_chunk: the engine's own chunk of a prompt,
+    in tokens. kv_bits: the bits of keys and values with which the model was loaded."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.prefill_chunk, self.kv_bits = engine, engine.prefill_chunk, engine.config.kv_bits
         self._pairs: dict[int, tuple[LoadedModel, Engine]] = {}
 
     def paired(self, draft: LoadedModel) -> Engine:
-        """Return an engine of this model for which another one drafts. Raises VocabularyError where their token ids mean different
-        things."""
+        """Return an engine of this model for which the model `draft` drafts. Raises VocabularyError where their token ids have different
+        meanings."""
         if id(draft) not in self._pairs:
             own, small = self.engine, draft.engine
             if own.tokenizer is None or small.tokenizer is None:
@@ -92,7 +93,8 @@ class LoadedModel:
         return self._pairs[id(draft)][1]
 
     def make_cache(self) -> list[PromptCache]:
-        """Return a list of one empty PromptCache, which stands for the caches of all layers. mlx-lm's `make_prompt_cache` calls this."""
+        """Return a list of one empty PromptCache, which replaces the caches of all layers. mlx-lm's `make_prompt_cache` calls this
+        method."""
         return [PromptCache()]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -114,8 +116,8 @@ def load(
     trust_remote_code: bool = False,
     **options: Any,
 ) -> Any:
-    """Load a model and its tokenizer; with `return_config` its config too. options: those of `mlxspec.load` (draft, draft_model, spec,
-    config ...). lazy has no effect: weights are read at once. Raises subclasses of MlxspecError."""
+    """Load a model, and return the model and its tokenizer; with `return_config` its config too. options: those of `mlxspec.load` (draft,
+    draft_model, spec, config ...). lazy has no effect: weights are read at once. Raises subclasses of MlxspecError."""
     for name, value in {"model_config": model_config, "trust_remote_code": trust_remote_code}.items():
         if value:
             raise ConfigError(f"load: {name} is not supported by mlxspec; leave it out.")
