@@ -131,7 +131,6 @@ def _watcher(what: str, total: int) -> Iterator[progress.Step]:
             said = time.monotonic()
             _say(status=what, completed=done, total=total)
 
-    step(0)
     yield step
 
 

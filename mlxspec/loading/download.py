@@ -133,16 +133,15 @@ def fetch_small(wanted: Plan) -> Path:
 
 
 def _fetch(wanted: Plan, *groups: Sequence[File]) -> None:
-    """Fetch groups of files, one group after the other, and report the progress."""
+    """Fetch groups of files, one group after the other, and report how much of the whole plan is here."""
     from huggingface_hub import snapshot_download
 
-    files = [file for group in groups for file in group]
-    missing = sum(f.size for f in files if not (f.is_here or (wanted.folder / f.name).is_file()))
+    here = sum(f.size for f in wanted.files if f.is_here or (wanted.folder / f.name).is_file())
     with (
         explained(wanted.repo, wanted.revision),
-        progress.steps(f"pulling {wanted.repo}", sum(f.size for f in files)) as step,
+        progress.steps(f"pulling {wanted.repo}", sum(f.size for f in wanted.files)) as step,
     ):
-        step(sum(f.size for f in files) - missing)
+        step(here)
         bar = _counted(step)
         for group in groups:
             names = [f.name for f in group]
