@@ -219,7 +219,7 @@ class SamplingParams:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether the user's callables are involved."""
+        """Return whether the user's callables are involved."""
         return bool(self.logits_processors) or self.sampler is not None
 
     @property
@@ -228,22 +228,22 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether logits depend on the tokens before them."""
+        """Return whether logits depend on the tokens before them."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def has_window(self) -> bool:
-        """Whether penalties look at the last tokens only."""
+        """Return whether penalties look at the last tokens only."""
         return self.has_penalties and self.repeat_last_n >= 0
 
     @property
     def needs_text(self) -> bool:
-        """Whether logits depend on the positions of tokens in the text, so that the host must know it."""
+        """Return whether logits depend on the positions of tokens in the text, so that the host must know it."""
         return self.has_hooks or self.has_window or self.dry_multiplier > 0
 
     @property
     def has_filters(self) -> bool:
-        """Whether a filter that runs after min-p (typical-p, XTC) is on. Such filters need the scores of all tokens."""
+        """Return whether a filter that runs after min-p (typical-p, XTC) is on. Such filters need the scores of all tokens."""
         return self.typical_p < 1.0 or self.xtc_probability > 0.0
 
 
@@ -351,7 +351,7 @@ class SpecConfig:
 
     @property
     def model_depth(self) -> int:
-        """The most tokens that a model drafts: n_max, or the policy's own number."""
+        """Return the most tokens that a model drafts: n_max, or the policy's own number."""
         return self.n_max if self.n_max is not None else FIXED_DEPTH if self.policy == "fixed" else AUTO_DEPTH
 
 

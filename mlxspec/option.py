@@ -48,7 +48,7 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """The attribute of parsed arguments that holds it."""
+        """Return the attribute of parsed arguments that holds it."""
         return self.flag[2:].replace("-", "_")
 
     @property
@@ -57,14 +57,15 @@ class Option:
 
     @property
     def usual(self) -> str:
-        """The default as help shows it. It is `unset`, which may be empty, if the default is None or the kind is bool, list or "ids"."""
+        """Return the default as help shows it. It is `unset`, which may be empty, if the default is None or the kind is bool, list or
+        "ids"."""
         if self.default is None or self.kind in (bool, list, "ids"):
             return self.unset
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     @property
     def values(self) -> str:
-        """The values that it may have, for people."""
+        """Return the values that it may have, for people."""
         if isinstance(self.kind, tuple):
             return ", ".join(map(str, self.kind))
         if self.kind in (int, float, "bytes"):

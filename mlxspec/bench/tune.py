@@ -90,7 +90,8 @@ def best(scores: Sequence[Score]) -> Score | None:
 
 
 def is_clear(faster: Score, slower: Score) -> bool:
-    """Return whether one contestant beats another by more than the spread of their turns: in three of four."""
+    """Return whether `faster` has the higher speed in at least three quarters of the turns that both contestants took together; False
+    where there are no turns."""
     ratios = sorted(a / b for (a, _), (b, _) in zip(faster.pairs, slower.pairs, strict=True))
     return bool(ratios) and ratios[len(ratios) // 4] > 1.0
 

@@ -172,7 +172,8 @@ def compare(
     """Return plain decoding's score and the contestants'. Each group is answered together, `repeat` times after one unmeasured turn, in
     which shapes compile; row i of it has the seed of `params` plus i.
 
-    told: called with the number of answers so far and of all. turns: instead of `repeat`, the number of turns by the first plain answers.
+    told: called with the number of answers so far and of all. turns: replaces `repeat`: receives plain decoding's answers of a group's
+    unmeasured turn and returns that group's number of measured turns.
     """
     plain = Contestant(name=PLAIN, spec=replace(engine.spec, drafters=(), policy="fixed", n_min=0))
     everybody = [plain, *several]

@@ -19,11 +19,11 @@ class UnreadCommit:
     """The commit of a forward whose counts of committed tokens are on the device and have not been read by the host."""
 
     def __init__(self, cache: ModelCache, num_committed: mx.array) -> None:
-        """End the cache's transaction and keep the first num_committed (B,) int32 tokens of each row. A count is from 1 to the row's width,
-        and 0 for a row of width 0.
+        """End the cache's transaction and keep the first num_committed (B,) int32 tokens of each row. A count is from 1 to the row's
+        width, and 0 for a row of width 0.
 
-        Raises CacheError where no transaction is open, where an earlier unread commit has not been settled, where the forward had certain
-        tokens, and where a layer needs the counts on the host. The transaction stays open then.
+        Raises CacheError where no transaction is open, where an earlier unread commit has not been settled, where the forward's tokens
+        cannot be rejected (`begin` with certain=True), and where a layer needs the counts on the host. The transaction stays open then.
         """
         rows = cache.pending
         if rows is None:

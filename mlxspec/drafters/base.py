@@ -98,9 +98,9 @@ class Draft(NamedTuple):
     Tokens are either on the host (a list) or lazy on the device: tokens (length,) integer and confidences (length,) of any float dtype;
     drafters that run a model give float32 (sampler.confidence). Confidence is the probability of the drafter's most likely token at that
     place (a list where the tokens are a list); None where the drafter has no distribution. ended: why the drafter has closed the row and
-    will not draft for it again, None while it goes on. backing: of an n-gram draft, the number of tokens before the matched ones that the
-    same place would also have predicted right; None where that is not known. drafter: name of the drafter; width: number of the draft's
-    tokens that are verified; both are set by the engine.
+    will not draft for it again, None while it goes on. backing: of a draft copied from a text, how many tokens before the copied ones
+    equal the answer's last tokens, less the n tokens of an n-gram by which the place was found; None where that is not known. drafter:
+    name of the drafter; width: number of the draft's tokens that are verified; both are set by the engine.
     """
 
     length: int

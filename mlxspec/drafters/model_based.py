@@ -281,8 +281,9 @@ class ModelDrafter(Drafter):
         return 0 if self._cache is None else self._cache.nbytes
 
     def row_bytes(self, length: int) -> int:
-        """Return the most bytes that a row of `length` tokens takes. Counted are the recurrent states that a fork has of its own, those
-        that a forward writes in addition to the ones it reads, and the rows of the head for tokens of the text."""
+        """Return the most bytes that a row of `length` tokens takes: its part of the cache; its recurrent states twice more, for a
+        fork's own and for those that a forward writes in addition to the ones it reads; and, with a reduced head, the head's rows for
+        tokens of the text."""
         cache = self._make_cache(0)
         states = sum(layer.bytes_for(length, 1) for layer in cache.layers if layer.is_recurrent)
         own = 0 if self.reduced is None else self.reduced.own_bytes(length)
@@ -382,8 +383,9 @@ class ModelDrafter(Drafter):
         logits_at: LogitsAt,
         coming: Mapping[int, tuple[mx.array, mx.array]] = MappingProxyType({}),
     ) -> tuple[ModelCache, Output]:
-        """Run the queued tokens of some rows in one forward and commit them. coming: by row, tokens (n,) that only the device knows, with
-        their hidden states (n, H): they are run after the queued ones and not committed. Returns the cache of these rows and the output."""
+        """Run the queued tokens of some rows in one forward and commit them. coming: by row, tokens (n,) that only the device knows,
+        with their hidden states (n, H): they are run after the queued ones and not committed. Returns the drafter's cache and the
+        output."""
         cache = self._cache
         if cache is None:
             raise RuntimeError("no rows")  # nothing is run before a row has begun

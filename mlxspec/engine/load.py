@@ -249,7 +249,8 @@ def _load_parts(wanted: _Wanted, folders: _Folders) -> _Parts:
 
 
 def _read_files(folders: _Folders, adapter: str | Mapping[str, str] | None) -> list[Path]:
-    """Return the weight files of target and drafter, and those of the adapter that is folded in, if there is one."""
+    """Return the weight files of target and drafter, and those files of the adapter that exist where `adapter` is one folder, which is
+    folded into the weights. A mapping of several adapters adds no files: they stay separate from the weights."""
     lora = [Path(adapter).expanduser() / n for n in ADAPTER_FILES] if isinstance(adapter, str) else []
     return [*folders.files, *(path for path in lora if path.is_file())]
 

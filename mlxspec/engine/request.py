@@ -142,8 +142,9 @@ class Request:
 
     @property
     def shown(self) -> NDArray[np.int32]:
-        """Return the history, (n,) int32, with ids of the vocabulary. Logits processors receive it and must not change it. A call
-        converts only the tokens that were added since the last one."""
+        """Return the history as token ids of the vocabulary, (n,) int32: each key of an image token is replaced by the id of the image
+        token. Logits processors receive the array and must not change it. A call converts only the tokens that were added since the
+        last call."""
         new = self.ids(self.history[self._num_shown :])
         end = self._num_shown + len(new)
         if end > len(self._shown):

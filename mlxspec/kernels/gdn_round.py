@@ -112,7 +112,8 @@ def gdn_round(
 def gdn_advance(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Run tokens that are certain to be committed, and return y and the state after them."""
+    """Run tokens that are certain to be committed: replay `last` (None: nothing is deferred) onto `state` (B, Hv, Dv, Dk), run the
+    tokens, and return y (N, Hv, Dv) and the state after them."""
     if _use_metal(inputs):
         return gdn_advance_metal(inputs, state, rows, last)
     return gdn_advance_ops(inputs, state if last is None else gdn_flush(state, last), rows)

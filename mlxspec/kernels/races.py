@@ -59,7 +59,9 @@ def save() -> Path:
 
 
 def mark(name: str, width: str) -> None:
-    """Record in the file that a variant of kernel `name` is about to run. The next `mark` or `save` removes the mark."""
+    """Record in the file of race results that a variant of kernel `name` is about to run. width: the variant's name. A mark that a later
+    process finds means that the process ended while the variant ran; the variant is then not run again. The next `mark` or `save`
+    removes the mark."""
     _write((name, width))
 
 

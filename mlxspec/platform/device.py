@@ -80,7 +80,8 @@ atexit.register(clear_streams)
 
 
 def tf32() -> bool | None:
-    """Return whether float32 products may use TF32, as `DeviceReport.tf32` describes it."""
+    """Return whether MLX may round float32 products to TF32 on GPUs that can; None where MLX was imported before mlxspec, so that the
+    setting may have come too late."""
     if os.environ.get(_TF32, "1") != "0":
         return True
     return None if _mlx_came_first else False
@@ -171,7 +172,8 @@ class HandOverWatch(Protocol):
         ...
 
     def handed(self, arrays: tuple[mx.array, ...]) -> None:
-        """Note arrays that have been handed over."""
+        """Note the arrays of a part of a forward that the device has just been given to evaluate. Called by `start` after each such part
+        on a GPU. May wait for an earlier part."""
         ...
 
 
@@ -445,7 +447,9 @@ def _compiles_for_cpu() -> bool:
 
 @functools.cache
 def _compile_state() -> tuple[bool, str]:
-    """Return whether mx.compile fuses, and why. On a Linux CPU it is tried: a g++ that exists may still be unable to compile."""
+    """Return whether mx.compile fuses, and why. On a CPU a trial kernel is compiled, because a g++ that exists may still be unable to.
+    Switches mx.compile off for the process where the trial fails, or where MLX's kernels have not been compiled on this machine
+    before."""
     if "MLX_DISABLE_COMPILE" in os.environ:
         return False, "MLX_DISABLE_COMPILE is set"
     if backend() != "cpu":

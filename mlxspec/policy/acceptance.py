@@ -35,8 +35,8 @@ _CELLS = [bisect_right(STREAKS, i) for i in range(STREAKS[-1])]  # by streak
 
 class Offer(NamedTuple):
     """A draft as the policy sees it: its drafter's name, its number of tokens, and the confidence of each token, None where the drafter
-    has none. backing: of an n-gram draft, the number of tokens before the matched ones that the same place would also have predicted
-    right, None where that is not known."""
+    has none. backing: of a draft copied from a text, how many tokens before the copied ones equal the answer's last tokens, less the
+    n tokens of an n-gram by which the place was found; None where that is not known."""
 
     drafter: str
     length: int

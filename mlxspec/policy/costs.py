@@ -154,7 +154,8 @@ class Curve:
 
     @property
     def num_rounds(self) -> float:
-        """Return the number of rounds that the curve has learned from."""
+        """Return the weight, in rounds, of what the curve has learned: plain rounds fade and are capped, and forgotten widths do not
+        count."""
         return self._plain_count + sum(count for _, count, _ in self._known.values())
 
     @property

@@ -96,7 +96,7 @@ class Constraints:
 
     @property
     def num_thinking(self) -> int:
-        """The number of tokens of thinking so far."""
+        """Return the number of tokens of thinking so far."""
         return self._state.thinking.num_tokens
 
     def close_thinking(self, num: int, thinking: Thinking, state: ThinkingState) -> bool:
@@ -113,28 +113,28 @@ class Constraints:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the grammar allows no further token: the answer is complete."""
+        """Return whether the grammar allows no further token: the answer is complete."""
         grammar = self._holds(self._state)
         return grammar is not None and grammar.is_finished
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether the answer is in thinking, and the grammar of the whole answer begins after it."""
+        """Return whether the answer is in thinking, and the grammar of the whole answer begins after it."""
         return self._is_whole and self._state.lead is None and self._holds(self._state) is None
 
     @property
     def overdue(self) -> str | None:
-        """The reason why the row must end, where its grammar took too long and could not end it itself; else None."""
+        """Return the reason why the row must end, where its grammar took too long and could not end it itself; else None."""
         return None if self._state.grammar is None else self._state.grammar.overdue
 
     @property
     def watches(self) -> bool:
-        """Whether a tag in the text starts a grammar, so that the allowed tokens depend on the text."""
+        """Return whether a tag in the text starts a grammar, so that the allowed tokens depend on the text."""
         return self._opening is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no token is forbidden until a tag begins or a thinking budget is used up."""
+        """Return whether no token is forbidden until a tag begins or a thinking budget is used up."""
         return self.watches and not self.reaches(0)
 
     def reaches(self, width: int) -> bool:
@@ -415,7 +415,7 @@ class ConstraintMaker:
 
     @cached_property
     def _thinking_tags(self) -> tuple[str, str] | None:
-        """The tags of thinking in the chat template; None for a model that does not think."""
+        """Return the tags of thinking in the chat template; None for a model that does not think."""
         template = None if self._tokenizer is None else self._tokenizer.template
         return None if template is None else detect(template.source).thinking
 
@@ -434,7 +434,7 @@ class ConstraintMaker:
 
     @property
     def token_bytes(self) -> Sequence[bytes]:
-        """The bytes of each token by its id; all empty without a tokenizer."""
+        """Return the bytes of each token by its id; all empty without a tokenizer."""
         return (b"",) * self._size if self._tokenizer is None else self.vocabulary.tokens
 
     @cached_property

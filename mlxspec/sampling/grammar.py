@@ -230,7 +230,7 @@ class Grammar:
 
     @property
     def trouble(self) -> str:
-        """The matcher's error message, without the state that it prints with it."""
+        """Return the matcher's error message, without the state that it prints with it."""
         said = self._matcher.get_error().partition("<state>")[0]
         return _first_line(said) or "no text is of this language"
 

@@ -41,7 +41,7 @@ def period_of(tokens: Sequence[int]) -> int | None:
 
 
 class Loop(NamedTuple):
-    """A loop at the end of a text. is_thought: whether it is in thinking; period: tokens that repeat."""
+    """A loop at the end of a text. is_thought: whether the loop is in thinking; period: number of tokens in the part that repeats."""
 
     is_thought: bool
     period: int

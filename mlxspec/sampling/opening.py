@@ -24,7 +24,7 @@ class BeforeCall(NamedTuple):
 
     @property
     def may_open(self) -> bool:
-        """Whether the tag is complete, or the next tokens can complete it."""
+        """Return whether the tag is complete, or the next tokens can complete it."""
         return self.is_open or (bool(self.tail) and self.place.begins_line and not self.place.in_fence)
 
 

@@ -191,7 +191,8 @@ def _masks(
 
 
 def _drafts_before(layout: _Layout, tokens: mx.array) -> DraftedBefore:
-    """Return the drafted tokens before each position of its row."""
+    """Return, for each position on the flat axis, the drafted tokens that precede the choice made there, including the token at the
+    position itself, as pairs of position and token. tokens (N,): each row's last token and its draft."""
     pairs = [
         (place, token)
         for start, end in zip(layout.starts, layout.starts[1:], strict=False)
@@ -230,7 +231,8 @@ def _by_own_samplers(
     chosen: mx.array,
     failed: dict[int, Failure],
 ) -> mx.array:
-    """Return chosen (N,) where the tokens of rows with a sampler of their own are drawn by it from scores (N, V)."""
+    """Return chosen (N,) where the tokens of rows with a sampler of their own are drawn by it from scores (N, V). NO_TOKEN stays. Adds
+    samplers' failures to `failed`, by row index; of two failures in a row the earlier place is kept."""
     for i, row in enumerate(rows):
         if row.params.sampler is None:
             continue

@@ -44,7 +44,7 @@ def numbers_held(vocab_size: int) -> int:
 
 
 def largest(x: mx.array, num: int) -> mx.array:
-    """Return the ids (N, num) int32 of the `num` highest scores of x (N, V), in the order of `highest`."""
+    """Return the ids (N, num) int32 of the `num` highest scores of x (N, V), highest first, of equal scores the lower id first."""
     return highest(x, num)[0]
 
 
@@ -93,13 +93,13 @@ class _Sorted:
 
     @property
     def ids(self) -> mx.array:
-        """The ids, (N, num) int32."""
+        """Return the ids, (N, num) int32."""
         return self._ids_in(self._keys)
 
     @property
     def spread_ids(self) -> mx.array:
-        """The ids, (N, num, 1) int32. The shape is changed first, since a change of shape between two steps would keep them from being
-        one kernel."""
+        """Return the ids, (N, num, 1) int32. The shape is changed first, since a change of shape between two steps would keep them from
+        being one kernel."""
         return self._ids_in(self._keys[:, :, None])
 
     def _ids_in(self, keys: mx.array) -> mx.array:
@@ -142,9 +142,10 @@ def confidence(logits: mx.array) -> mx.array:
 
 
 def top_p_floor(x: mx.array, tempered: mx.array, p: Sequence[float]) -> mx.array:
-    """Return the lowest score that stays at each position, (N, 1) float32, of `tempered` (N, V) float32.
+    """Return the lowest score of `tempered` (N, V) float32 that top-p keeps at each position, (N, 1) float32.
 
-    x (N, V): scores in the same order as `tempered`, in any float type. p: of each position, above 0; 1 keeps all.
+    x (N, V): the scores before tempering, in any float type; they rank the tokens as `tempered` does. p: the share of each position,
+    above 0; 1 keeps all.
     """
     return _compiled_top_p(x, tempered, shares_of(p))
 
