@@ -100,7 +100,7 @@ class WindowedLayerCache(AttentionLayerCache):
 
     @property
     def snapshot_bytes(self) -> int:
-        """Return an upper bound of the bytes of a snapshot of one row, reached where the row is longer than the window."""
+        """Return an upper bound of the bytes of a snapshot of one row of any length."""
         return (self.window + ALIGNMENT) * super().snapshot_bytes
 
     def _reserve(self, row: int, length: int, end: int) -> None:

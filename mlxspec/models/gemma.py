@@ -134,8 +134,8 @@ class Gemma(TextModel):
         )
 
     def _inputs_of_layers(self, tokens: mx.array, x: mx.array) -> list[mx.array | None]:
-        """Return the additional input (N, 1, P) of each layer, None where the model has none. It is the layer's share of a second embedding
-        of the tokens and of a projection of their embeddings x (N, H)."""
+        """Return the additional input (N, 1, P) of each layer, or None for each layer where the model has no such inputs. An input is the
+        layer's share of a second embedding of the tokens and of a projection of their embeddings x (N, H)."""
         c, stack = self.config, self.language_model.model
         if not c.per_layer_size:
             return [None] * len(c.layers)

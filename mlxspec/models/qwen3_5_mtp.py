@@ -31,8 +31,8 @@ NORMS = (
 
 
 class Qwen35Mtp(CellHead):
-    """The module of a Qwen3.5 MTP head. Parameter names are the checkpoint's without the prefix `mtp.`; checkpoints store w of norm weights
-    1 + w."""
+    """The module of a Qwen3.5 MTP head. Parameter names are the checkpoint's without the prefix `mtp.`. Norm weights are the factors 1 + w,
+    where the original checkpoint stores w."""
 
     def __init__(self, config: Qwen35Config, target: Qwen35) -> None:
         super().__init__(config, target, qwen_rotary(config))

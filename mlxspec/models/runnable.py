@@ -35,9 +35,9 @@ class Runnable:
         names: Iterable[str] | None = None,
         is_excerpt: bool = False,
     ) -> str:
-        """Return the names of the quantization formats that loading dequantizes or converts, "" where weights load as they are. modelopt:
-        the folder's ModelOpt config, if there is one. names, is_excerpt: as in `published.storage`. BitNet is read by mlx-lm's code alone.
-        Raises ModelError for a format that is not supported."""
+        """Return the names of the quantization formats that loading dequantizes or converts, "" where weights load as they are, as BitNet's
+        do by mlx-lm's code. modelopt: the folder's ModelOpt config, if there is one. names, is_excerpt: as in `published.storage`. Raises
+        ModelError for a format that is not supported."""
         if self.by_mlx_lm:
             from mlxspec.models.adapted.classes import names_part  # slow to import
 
