@@ -59,38 +59,40 @@ def drafter_names(given: str | Iterable[str]) -> tuple[str, ...]:
 class SamplingParams:
     """The rules by which the next token is chosen from the target's logits; one object per request.
 
-    The order is: DRY, repetition penalty, presence and frequency penalties, logit bias and allowed_token_ids, what is forbidden (bad words,
-    grammar, thinking budget, min_tokens), top-n-sigma, temperature, top-k, top-p, min-p, typical-p, XTC. Temperature 0 takes the argmax.
-    Repetition looks at prompt and answer; presence and frequency look at the answer only (OpenAI's meaning). repeat_last_n: at so many of
-    the last tokens.
+    The order is: DRY, repetition penalty, presence and frequency penalties, logit bias and allowed_token_ids, forbidden tokens (bad
+    words, grammar, thinking budget, min_tokens), top-n-sigma, temperature, top-k, top-p, min-p, typical-p, XTC. Temperature 0 takes the
+    argmax. The repetition penalty covers prompt and answer; presence and frequency penalties cover the answer only (OpenAI's meaning).
+    repeat_last_n: the number of last tokens that penalties cover.
 
-    min_tokens: before so many tokens nothing ends the answer. stop_token_ids: tokens that end it and are no part of it. keeps_stop: the
-    stop string that ends it is a part. stop_outside: texts in which no stop string is looked for, each by what opens it, what follows that,
-    white space aside, and what closes it. dry_*: see sampling/history.py; the others: sampling/filters.py.
+    min_tokens: the answer does not end before it has this number of tokens. stop_token_ids: tokens that end it and are not part of it.
+    keeps_stop: the stop string that ends the answer is part of it. stop_outside: spans of text in which stop strings are ignored, each
+    by the text that opens the span, the text that follows that (white space ignored), and the text that closes it. dry_*: see
+    sampling/history.py; the other filters: sampling/filters.py.
 
     `seed` None draws a fresh seed for the request; equal seeds give equal text with and without drafting.
 
-    logprobs: give log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (which asks for
-    logprobs too). They are those of the model's own distribution, before everything above.
-    prompt_logprobs: the same of the prompt's tokens behind the first, all of which are then read anew; asks for logprobs too. bad_words:
-    strings that the answer's bytes will not hold, however they are cut into tokens. json_schema (a mapping, or JSON text), regex, lark: at
-    most one, the answer is of that language. lark_at: a text with which `lark` begins: the grammar holds from each place on where that text
-    begins a line, or is a special token, outside thinking and code, and the rest of the answer is free; with lark_once the answer ends
-    behind the first such text. thinking_budget: after so many tokens inside thinking_tags the closing tag is forced; a grammar begins
-    behind thinking that the prompt has opened, and with thinks_first behind thinking that the answer begins with, unless each of
-    its texts begins with the opening tag.
+    logprobs: return log-probabilities of the answer's tokens, and of the `top_logprobs` most likely ones at each place (top_logprobs
+    implies logprobs). They are those of the model's own distribution, before all rules above. prompt_logprobs: the same for the prompt's
+    tokens after the first; the whole prompt is then read, without the prefix cache. bad_words: strings that the answer's bytes never
+    contain, however they are divided into tokens. json_schema (a mapping, or JSON text), regex, lark: at most one; the answer follows
+    it. lark_at: a text with which `lark` begins: the grammar holds from each place where that text begins a line, or is a special token,
+    outside thinking and code, and the rest of the answer is free; with lark_once the answer ends after the first such call.
+    thinking_budget: after this number of tokens inside thinking_tags the closing tag is forced. A grammar begins after thinking that the
+    prompt has opened, and with thinks_first after thinking that the answer begins with, unless each of the grammar's texts begins with
+    the opening tag.
 
-    loop_breaker: what is done about a text that loops, see sampling/loops.py. "thinking" closes thinking that loops, "all" also ends an
-    answer that loops outside it, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or ignore_eos says
-    where the answer ends. A notice says so. The text up to there is the same. While loops are looked
-    for, a draft has at most 128 tokens.
+    loop_breaker: what happens to a text that repeats itself, see sampling/loops.py. "thinking" closes thinking that loops; "all" also
+    ends an answer that loops outside thinking, with finish_reason "length". None is "all", and "thinking" where a grammar, min_tokens or
+    ignore_eos decides where the answer ends. A notice reports it. The text up to there is unchanged. While loops are searched for, a
+    draft has at most 128 tokens.
 
-    adapters: of those that the model was loaded with beside its weights, by name, how much each counts; the others do not.
+    adapters: weights by adapter name, of the adapters that the model was loaded with; adapters not named are not used.
 
-    logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, in order and before everything above, with
-    tokens all that stands before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,
-    top-k, top-p and min-p. Both are called at every position a round verifies, also for drafts that do not stand, so they must depend on
-    nothing but their arguments (a sampler may use a random generator). One that raises ends its request with an error.
+    logits_processors: callables (tokens (n,), logits (1, V)) -> logits (1, V), as in mlx-lm, called in order and before all rules above,
+    with all tokens before the position. sampler: a callable, log-probabilities (1, V) -> token, that draws in place of temperature,
+    top-k, top-p and min-p. Both are called at every position that a round verifies, including drafted tokens that are then rejected, so
+    they must depend on nothing but their arguments (a sampler may use a random generator). One that raises ends its request with an
+    error.
     """
 
     # fmt: off
@@ -219,7 +221,7 @@ class SamplingParams:
 
     @property
     def has_hooks(self) -> bool:
-        """Return whether the user's callables are involved."""
+        """Return whether the request has functions of the caller's: logits processors or a sampler."""
         return bool(self.logits_processors) or self.sampler is not None
 
     @property

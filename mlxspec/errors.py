@@ -28,31 +28,31 @@ from __future__ import annotations
 
 
 class MlxspecError(Exception):
-    """Base of everything mlxspec raises on purpose."""
+    """The base class of all errors that mlxspec raises on purpose."""
 
 
 class ConfigError(MlxspecError):
-    """An option or parameter is out of its range, unknown, or contradicts another."""
+    """An error of options: one is out of its range, unknown, or contradicts another."""
 
 
 class ModelError(MlxspecError):
-    """A model folder is missing, incomplete, corrupt, or of a kind we do not run."""
+    """An error of a model's folder: it is missing, incomplete, corrupt, or of a kind that mlxspec does not run."""
 
 
 class TokenizerError(ModelError):
-    """The tokenizer or the chat template is missing or broken."""
+    """An error of the tokenizer or the chat template: it is missing or broken."""
 
 
 class VocabularyError(ModelError):
-    """The draft model's token ids do not mean what the target's mean."""
+    """An error of pairing: the draft model's token ids do not mean what the target's mean."""
 
 
 class NotANumberError(ModelError):
-    """The model computes logits that are not numbers: its values overflow, or a weight is damaged."""
+    """An error of the model: it computes logits that are not numbers, because its values overflow or a weight is damaged."""
 
 
 class ContextOverflowError(MlxspecError):
-    """A prompt is longer than the model's context.
+    """An error of length: a prompt is longer than the model's context.
 
     Attributes: num_prompt, limit (both in tokens).
     """
@@ -76,15 +76,15 @@ class StorageError(MlxspecError):
 
 
 class CacheError(MlxspecError):
-    """append / commit / abort / fork were called out of order."""
+    """An error of order: append, commit, abort or fork of a cache was called when it may not be."""
 
 
 class ImageError(MlxspecError):
-    """An image cannot be decoded, is too large, or cannot be used with this model."""
+    """An error of an image: it cannot be decoded, is too large, or cannot be used with this model."""
 
 
 class GrammarError(MlxspecError):
-    """A grammar, regex or JSON schema cannot be compiled."""
+    """An error of a grammar, regex or JSON schema: it cannot be compiled."""
 
 
 class HookError(MlxspecError):
@@ -96,23 +96,25 @@ class HookError(MlxspecError):
 
 
 class CancelledError(MlxspecError):
-    """The request was cancelled before it finished."""
+    """An error that a request was cancelled before it finished."""
 
 
 class EngineStoppedError(MlxspecError):
-    """The engine that should have answered has been stopped, or broke."""
+    """An error that the engine which should have answered has been stopped, or broke."""
 
 
 class EngineBusyError(MlxspecError):
-    """The engine was called while it ran a step: by a drafter, a logits processor or a sampler within it, or by another thread."""
+    """An error that the engine was called while it ran a step: by a drafter, a logits processor or a sampler within the step, or by
+    another thread."""
 
 
 class HelperError(MlxspecError):
-    """A helper process was ended at its limit of time or memory, or failed."""
+    """An error of a helper process: it was ended at its limit of time or memory, or failed."""
 
 
 class RankError(MlxspecError):
-    """Ranks (processes that run one model together) differ in what must be the same, or one of them ended, hung or lost its link."""
+    """An error of ranks (processes that run one model together): they differ in what must be the same, or one of them ended, hung or
+    lost its link."""
 
 
 class RivalError(MlxspecError):

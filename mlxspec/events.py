@@ -13,7 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class TopToken:
-    """A token that was among the likeliest at some place. `data`: its bytes."""
+    """One of the likeliest tokens at some place, with its log-probability. data: its bytes."""
 
     token: int
     logprob: float
@@ -22,7 +22,8 @@ class TopToken:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """An emitted token's natural log-probability under the model's own distribution, its bytes, and the likeliest tokens there."""
+    """An emitted token with its natural log-probability under the model's own distribution, its bytes, and the likeliest tokens at its
+    place."""
 
     token: int
     logprob: float
@@ -32,8 +33,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillEvent:
-    """A piece of a request's prompt has been read: num_done of its num_total tokens are in, num_cached of them without reading because
-    the prefix store had them. Comes once a piece, the last with num_done == num_total, before any TokensEvent of the request."""
+    """An event: a piece of a request's prompt has been read. num_done of its num_total tokens are done, num_cached of them without
+    reading because the prefix cache had them. One for each piece, the last with num_done == num_total, before any TokensEvent of the
+    request."""
 
     request: int
     num_done: int
@@ -43,11 +45,11 @@ class PrefillEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class TokensEvent:
-    """Tokens one round committed for one request, with the text that became certain through them.
+    """An event: a round committed tokens for a request. It has the text that became certain through them.
 
-    `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and accepted; `drafter` names who drafted them, and
-    the first `num_drafted_chars` characters of the text became certain through them.
-    `text` may be empty while a character or a possible stop string is still incomplete. `logprobs`: one a token, where they were asked for.
+    `tokens` never holds the end-of-sequence token. `num_drafted` of them were drafted and accepted; `drafter` is the name of their
+    drafter, and the first `num_drafted_chars` characters of the text became certain through them. `text` may be empty while a character
+    or a possible stop string is incomplete. `logprobs`: one for each token, where the request has logprobs.
     """
 
     request: int

@@ -23,13 +23,14 @@ Kind = type | tuple[Any, ...] | Literal["bytes", "ids", "grammar", "schema"]
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """kind: int, float, bool, str or Path; list for several texts; a tuple for one of its values; "bytes" for an amount of memory;
-    "ids" for token ids; "grammar" for a text, and "schema" for a JSON object or its text, that an answer follows.
+    """One option of a config class. kind: int, float, bool, str or Path; list for several texts; a tuple for one of its values; "bytes"
+    for an amount of memory; "ids" for token ids; "grammar" for a text, and "schema" for a JSON object or its text, that an answer
+    follows.
 
-    low, high: the numbers it may be; of a list, high is the most texts that a request may have. above: low itself is not allowed.
-    about: what it means. unset: what happens where it is None, for people. flag: on the command line, with two dashes; metavar: of its
-    value. body: the field of a request's body; aliases: other programs' names of that field. An empty flag or body stands for none. off: a
-    number by which clients say "not set", which is read as the default.
+    low, high: the smallest and largest number allowed; of a list, high is the most texts that a request may have. above: low itself is
+    not allowed. about: its meaning, for help. unset: what None means, for help. flag: its name on the command line, with two dashes;
+    metavar: the name of its value. body: its field in a request's body; aliases: other programs' names of that field. An empty flag or
+    body: it has none. off: a number by which clients mean "not set", which is read as the default.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Option:
 
     @property
     def dest(self) -> str:
-        """Return the attribute of parsed arguments that holds it."""
+        """Return the attribute of parsed command-line arguments that holds the option's value."""
         return self.flag[2:].replace("-", "_")
 
     @property
@@ -65,7 +66,7 @@ class Option:
 
     @property
     def values(self) -> str:
-        """Return the values that it may have, for people."""
+        """Return a description of the values that the option may have, for help and errors."""
         if isinstance(self.kind, tuple):
             return ", ".join(map(str, self.kind))
         if self.kind in (int, float, "bytes"):
@@ -166,7 +167,7 @@ def check_number(
 
 
 def span(low: float, high: float, *, above: bool = False) -> str:
-    """Return the numbers from low to high in words."""
+    """Return the range from low to high in words. above: low itself is excluded."""
     least, most = (int(end) if float(end).is_integer() else end for end in (low, high))
     return f"above {least} and at most {most}" if above else f"between {least} and {most}"
 
@@ -202,7 +203,7 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def by_name(function: Called) -> Called:
-    """Return a function for users: arguments that it does not have, and those that are missing, raise ConfigError instead of TypeError."""
+    """Return a function for users in which unknown and missing arguments raise ConfigError instead of TypeError."""
     form = signature(function)
 
     @wraps(function)

@@ -226,8 +226,7 @@ class ModelCache:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the arrays of this cache, each counted once. A fork counts only its recurrent states, as its buffers belong
-        to its parent."""
+        """Return the bytes of the cache's arrays, each counted once; of a fork only its recurrent states: buffers are the parent's."""
         layers = [x for x in self.layers if x.is_recurrent] if self._is_fork else self.layers
         return sum({id(x): x.nbytes for layer in layers for x in layer.arrays}.values())
 

@@ -49,6 +49,7 @@ from mlxspec.server.job_run import End, JobRun, Progress
 from mlxspec.server.library import Library, check_is_own
 from mlxspec.server.metrics import Metrics
 from mlxspec.server.models import Known, Loaded, Models
+from mlxspec.server.next_prompt import next_beginning
 from mlxspec.server.noted import note
 from mlxspec.server.ollama_api import (
     OllamaChatRequest,
@@ -167,7 +168,7 @@ class Server:
                     await reply.json(writer.whole())
             finally:
                 run.close()
-                _expect_next(job, run.answer, loaded.worker, asked.turn.client)
+                _expect_next(job, run.answer, at, loaded.worker, asked.turn.client)
 
     def _context(self, asked: Asked, loaded: Loaded) -> Context:
         """Return the model and the settings that the reader of a request needs in addition to the request's form."""
@@ -540,16 +541,16 @@ class Server:
         await page.send(asked.request, reply, asked.request.path_params["name"])
 
 
-def _expect_next(job: Job, answer: Sequence[Piece] | None, worker: Worker, client: str) -> None:
+def _expect_next(job: Job, answer: Sequence[Piece] | None, at: Context, worker: Worker, client: str) -> None:
     """Let the engine prefill, while it is idle, the beginning of a conversation's next prompt. Returns at once. If this fails, the next
     prompt is read when it arrives. answer: the pieces of the job's answer; None where it is not complete."""
-    follows = job.follows
-    if follows is None or answer is None or worker.num_open:
+    talk = job.talk
+    if talk is None or answer is None or worker.num_open:
         return
 
     def expect() -> None:
         with suppress(Exception):
-            worker.expect(follows(answer), job.spec, client)
+            worker.expect(next_beginning(talk, at, answer), job.spec, client)
 
     asyncio.get_running_loop().run_in_executor(None, expect)
 

@@ -11,7 +11,6 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine.image_prompt import PromptWithImages
 from mlxspec.parsers.channels import ChannelParser
 from mlxspec.parsers.formats import AnswerParser, ChatFormat
-from mlxspec.parsers.pieces import Piece
 from mlxspec.sampling.constraints import Compiled
 from mlxspec.server.answer_format import AnswerFormat
 from mlxspec.server.errors import BadField
@@ -123,8 +122,8 @@ class Job:
     of each answer's prompt, where the response contains it; first_tokens: the text of each prompt's first token, where log-probabilities
     of prompts are wanted. special: tags of calls that are special tokens. is_held: a format that the request sets constrains the text.
     loosen: makes a less strict grammar of calls, where one cannot be compiled. fingerprint: of the model. proves: each answer is decoded
-    again without drafts, and the client gets a receipt. follows: returns the token ids with which the conversation's next prompt begins,
-    from the pieces of the answer. streams: answers are sent as they grow. returns_ids: token ids are sent in addition to the text.
+    again without drafts, and the client gets a receipt. talk: the conversation as the chat template shows it, None for a plain prompt.
+    streams: answers are sent as they grow. returns_ids: token ids are sent in addition to the text.
     """
 
     asks: tuple[AnswerRequest, ...]
@@ -145,7 +144,7 @@ class Job:
     loosen: Loosen | None = None
     fingerprint: str = ""
     proves: bool = False
-    follows: Callable[[Sequence[Piece]], list[int]] | None = None
+    talk: ChatRequest | None = None
     streams: bool = False
     extras: Extras = Extras()
     returns_ids: bool = False

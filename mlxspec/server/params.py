@@ -20,7 +20,6 @@ from mlxspec.server.forms import shared
 from mlxspec.server.forms.base import names_of
 from mlxspec.server.http.limits import ServerLimits
 from mlxspec.server.job import AnswerRequest, Extras, Job, Loosen
-from mlxspec.server.next_prompt import next_beginning
 from mlxspec.server.prompt import ChatPrompt, Context, tokenizer_of
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def chat_job(form: shared.Generation, at: Context, prompt: ChatPrompt, own: Own)
         goes_on=prompt.goes_on,
         special=prompt.special,
         is_held=prompt.is_held,
-        follows=partial(next_beginning, prompt.talk, at),
+        talk=prompt.talk,
     )
 
 

@@ -83,7 +83,7 @@ def test_a_record_keeps_the_minimum_that_the_context_left_room_for(min_tokens: i
     request = short.submit(prompt, SamplingParams(max_tokens=200, min_tokens=min_tokens), spec=SPEC)
     while not short.is_idle:
         short.step()
-    found = Record.read(json.dumps(record(request, "model", 16)))
+    found = Record.read(json.dumps(record(request, "model", 16, None)))
     assert found.params.min_tokens == min(min_tokens, 96 - len(prompt))
     assert larger.prove(prompt, found.result, found.params).is_equal
     short.close()
