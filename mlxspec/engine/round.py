@@ -68,11 +68,8 @@ def launch(
     *,
     widest: int | None = None,
 ) -> Round:
-    """Draft for every row, launch the verify, and return the round. requests: in the cache's order, each with its last token sampled but
-    not in the cache.
-
-    widest: most tokens over all rows; None: no limit. If anything fails, the cache is as it was before.
-    """
+    """Draft for every row, launch the verify, and return the round. If anything fails, the cache is unchanged. requests: in the cache's
+    order, each with its last token sampled but not in the cache. widest: most tokens over all rows; None: no limit."""
     started = time.perf_counter()
     limit = MAX_DRAFT if widest is None else min(MAX_DRAFT, widest // len(requests) - 1)
     rooms = {r.number: max(0, min(r.room, limit)) for r in requests if r.spec.drafters}
@@ -116,8 +113,7 @@ def wait(round_: Round, cache: ModelCache, stats: EngineStats) -> None:
 
 
 def commit(round_: Round, cache: ModelCache, counts: Sequence[int]) -> None:
-    """Commit for each row of a computed round the token before its draft and its accepted drafted tokens. counts: accepted drafted
-    tokens by row."""
+    """Commit the token before each row's draft and the accepted drafted tokens. counts: accepted drafted tokens by row."""
     if round_.is_open:
         cache.commit([1 + num for num in counts])
         if not cache.defers:
@@ -126,8 +122,7 @@ def commit(round_: Round, cache: ModelCache, counts: Sequence[int]) -> None:
 
 
 def accept(round_: Round, drafts: Drafts, stats: EngineStats) -> Accepted:
-    """Give the tokens of a computed round to requests and drafters, and return what was accepted. Every row that still runs advances by
-    at least one token, or ends. An error in the host's work for a row ends only that row."""
+    """Give a computed round's tokens to requests and drafters, and return what was accepted. An error of one row ends only that row."""
     rows = round_.rows
     chosen, given = numbers(round_.sampled.tokens).tolist(), numbers(round_.tokens).tolist()
     events: list[Event] = []
@@ -275,9 +270,7 @@ def sample_round(
     ahead: int | Ahead = 0,
 ) -> Sampled:
     """Sample the target's token at each place. tokens (N,): each row's last token and its draft. logits (N, V): after each of them.
-
-    ahead: number of tokens of each row that are launched but not in its history yet; an Ahead where only the device knows the number.
-    """
+    ahead: number of tokens of each row that are launched but not in its history yet; an Ahead where only the device knows the number."""
     rows = [
         RoundRow(
             sampler=request.sampler,
@@ -292,8 +285,7 @@ def sample_round(
 
 
 def flatten(newest: Sequence[int] | mx.array, drafts: Sequence[Draft]) -> mx.array:
-    """Return each row's newest token and its draft, one row after the other, (N,) int32. newest: (B,). Tokens on the device are not
-    copied to the host."""
+    """Return each row's newest token and its draft, one row after the other, (N,) int32. newest: (B,). Nothing is copied to the host."""
     if not isinstance(newest, mx.array):
         if all(draft.is_read for draft in drafts):
             flat = [t for first, d in zip(newest, drafts, strict=True) for t in (first, *d.tokens[: d.width])]
