@@ -240,7 +240,8 @@ class SamplingParams:
 
     @property
     def needs_text(self) -> bool:
-        """Return whether logits depend on the positions of tokens in the text, so that the host must know it."""
+        """Return whether the host must know all tokens before a position to choose the token there: with logits processors or a sampler
+        of the caller's, with penalties that cover the last tokens only, or with DRY."""
         return self.has_hooks or self.has_window or self.dry_multiplier > 0
 
     @property

@@ -127,7 +127,8 @@ class Score:
         }
 
     def compare(self, answers: Sequence[Result], plain: Sequence[Result]) -> None:
-        """Store the answers that differ from those of plain decoding."""
+        """Count the answers whose tokens differ from those of plain decoding in `num_different`, and keep the first of them, with plain
+        decoding's answer, in `different`."""
         differing = [(a, b) for a, b in zip(answers, plain, strict=True) if a.tokens != b.tokens]
         self.num_different += len(differing)
         self.different = self.different or next(iter(differing), None)

@@ -205,7 +205,8 @@ class _Beside(NamedTuple):
 
 def _beside(name: str | None, target: Assembled, how: str = "named with --draft-model") -> _Beside | None:
     """Assemble the drafter `name`, a folder or a repository in the cache, for a target, and return it; None where name is None. how: a
-    phrase on how it was chosen. Raises ModelError where it does not fit the target."""
+    phrase on how it was chosen. Raises ModelError where the folder cannot be loaded, and where an MTP head or a drafter that needs
+    its target does not fit it. Whether a whole draft model fits is not checked."""
     if name is None:
         return None
     folder = ModelFolder(hub.resolve(name, download=False))

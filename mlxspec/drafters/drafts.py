@@ -344,7 +344,9 @@ class Drafts:
         unread: Unread | None,
         looks: bool,
     ) -> list[Draft] | None:
-        """Return the drafts that a drafter gives, checked and cut; None where it cannot draft after an unread round."""
+        """Return one draft for each row from a drafter, checked and cut to the tokens that are verified; None where the drafter cannot
+        draft before `unread` has been read. unread: the round whose result is still on the device, None where there is none. looks:
+        tokens and confidences are read from the device and returned as lists; otherwise they may stay on the device."""
         sampler = BatchSampler([a.sampler for a in asks], self.vocab_size)
         if unread is None:
             drafts: object = drafter.draft(asks, sampler)

@@ -19,7 +19,8 @@ from mlxspec.drafters.row import DraftRow
 class RowChoice:
     """A policy's choice for one row in a round. drafter: its name, None for a plain round. length: number of its drafted tokens that are
     verified; for a drafter that has no draft yet, the number of tokens to draft. is_probe: the whole draft is compared with the text
-    over several rounds, beyond the tokens that are verified. stops: as `Ask` has it."""
+    over several rounds, beyond the tokens that are verified. stops: a function that a token-by-token drafter calls with the
+    confidences of all drafted tokens so far, and that returns True to end the draft; None where the policy does not end it early."""
 
     drafter: str | None = None
     length: int = 0
@@ -111,7 +112,8 @@ class Policy(ABC):
         """Release what the policy holds for a row."""
 
     def wake(self) -> None:  # noqa: B027
-        """Decide anew whether rows rest, because a row of this policy or another has begun."""
+        """End the rest of the policy's rows (`is_resting`: they decode plainly for some rounds), so that the next round chooses drafters
+        again. Called when a row of any policy begins. Does nothing by default."""
 
     def judge(self, row: DraftRow, draft: Draft, matched: int, known: int) -> None:  # noqa: B027
         """Learn how a draft compares with the text, verified or not: `known` of its first tokens have been compared, and the first

@@ -162,7 +162,8 @@ _compiled_replay, _compiled_steps = mx.compile(_replay), mx.compile(_steps)
 
 
 def _looped(run: Callable[..., Any], width: int) -> Callable[..., Any]:
-    """Return a function that loops `run` over `width` tokens, compiled where that pays: all layers share what is compiled for a width."""
+    """Return `run`, or its compiled form where compiling pays for `width` tokens a row. All layers share the compiled form of a width.
+    run: `_replay` or `_steps`, which loop over the tokens themselves."""
     if width > COMPILE_AT_MOST:
         return run
     if run is _replay:

@@ -134,7 +134,7 @@ def gdn_flush(state: mx.array, last: Replay) -> mx.array:
 def gdn_round_ops(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
-    """Compute what `gdn_round` does in plain mx operations."""
+    """Return the result of `gdn_round`, computed in plain mx operations."""
     if last is not None:
         state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
@@ -144,7 +144,7 @@ def gdn_round_ops(
 def gdn_advance_ops(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Compute what `gdn_advance` does in plain mx operations."""
+    """Return the result of `gdn_advance`, computed in plain mx operations."""
     if last is not None:
         state = last.onto(state)
     ran = steps(*inputs, state, rows.index)
@@ -152,7 +152,7 @@ def gdn_advance_ops(
 
 
 def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
-    """Compute what `gdn_flush` does in plain mx operations."""
+    """Return the result of `gdn_flush`, computed in plain mx operations."""
     return last.onto(state)
 
 
@@ -162,7 +162,7 @@ def gdn_flush_ops(state: mx.array, last: Replay) -> mx.array:
 def gdn_round_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> GdnRoundResult:
-    """Compute what `gdn_round` does in one launch, which reads and writes the state once."""
+    """Return the result of `gdn_round`, computed by one launch of a Metal kernel, which reads and writes the state once."""
     y, after, delta = _launch(inputs, state, rows, last, advances=False)
     return GdnRoundResult(y, after, Tape(inputs.k, delta, inputs.log_g))
 
@@ -170,13 +170,14 @@ def gdn_round_metal(
 def gdn_advance_metal(
     inputs: GdnInputs, state: mx.array, rows: RowLayout, last: Replay | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Compute what `gdn_advance` does in one launch, which reads and writes the state once and makes no tape."""
+    """Return the result of `gdn_advance`, computed by one launch of a Metal kernel, which reads and writes the state once and makes no
+    tape."""
     y, after, _ = _launch(inputs, state, rows, last, advances=True)
     return y, after
 
 
 def gdn_flush_metal(state: mx.array, last: Replay) -> mx.array:
-    """Compute what `gdn_flush` does in one launch."""
+    """Return the state after the accepted tokens of the last forward, as `gdn_flush` does, computed by one launch of a Metal kernel."""
     tape, none = last.tape, np.zeros(state.shape[0] + 1, np.int32)
     unread = GdnInputs(tape.k, tape.k, tape.delta, tape.log_g, tape.log_g)
     nothing = RowLayout(mx.array(none), None, 0)

@@ -23,8 +23,8 @@ from mlxspec.platform import device, kept_json
 
 
 def prepare() -> tuple[launch.KernelReport, ...]:
-    """Load the ratios on record, then decide for every kernel whether it runs; return the reports. Called when a model is loaded.
-    Without a GPU there are none."""
+    """Load the recorded speedups of kernels over MLX's own operations, decide which of the kernels that won a race or that a loaded
+    model needs are used, and return a report on every kernel. Called when a model is loaded. Without a GPU no speedups are loaded."""
     if device.backend() != "cpu":
         restore()
         launch.call_before_races(mark)

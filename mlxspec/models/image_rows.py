@@ -206,9 +206,10 @@ class RowPiece(NamedTuple):
 
 
 def image_input(pieces: Sequence[RowPiece], *, skips: int = 0, axes: bool = True) -> ImageInput | None:
-    """Return the image inputs of a forward over these pieces, one for each row; None where no new token belongs to an image. skips: by how
-    many indices a drafter's cells precede the tokens that they take; `start` then counts cells, and a cell has the position of the token
-    with its own index. axes: whether positions are given."""
+    """Return the image inputs of one forward over pieces, one piece for each row; None where no image reaches into a piece. skips: for a
+    drafter whose cell i in the cache takes token i + skips. `RowPiece.start` is then the index of a cell, image rows are those of the
+    tokens that the cells take, and rotary positions are those of the tokens with the cells' own indices. axes: whether
+    `ImageInput.positions` is set where the images need it."""
     rows: list[tuple[int, mx.array]] = []
     blocks: list[tuple[range, ...]] = []
     at, touches = 0, False

@@ -155,7 +155,7 @@ def note_failure(error: BaseException | None) -> None:
 
 
 def worn_out() -> str | None:
-    """Return a sentence where so many evaluations have failed that the next ones might never end, otherwise None."""
+    """Return a sentence where the number of failed evaluations has become so large that the next ones might never end, otherwise None."""
     if _Failed.num < FAILED_AT_MOST:
         return None
     return (

@@ -92,7 +92,8 @@ class Acceptance:
         return self.streaks, known + [len(STREAKS)] * (num - len(known))
 
     def count(self, table: Cells, cells: Sequence[int], matched: int) -> None:
-        """Count tokens of these cells that were compared with the text, of which the first `matched` were accepted."""
+        """Add the tokens of a draft that were compared with the text to a table of acceptance rates. cells: for each token in order, the
+        index of its cell in `table`. matched: the first `matched` tokens count as accepted, the others as rejected."""
         for i, cell in enumerate(cells):
             table.count(cell, i < matched)
 

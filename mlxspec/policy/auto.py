@@ -216,7 +216,8 @@ class Auto(Policy):
         return DraftCall(call.name, kind, call.depth, call.queued, len(call.rows))
 
     def _learn_rested(self) -> None:
-        """Learn what the plain rounds of resting rows took since the last call."""
+        """Pass the number, duration and tokens of the plain rounds that `learn` has collected to the controller at once, and begin a new
+        collection."""
         num, seconds, width = self._rested, self._rested_seconds, len(self._resting)
         self._rested, self._rested_seconds = 0, 0.0
         if num and (parts := self._emitted(self._resting, num)):

@@ -349,7 +349,8 @@ class CostModel:
         return _FREE if guess is None else guess.times(plain)
 
     def is_guess(self, name: str, kind: str) -> bool:
-        """Return whether a drafter's cost for rows of this kind is a guess, because it has not drafted yet."""
+        """Return whether `draft` uses the drafter's entry in `guesses`: there is one, and no cost has been learned for rows of this kind
+        or for greedy rows. kind: of sampling, "greedy", "sampled" or "constrained"."""
         return name in self.guesses and (name, kind) not in self.drafts and (name, GREEDY) not in self.drafts
 
     def seconds(self, curve: Curve, width: int, calls: Sequence[DraftCall]) -> float:

@@ -98,7 +98,8 @@ class Thinking:
         return self.budget is not None and self.budget - state.num_tokens < width
 
     def begins(self, state: ThinkingState) -> bool:
-        """Return whether the answer so far may be the beginning of the opening tag. Ask after each token of an answer that waits."""
+        """Return whether the answer so far, without leading white space, may be the beginning of the opening tag. state: a state of
+        phase "waiting". It holds only the answer's last bytes, so the result is valid only if it was True after each earlier token."""
         return self._open.startswith(state.tail.lstrip())
 
     def _opened(self, tail: bytes) -> ThinkingState:

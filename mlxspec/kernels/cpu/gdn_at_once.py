@@ -35,7 +35,8 @@ def verify(inputs: GdnInputs, state: mx.array, index: RaggedIndex | None) -> tup
 
 
 def replayed(state: mx.array, tape: Tape, num_committed: mx.array, index: RaggedIndex | None) -> mx.array:
-    """Return the state (B, Hv, Dv, Dk) after the first num_committed (B,) int32 entries of each row of a tape."""
+    """Return the state (B, Hv, Dv, Dk) after the first num_committed (B,) int32 entries of each row of a tape. index: the places of the
+    rows' tokens on the tape's flat token axis; None where all rows have one width."""
     k, delta, log_g = tape
     if index is None:
         log_g = log_g.reshape(state.shape[0], -1, log_g.shape[1])
