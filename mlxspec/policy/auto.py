@@ -216,7 +216,7 @@ class Auto(Policy):
         return DraftCall(call.name, kind, call.depth, call.queued, len(call.rows))
 
     def _learn_rested(self) -> None:
-        """Pass the number, duration and tokens of the plain rounds that `learn` has collected to the controller at once, and begin a new
+        """Give the number, duration and tokens of the plain rounds that `learn` has collected to the controller at once, and begin a new
         collection."""
         num, seconds, width = self._rested, self._rested_seconds, len(self._resting)
         self._rested, self._rested_seconds = 0, 0.0
