@@ -230,7 +230,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Return whether logits depend on the tokens before them."""
+        """Return whether the repetition, presence or frequency penalty is on. DRY does not count."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property

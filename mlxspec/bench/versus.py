@@ -45,8 +45,9 @@ class BothAnswers(NamedTuple):
 
 @dataclass(kw_only=True)
 class Contest:
-    """The turns of one prompt. count: counts the tokens of a text. turns: the measured ones; num_different: the number of all turns
-    whose texts differ; common: number of leading characters that the first two different texts share."""
+    """A comparison of this engine with a rival server on one prompt. A turn is the answers of both. count: counts the tokens of a text.
+    turns: the measured turns. num_different: the number of turns, measured or not, whose two texts differ; common: the number of
+    leading characters that the two texts of the first such turn share, None without such a turn."""
 
     name: str
     count: Callable[[str], int]

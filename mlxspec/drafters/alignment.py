@@ -116,7 +116,8 @@ class Alignment:
 
 
 def num_met(text: Sequence[int], answer: Sequence[int]) -> int:
-    """Return how many tokens of an answer occur in a text in the answer's order, as `Alignment` follows them."""
+    """Return how many tokens of an answer equal the token of the text that an `Alignment`, which begins at the text's start, expects at
+    that point. After another token the alignment searches the whole text for a new place."""
     alignment = Alignment(text)
     alignment.push(answer)
     return alignment.num_met

@@ -114,7 +114,8 @@ class GemmaAssistant(ModelDrafter):
         return [done.get(a.row, NO_DRAFT) for a in asks]
 
     def _is_ready(self, ask: Ask, target: ModelCache) -> bool:
-        """Return whether the target's cache ends just before the row's newest token, whose hidden state the drafter holds."""
+        """Return whether a row can be drafted for: the drafter holds the hidden state that the row's newest token was sampled from, the
+        target's cache has all of the row's tokens but the newest, and at least one, and the row is shorter than `max_context`."""
         place, length = self._places.get(ask.row), len(ask.history)
         if place is None or ask.row not in self._newest or length >= self.max_context:
             return False

@@ -109,8 +109,10 @@ def race(num_rows: int, weight: QuantizedWeight, dtype: mx.Dtype) -> dict[str, f
 
 
 def _loses_by_bits(kernel: ProductKernel, x: mx.array, weight: QuantizedWeight) -> bool:
-    """Return whether the kernel's bits rule it out for this weight, whose shape the self-check has not tested. A kernel that the
-    self-check found to differ in its bits may race all the same: the race shows whether exact rounds are faster."""
+    """Return whether the kernel loses the race on this weight without being timed. A kernel that keeps bits loses where it may run but
+    its product of x differs from MLX's one-row results. Where the self-check has already found a difference, it may not run in rounds
+    and is still raced, to show whether exact rounds are faster. A kernel that does not keep bits loses where MLX's own operation on
+    all rows of x equals its one-row results."""
     if not kernel.keeps_bits:
         return has_bits_of_single_rows(product_ops(x, weight), x, weight)
     return kernel.may_run(weight) and not has_bits_of_single_rows(kernel.run(x, weight), x, weight)

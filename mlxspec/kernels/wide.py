@@ -33,8 +33,8 @@ _handed = _Handed()
 
 
 def wide_product(x: mx.array, weight: QuantizedWeight) -> mx.array:
-    """Multiply x (M, K) with the weight, unpacked once, and return (M, N) in x's dtype. Hands the product to the device, and first waits
-    for the previous one if it is still running."""
+    """Multiply x (M, K) with the weight, unpacked once, and return (M, N) in x's dtype. Hands the product to the device, then waits
+    until the previous product of this thread has ended."""
     y = x @ weight.values(x.dtype).T
     ends = y[-1, -1] + 0  # a number of its own, which does not keep y
     mx.async_eval(y, ends)

@@ -139,7 +139,8 @@ def _adapted(path: str, module: nn.Module | None, change: Change) -> nn.Module:
 
 
 def merged(weight: mx.array, change: Change) -> mx.array:
-    """Return the sum of a weight (..., out, in) and a change to it, in float32."""
+    """Return a weight (..., out, in) with a low-rank change added, in float32. Where the change has lengths (DoRA), each row of the sum
+    (out, in) is scaled to its length."""
     a, b, scale, lengths = change
     whole = weight.astype(mx.float32) + scale * (a @ b).swapaxes(-1, -2)
     if lengths is None:

@@ -93,7 +93,8 @@ def _before(call: Call, layer: Any, x: mx.array, offset: mx.array) -> tuple[Atte
 def behind(
     call: Call, layer: Any, x: mx.array, attended: mx.array, offset: mx.array, *more: mx.array | None
 ) -> mx.array:
-    """Call a layer with a given result of its attention, and return the layer's output (N, 1, H). more: further inputs of the layer."""
+    """Call a layer with `attended` as the result of its attention, and return the layer's output (N, 1, H). call: calls the layer as
+    mlx-lm does. x (N, 1, H): the layer's input. offset (N,): positions. more: further inputs of the layer."""
     return call(layer, x, Cut(offset, attended, x.dtype), *more)
 
 

@@ -212,9 +212,10 @@ class DFlash(DrafterModule):
     def remember(
         self, features: mx.array, rows: FlatRows, cache: ModelCache, *, certain: bool = True
     ) -> Output:
-        """Append context cells for the next tokens of each row, and leave the cache's transaction open. features (N, n * H): the outputs of
-        the target's layers that the drafter reads. certain: as in models.base.Model. Return an Output without logits whose hidden (N, H)
-        are the cells."""
+        """Append context cells for the next tokens of each row, leave the cache's transaction open, and return an Output without logits
+        whose hidden (N, H) are the cells. A cell is a token's features, projected to H numbers and normalized; each layer's cache
+        gets keys and values computed from it. features (N, n * H): the outputs of the target's layers that the drafter reads.
+        certain: all tokens are committed, none can be rejected."""
         places, run = cache.begin(rows, certain=certain), self._segments.begin(rows)
         turns = self.rotary.table(places.turns)
         cells = self._segments.runners.get("cells", self.cells, rows)(features.astype(self.dtype))

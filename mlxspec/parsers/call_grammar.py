@@ -180,8 +180,8 @@ class _JsonWriter(_Writer):
 
 
 class _TagWriter(_Writer):
-    """A writer of calls in Qwen's tags. A value whose schema allows strings, or strings and null, is written without quotes; any other
-    is JSON."""
+    """A writer of grammar rules for calls in Qwen's tags. The rules allow a value without quotes where its schema allows strings, or
+    strings and null, and nothing else; any other value is JSON."""
 
     def call(self, name: str, schema: Schema) -> str:
         forms = [self._members(schema, shape) for shape in _objects(schema, name)]

@@ -38,9 +38,11 @@ _VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TZ", "
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """The program that a helper process runs. file: Python with a function `run(ask, body)` that returns JSON's values and bytes; it is
-    loaded without its package. what: the subject of sentences about it. seconds: of a call, of processor time. memory: bytes beyond what
-    its imports take. most: bytes that it returns. once: the process ends after a call, because it leaves much in memory."""
+    """A program that a helper process runs, with its limits; a call that exceeds one fails with HelperError. file: Python with a
+    function `run(ask, body)` that returns JSON's values and bytes; it is loaded without its package. what: the subject of error
+    messages, as in "Decoding the image". seconds: the limit of processor time for a call. memory: the limit of memory in bytes,
+    beyond what the program's imports take. most: the limit of bytes that a call returns. once: the process ends after one call,
+    because a call leaves much in memory."""
 
     file: Path
     what: str
@@ -171,8 +173,9 @@ class _Worker:
     def _exchange(
         self, program: Program, seconds: float, head: Mapping[str, Any] | None, body: bytes, *, most: int
     ) -> tuple[dict[str, Any], bytearray]:
-        """Send `head` and `body`, if given, and read the answer: JSON, and at most `most` bytes after it. Raises HelperError, and
-        MemoryError where the helper takes too much."""
+        """Send `head` and `body`, or nothing where `head` is None, and return the helper's answer: JSON, and at most `most` bytes after
+        it. program: the program that the helper runs, for its memory limit and the text of errors. seconds: the limit of the whole
+        exchange, to which _WAITED_SECONDS are added. Raises HelperError, and MemoryError where the helper takes too much memory."""
         until = time.monotonic() + seconds + _WAITED_SECONDS
         late = HelperError(f"{program.what} takes more than {seconds:g} seconds and was ended.")
         try:

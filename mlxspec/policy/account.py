@@ -73,7 +73,8 @@ class Account:
         return self.balance - self.reserved - (0.0 if is_alone else MOST - LEAST)
 
     def reserve(self, worst: float) -> None:
-        """Reserve the plain rounds that a decided round may lose at worst."""
+        """Add `worst` to the reserved part of the balance, until `settle` takes it away. worst: the plain rounds (the time of a round
+        without drafts) that a round just decided loses if all its drafts are rejected."""
         self.reserved += worst
 
     def settle(self, rounds: float, gained: float = 0.0, worst: float = 0.0) -> None:

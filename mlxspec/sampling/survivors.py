@@ -71,7 +71,8 @@ def _cuts(params: tuple[tuple[int, float, float, float], ...], vocab_size: int) 
 
 
 def _of_position(asked: tuple[int, float, float, float]) -> tuple[int, float, int, float]:
-    """Return a position's numbers in `Cuts`. asked: its top_k, temperature, top_p and min_p."""
+    """Return the values of one position for the fields k, temperature, share and least of `Cuts`. asked: the position's top_k,
+    temperature, top_p and min_p. Temperature 0 gives k = 1, temperature 1 and no top-p."""
     top_k, temperature, top_p, min_p = asked
     least = math.log(min_p) if min_p > 0.0 else -math.inf
     if temperature == 0.0:

@@ -74,7 +74,7 @@ class RowLeaf:
 
     @property
     def by_row(self) -> dict[int, Any]:
-        """Return the leaf of each active row, by row."""
+        """Return, by active row, the leaf number `place` of that row's prompt cache. A leaf is a cache object that holds arrays."""
         return {r: self.forward.own[r][self.place] for r in self.forward.rows.active}
 
     def make_mask(self, _: int, **how: Any) -> Masks | None:
