@@ -25,6 +25,7 @@ from mlxspec.drafters.row import DraftRow
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.measure import guessed_costs
 from mlxspec.engine.probe import ProbeReport, probing
+from mlxspec.engine.uncounted import uncounted
 from mlxspec.errors import RankError
 from mlxspec.kernels import gdn_prefill, launch, products, races, wide
 from mlxspec.kernels.conv_ops import GdnShape
@@ -179,29 +180,20 @@ def _rounds(engine: Engine, steps: Sequence[Step]) -> Iterator[None]:
         return
     if engine.max_context < len(_PROMPT) + 2 + sum(1 + step.depth for step in steps):
         return
-    script, was_on, stats = (
-        Script(engine.policies.costs, steps),
-        engine.prefix.is_on,
-        vars(engine.stats).copy(),
-    )
-    engine.prefix.is_on = False
+    script, was_on = Script(engine.policies.costs, steps), engine.prefix.is_on
     params = SamplingParams(max_tokens=len(steps) * (1 + _WIDEST), ignore_eos=True)
     names = tuple(n for n in engine.spec.drafters if isinstance(engine.drafts.drafters.get(n), ModelDrafter))
-    request = engine.submit(
-        _PROMPT, params, spec=replace(engine.spec, drafters=names or engine.spec.drafters)
-    )
-    engine.policies.lead(request.number, script)
+    spec = replace(engine.spec, drafters=names or engine.spec.drafters)
+    engine.prefix.is_on = False
     try:
-        while not script.is_done and request.finish_reason is None:
-            with device.private_kernels():
-                engine.step()
-            yield
+        with uncounted(engine, _PROMPT, params, spec=spec) as request:
+            engine.policies.lead(request.number, script)
+            while not script.is_done and request.finish_reason is None:
+                with device.private_kernels():
+                    engine.step()
+                yield
     finally:
-        engine.cancel(request.number)
-        while not engine.is_idle:
-            engine.step()
         engine.prefix.is_on = was_on
-        vars(engine.stats).update(stats)
 
 
 def rehearse_for(engine: Engine, seconds: float) -> None:

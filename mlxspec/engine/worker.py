@@ -18,11 +18,12 @@ import atexit
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 import mlx.core as mx
@@ -40,7 +41,7 @@ from mlxspec.platform import device
 from mlxspec.sampling.constraints import Compiled
 
 T = TypeVar("T")
-Expected = tuple[Sequence[int], SpecConfig]
+Expected = tuple[Sequence[int], SpecConfig, Mapping[str, float]]  # as `read_ahead` takes them
 _Command = Callable[[Engine | None], None]  # receives None where no engine will ever run it
 State = Literal["loading", "ready", "stopped", "failed"]
 STOP_SECONDS = 5.0
@@ -100,9 +101,7 @@ class Worker:
         self._engine: Engine | None = None
         self.expected: dict[str, Expected] = {}  # prompts that are read ahead, by client, the oldest first
         self._ahead: Generator[None] | None = None  # work that is on its way: its request is in the engine
-        self._reads: tuple[str, tuple[Sequence[int], SpecConfig]] | None = (
-            None  # what of `_expected` that work reads
-        )
+        self._reads: tuple[str, Expected] | None = None  # what of `expected` that work reads
         self._rehearses_until: float | None = inf  # monotonic seconds; None: nothing is left to be rehearsed
         self._noted_at = 0.0
         self.load = Load()  # replaced whole, so that any thread may read it
@@ -182,14 +181,21 @@ class Worker:
             self.expected.pop(client, None)
         return stream
 
-    def expect(self, prompt: Sequence[int], spec: SpecConfig, client: str = "") -> None:
+    def expect(
+        self,
+        prompt: Sequence[int],
+        spec: SpecConfig,
+        client: str = "",
+        *,
+        adapters: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Read a prompt into the prefix cache while there is no request. It replaces the prompt that was expected of this client before.
         The client's next request ends the expectation, and so does an empty prompt. spec: of the expected request. Does nothing where
         no engine runs."""
         with self._changed:
             self.expected.pop(client, None)
             if self._state == "ready" and prompt:
-                self.expected[client] = prompt, spec
+                self.expected[client] = prompt, spec, adapters
             while len(self.expected) > _MOST_EXPECTED:
                 del self.expected[next(iter(self.expected))]
             self._changed.notify_all()

@@ -37,7 +37,7 @@ def gdn_prefill(
     + 1,) int32: the rows' starts as an input of a compiled function, which may not use the array of `rows`."""
     key_dim, value_dim = inputs.q.shape[-1], inputs.v.shape[-1]
     is_ours = supports(inputs.q.dtype, key_dim, value_dim) and launch.in_use(_NAME)
-    if is_ours and launch.wins(_NAME, _race_key(inputs)):
+    if is_ours and launch.wins(_NAME, _race_key(*_form(inputs), inputs.q.shape[0])):
         return gdn_prefill_metal(inputs, state, rows, starts)
     return _otherwise(inputs)(inputs, state, rows)
 
@@ -139,7 +139,7 @@ def race(shape: GdnShape, dtype: mx.Dtype, num_tokens: int) -> dict[str, float]:
         return {}
     inputs, state, rows = drawn(shape, dtype, (num_tokens,))
     mx.eval(inputs, state)
-    key = _race_key(inputs)
+    key = _race_key(shape, dtype, num_tokens)
     ours, theirs = (partial(run, inputs, state, rows) for run in (gdn_prefill_metal, _otherwise(inputs)))
     return {key: launch.race(_NAME, key, ours, theirs)}
 
@@ -150,20 +150,18 @@ def unraced(shape: GdnShape, dtype: mx.Dtype) -> list[int]:
     if not _is_raced(shape, dtype):
         return []
     known = launch.speedups().get(_NAME, {})
-    return [num for num in RACED_TOKENS if _race_key(drawn(shape, dtype, (num,))[0]) not in known]
+    return [num for num in RACED_TOKENS if _race_key(shape, dtype, num) not in known]
 
 
 def _is_raced(shape: GdnShape, dtype: mx.Dtype) -> bool:
     return supports(dtype, shape.k_dim, shape.v_dim) and launch.in_use(_NAME)
 
 
-def _race_key(inputs: GdnInputs) -> str:
+def _race_key(shape: GdnShape, dtype: mx.Dtype, num_tokens: int) -> str:
     """Return the race's name: dtype, head dims, the power of two of the token count, and the rival."""
-    num_tokens, (_, value_heads, value_dim) = inputs.q.shape[0], inputs.v.shape
-    dtype = str(inputs.q.dtype).removeprefix("mlx.core.")
-    count = 1 << (num_tokens - 1).bit_length()
+    kind, count = str(dtype).removeprefix("mlx.core."), 1 << (num_tokens - 1).bit_length()
     return (
-        f"{dtype}, {value_heads} x {inputs.q.shape[-1]} x {value_dim}, {count} tokens, against MLX's update"
+        f"{kind}, {shape.num_v_heads} x {shape.k_dim} x {shape.v_dim}, {count} tokens, against MLX's update"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,6 @@ from mlxspec.engine.ratio import ratio
 from mlxspec.engine.worker import Worker
 from mlxspec.errors import EngineStoppedError
 from mlxspec.loading.hub import DEMO_AGENT
-from mlxspec.parsers.pieces import Piece
 from mlxspec.server import (
     chat_api,
     compaction_api,
@@ -541,16 +540,18 @@ class Server:
         await page.send(asked.request, reply, asked.request.path_params["name"])
 
 
-def _expect_next(job: Job, answer: Sequence[Piece] | None, at: Context, worker: Worker, client: str) -> None:
+def _expect_next(job: Job, answer: tuple[str, bool] | None, at: Context, worker: Worker, client: str) -> None:
     """Let the engine prefill, while it is idle, the beginning of a conversation's next prompt. Returns at once. If this fails, the next
-    prompt is read when it arrives. answer: the pieces of the job's answer; None where it is not complete."""
-    talk = job.talk
-    if talk is None or answer is None or worker.num_open:
+    prompt is read when it arrives. answer: the text of the job's answer and whether a limit cut it; None where it is not complete."""
+    talk, parser = job.talk, job.parser()
+    if talk is None or parser is None or answer is None or worker.num_open:
         return
 
     def expect() -> None:
         with suppress(Exception):
-            worker.expect(next_beginning(talk, at, answer), job.spec, client)
+            text, is_cut = answer
+            beginning = next_beginning(talk, at, [*parser.push(text), *parser.finish(cut=is_cut)])
+            worker.expect(beginning, job.spec, client, adapters=job.asks[0].params.adapters)
 
     asyncio.get_running_loop().run_in_executor(None, expect)
 

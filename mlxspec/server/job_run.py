@@ -99,7 +99,9 @@ class JobRun:
         self.started = time.monotonic()
         self.first_token: float | None = None
         self.num_held = 0  # characters of a call that is being written
-        self.answer: list[Piece] | None = None  # of a job with one answer, once it is complete
+        self.answer: tuple[str, bool] | None = (
+            None  # of the only answer, once it is complete: its text, whether a limit cut it
+        )
 
     async def start(self) -> None:
         try:
@@ -188,7 +190,7 @@ class JobRun:
 
     async def _follow(self, choice: int, stream: Stream) -> AsyncIterator[Update]:
         parser = self._job.parser()
-        has_calls, whole = False, list[Piece]()
+        has_calls = False
         reads_since: float | None = None
         async for event in stream:
             request = stream.request
@@ -200,7 +202,6 @@ class JobRun:
                     self.first_token = time.monotonic()
                 pieces, drafted = _pieces(parser, event)
                 has_calls = has_calls or any(isinstance(p, CallStart) for p in pieces)
-                whole += pieces
                 self.num_held = 0 if parser is None else parser.num_held
                 yield Delta(
                     choice=choice,
@@ -224,7 +225,7 @@ class JobRun:
                 if request.spec.predicted:
                     await asyncio.to_thread(request.count_foretold)
                 if len(self._streams) == 1:
-                    self.answer = [*whole, *rest]
+                    self.answer = request.answer.text, event.reason == "length"
                 cause = _cause(request)
                 reason: EndReason = (
                     "length" if event.reason == "length" else "tool_calls" if has_calls else "stop"

@@ -72,7 +72,7 @@ class Session:
         self.left.append(read)
         self.history.append([*ANSWER, *list(request.history)[len(prompt) :]])
         if self._reads_ahead:
-            for _ in read_ahead(self._engine, [*self._written(), *OPEN], SpecConfig()):
+            for _ in read_ahead(self._engine, [*self._written(), *OPEN], SpecConfig(), {}):
                 pass
 
     def _written(self) -> list[int]:

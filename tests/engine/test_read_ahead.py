@@ -60,7 +60,7 @@ def test_a_request_reads_what_is_new_alone(num_pieces: int | None) -> None:
     """Also where the reading ended after some pieces: these are known. The text is that of an engine that read nothing ahead."""
     engine, plain, prompt = make(), make(), text(5 * CHUNK)
     before = vars(engine.stats).copy()
-    running = read_ahead(engine, prompt, SPEC)
+    running = read_ahead(engine, prompt, SPEC, {})
     for count, _ in enumerate(running, 1):
         if count == num_pieces:
             break
@@ -81,14 +81,14 @@ def test_a_request_reads_what_is_new_alone(num_pieces: int | None) -> None:
 )
 def test_a_prompt_that_is_known_is_not_read() -> None:
     engine, prompt = make(), text(3 * CHUNK)
-    assert [*read_ahead(engine, prompt, SPEC)]
-    assert [*read_ahead(engine, prompt, SPEC)] == []
-    assert [*read_ahead(engine, [*prompt, 11], SPEC)] == []
+    assert [*read_ahead(engine, prompt, SPEC, {})]
+    assert [*read_ahead(engine, prompt, SPEC, {})] == []
+    assert [*read_ahead(engine, [*prompt, 11], SPEC, {})] == []
 
 
 def test_it_is_of_its_owner_alone() -> None:
     engine, prompt = make(), text(3 * CHUNK)
-    assert [*read_ahead(engine, prompt, SPEC)]
+    assert [*read_ahead(engine, prompt, SPEC, {})]
     other = answered(engine, [*prompt, 11], SpecConfig(drafters=("mtp",), policy="fixed", owner="another"))
     assert other.stats.num_cached == 0
 
@@ -102,14 +102,14 @@ def test_it_is_not_among_the_earlier_texts() -> None:
     """What a person has not sent is in no text that drafts are looked up in."""
     engine = make(past_texts=1 << 20)
     before = engine.texts.nbytes
-    assert [*read_ahead(engine, text(3 * CHUNK), SPEC)]
+    assert [*read_ahead(engine, text(3 * CHUNK), SPEC, {})]
     while engine.texts.has_work:
         engine.texts.work()
     assert engine.texts.nbytes == before
 
 
 def test_without_a_prefix_cache_nothing_is_read() -> None:
-    assert [*read_ahead(make(prefix_budget=0), text(3 * CHUNK), SPEC)] == []
+    assert [*read_ahead(make(prefix_budget=0), text(3 * CHUNK), SPEC, {})] == []
 
 
 class Reads:
@@ -120,8 +120,8 @@ class Reads:
         self.counts: list[int] = []
         self.num_ended = 0
 
-        def counted(engine: Engine, prompt: Sequence[int], spec: SpecConfig) -> Generator[None]:
-            running = read_ahead(engine, prompt, spec)
+        def counted(engine: Engine, *expected: Any) -> Generator[None]:
+            running = read_ahead(engine, *expected)
             self.counts.append(0)
             try:
                 for _ in running:
@@ -222,3 +222,20 @@ def test_clients_that_are_expected_are_few(monkeypatch: pytest.MonkeyPatch) -> N
         reads.goes_on.set()
     worker.expect(text(CHUNK), SPEC, "late")
     assert not worker.expected
+
+
+def test_the_adapters_of_what_is_expected_reach_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix cache keeps apart what different adapters have read."""
+    received: list[Any] = []
+
+    def noted(engine: Engine, *expected: Any) -> Generator[None]:
+        received.append(expected)
+        yield from ()
+
+    monkeypatch.setattr(workers, "read_ahead", noted)
+    monkeypatch.setattr(workers, "rehearse", nothing)
+    with Worker(make) as worker:
+        worker.wait_ready(LONG)
+        worker.expect(text(10), SPEC, adapters={"law": 0.5})
+        until(lambda: bool(received))
+    assert received == [(text(10), SPEC, {"law": 0.5})]

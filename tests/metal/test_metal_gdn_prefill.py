@@ -119,7 +119,7 @@ def test_the_better_one_is_used_on_metal(operation, monkeypatch):
     kernel.mlx_agrees.cache_clear()
     launch.forget()
     kernel.gdn_prefill(inputs, state, rows)
-    launch.set_speedup("gdn_prefill", kernel._race_key(inputs), 0.9)
+    launch.set_speedup("gdn_prefill", kernel._race_key(*kernel._form(inputs), 20), 0.9)
     agrees = kernel.mlx_agrees(*kernel._form(inputs))
     monkeypatch.setattr(kernel, "gdn_prefill_mlx", lambda *a: used.append("MLX's") or mlx(*a))
     monkeypatch.setattr(kernel, "gdn_prefill_ops", lambda *a: used.append("plain") or plain(*a))

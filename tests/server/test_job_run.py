@@ -71,7 +71,7 @@ def test_why_an_answer_ended(reason: Any, length: int, end_token: int | None, ca
         finish_reason=reason,
         end_token=end_token,
         constraints=None,
-        answer=SimpleNamespace(stop_string=None),
+        answer=SimpleNamespace(stop_string=None, text=""),
         prompt_logprobs=None,
     )
 
