@@ -55,6 +55,25 @@ def test_its_numbers_are_those_of_mlxs_product_but_for_the_order_of_sums(form: t
     assert mx.all(apart <= 2 * 512 * 2**-24 * summed).item()
 
 
+def without_its_last_group(right: Any) -> Any:
+    """Return a wide_product that leaves out the last 32 numbers of each row."""
+    return lambda x, weight: x[:, :-32] @ weight.values(x.dtype)[:, :-32].T
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@catches("a part of each row is left out", "mlxspec.kernels.wide:wide_product", without_its_last_group)
+def test_in_16_bits_it_is_a_float32_product_to_roundings(form: tuple[int, int, str], dtype: mx.Dtype) -> None:
+    """Unpacking rounds each number once, and the product once. MLX's own operation on a CPU also adds in 16 bits, so it is no measure."""
+    weight = QuantizedWeight.of(mx.random.normal((24, 512), key=mx.random.key(1)).astype(dtype), *form)
+    x = random_rows(40, weight, dtype)
+    wide_x, values = x.astype(mx.float32), weight.values(mx.float32)
+    summed = mx.abs(wide_x) @ mx.abs(values).T
+    got = wide.wide_product(x, weight)
+    assert got.dtype == dtype
+    assert mx.all(mx.abs(got - wide_x @ values.T) <= 2 * mx.finfo(dtype).eps * summed).item()
+
+
 @catches(
     "a lost race counts",
     "mlxspec.kernels.launch:wins",
