@@ -154,7 +154,7 @@ def machine() -> str:
 
 
 def computer() -> str:
-    """Return the name of the device: `Apple M3 Max (metal)`; of a CPU with its BLAS."""
+    """Return the name of the device with its backend, such as `Apple M3 Max (metal)`; a CPU has the name of its BLAS in place of one."""
     from mlxspec.platform import device
 
     report = device.report()

@@ -8,6 +8,7 @@ import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from mlxspec.engine.record import record
 from mlxspec.engine.request import described
@@ -34,13 +35,17 @@ class AnswersFile:
             why = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"Answers cannot be recorded in {shown(name)}: {why}.") from error
         self._lock = threading.Lock()  # answers end in several threads
+        # digests by engine; keeps no unloaded model alive
+        self._weights: WeakKeyDictionary[Engine, str | None] = WeakKeyDictionary()
 
     def append(self, engine: Engine, worker: Worker, request: Request) -> None:
         """Write a request's record on a line of its own. Where the record cannot be made or the disk refuses it, a line of the log says so,
         and the answer goes on. The first record of an engine waits until its worker has read all weights."""
         try:
-            weights = worker.call(lambda own: own.weights_digest).result()
-            line = json.dumps(record(request, engine.name, engine.config.kv_bits, weights)) + "\n"
+            if engine not in self._weights:
+                self._weights[engine] = worker.call(lambda own: own.weights_digest).result()
+            made = record(request, engine.name, engine.config.kv_bits, self._weights[engine])
+            line = json.dumps(made) + "\n"
         except Exception as error:  # whatever is wrong with a record, the answer is whole
             log.line(f"An answer was not recorded: {described(error)}")
             return

@@ -48,5 +48,5 @@ class ServerLimits:
         check_options(self)
 
     def published(self) -> dict[str, int | float]:
-        """Return the limits by name."""
+        """Return the value of each limit by its name, as GET /limits sends them."""
         return asdict(self)
