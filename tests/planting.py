@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -100,8 +100,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--plant"):
-        config.pluginmanager.register(Planting(), "faults")
+    config.pluginmanager.register(Planting() if config.getoption("--plant") else Unplanted(), "faults")
+
+
+def unfindable(pairs: Sequence[tuple[Fault, pytest.Item]]) -> list[str]:
+    """Return a sentence on each fault that no run could find: no case of its test is to find it, or its stand-in cannot be called as the
+    right one is. pairs: faults with the cases of their tests."""
+    every = {(fault.name, item.location[0]): fault for fault, item in pairs}
+    run = {(fault.name, item.location[0]) for fault, item in pairs if fault.runs_in(item)}
+    found = [
+        f"{name} ({file}): no case holds {every[name, file].case!r}" for name, file in sorted(set(every) - run)
+    ]
+    return found + [sentence for fault in every.values() if (sentence := fault.misfit()) is not None]
+
+
+class Unplanted:
+    """What is known of the faults of a run without --plant. pairs: faults with the collected cases of their tests, before others are
+    deselected."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Fault, pytest.Item]] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.pairs = [(m.args[0], item) for item in items for m in item.iter_markers("catches")]
 
 
 class Planting:
@@ -128,13 +150,7 @@ class Planting:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         chosen = [item for item in items if (fault := _of(item)) is not None and fault.runs_in(item)]
-        every = {(fault.name, item.location[0]): fault for item in items if (fault := _of(item)) is not None}
-        run = {(_of(item).name, item.location[0]) for item in chosen}
-        wrong = [
-            f"{name} ({file}): no case holds {every[name, file].case!r}"
-            for name, file in sorted(set(every) - run)
-        ]
-        wrong += filter(None, (fault.misfit() for fault in every.values()))
+        wrong = unfindable([(fault, item) for item in items if (fault := _of(item)) is not None])
         if wrong:
             raise pytest.UsageError("Planted faults that cannot be found:\n" + "\n".join(wrong))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
