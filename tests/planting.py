@@ -109,7 +109,8 @@ def unfindable(pairs: Sequence[tuple[Fault, pytest.Item]]) -> list[str]:
     every = {(fault.name, item.location[0]): fault for fault, item in pairs}
     run = {(fault.name, item.location[0]) for fault, item in pairs if fault.runs_in(item)}
     found = [
-        f"{name} ({file}): no case holds {every[name, file].case!r}" for name, file in sorted(set(every) - run)
+        f"{name} ({file}): no case holds {every[name, file].case!r}"
+        for name, file in sorted(set(every) - run)
     ]
     return found + [sentence for fault in every.values() if (sentence := fault.misfit()) is not None]
 
