@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ class Fault:
 
     def misfit(self) -> str | None:
         """Return why the stand-in cannot be called as the right one is, None where it can."""
-        right, wrong = map(_function, (self.place()[2], self.wrong(self.place()[2])))
+        try:
+            right, wrong = map(_function, (self.place()[2], self.wrong(self.place()[2])))
+        except ValueError as error:
+            return f"{self.name}: {error}"
         try:
             parameters = inspect.signature(right).parameters.values() if callable(right) else ()
             called = inspect.signature(wrong) if callable(wrong) else None
@@ -89,6 +93,24 @@ def catches(
     errors: tuple[type[BaseException], ...] = (),
 ) -> pytest.MarkDecorator:
     return pytest.mark.catches(Fault(name, target, wrong, case, errors))
+
+
+def rewritten(old: str, new: str) -> Callable[[Any], Any]:
+    """Return a maker of stand-ins for `catches`: functions, methods and properties of the package whose text has `new` in the place of
+    `old`. So a fault may be a bound that is off by one or a line that is missing. Making one raises ValueError where the right text does
+    not hold `old` exactly once."""
+
+    def wrong(right: Any) -> Any:
+        function = inspect.unwrap(_function(right))
+        text = textwrap.dedent(inspect.getsource(function))
+        if text.count(old) != 1:
+            raise ValueError(f"{function.__qualname__} holds {old!r} {text.count(old)} times, not once")
+        made: dict[str, Any] = {}
+        code = compile(text.replace(old, new), f"<{function.__qualname__} with a fault>", "exec")
+        exec(code, function.__globals__, made)
+        return made[function.__name__]
+
+    return wrong
 
 
 def faults_of(item: pytest.Item) -> list[Fault]:

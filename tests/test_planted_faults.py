@@ -26,11 +26,13 @@ def plant(*arguments: str, timeout: int = 3000) -> subprocess.CompletedProcess[s
 def test_a_fault_that_no_test_sees_is_red_and_one_that_is_seen_is_green(tmp_path: Path) -> None:
     path = tmp_path / "test_match.py"
     path.write_text(
-        "from planting import catches\n"
+        "from planting import catches, rewritten\n"
         "from mlxspec.sampling.acceptance import match\n"
         "ONE_MORE = 'mlxspec.sampling.acceptance:match', lambda right: lambda d, s: right(d, s) + 1\n"
         "@catches('seen', *ONE_MORE)\n"
         "def test_seen(): assert match([1, 2], [1, 3, 4]) == 1\n"
+        "@catches('seen in the text', ONE_MORE[0], rewritten('return i\\n', 'return 9\\n'))\n"
+        "def test_rewritten(): assert match([1, 2], [1, 3, 4]) == 1\n"
         "@catches('not seen', *ONE_MORE)\n"
         "def test_not_seen(): match([1, 2], [1, 3, 4])\n"
         "@catches('an error of its own', 'mlxspec.sampling.acceptance:match', lambda right: None)\n"
@@ -38,7 +40,12 @@ def test_a_fault_that_no_test_sees_is_red_and_one_that_is_seen_is_green(tmp_path
     )
     done = plant("-p", "planting", "-c", str(ROOT / "pyproject.toml"), "-rA", str(path))
     found = {test: how for how, test in re.findall(r"^(PASSED|FAILED) \S*::(test_\w+)", done.stdout, re.M)}
-    assert found == {"test_seen": "PASSED", "test_not_seen": "FAILED", "test_error": "FAILED"}, done.stdout
+    assert found == {
+        "test_seen": "PASSED",
+        "test_rewritten": "PASSED",
+        "test_not_seen": "FAILED",
+        "test_error": "FAILED",
+    }, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -49,6 +56,10 @@ def test_a_fault_that_no_test_sees_is_red_and_one_that_is_seen_is_green(tmp_path
             "'other signature', ONE_MORE[0], lambda right: lambda d: 0",
             "other signature: its stand-in cannot be called",
         ),
+        (
+            "'other text', ONE_MORE[0], rewritten('of long ago', '')",
+            "other text: match holds 'of long ago' 0 times, not once",
+        ),
     ],
 )
 def test_a_fault_that_never_runs_or_cannot_be_called_ends_collection(
@@ -56,7 +67,7 @@ def test_a_fault_that_never_runs_or_cannot_be_called_ends_collection(
 ) -> None:
     path = tmp_path / "test_match.py"
     path.write_text(
-        "import pytest\nfrom planting import catches\nfrom mlxspec.sampling.acceptance import match\n"
+        "import pytest\nfrom planting import catches, rewritten\nfrom mlxspec.sampling.acceptance import match\n"
         "ONE_MORE = 'mlxspec.sampling.acceptance:match', lambda right: lambda d, s: right(d, s) + 1\n"
         "@pytest.mark.parametrize('n', [1, 2])\n"
         f"@catches({mark})\n"

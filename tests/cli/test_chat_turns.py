@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cli_runs import Run
-from planting import catches
+from planting import catches, rewritten
 
 import mlxspec
 from mlxspec.cli import chat, chat_commands, clipboard, saved
@@ -273,6 +273,39 @@ def test_another_model_brings_its_own_recommendation(engine: Engine) -> None:
     p = talk.params
     assert (p.temperature, p.top_k, p.min_p) == (1.0, 0, 0.1)
     assert p.top_p == 0.5  # what somebody chose stays
+
+
+@catches(
+    "the next model is not shown what the one before had no room for",
+    "mlxspec.cli.conversation:Conversation.go_on_with",
+    rewritten("self.num_forgotten = 0", "pass"),
+)
+@catches(
+    "the answer of the model before can be proved by the next one",
+    "mlxspec.cli.conversation:Conversation.go_on_with",
+    rewritten("self.last = None", "pass"),
+)
+def test_another_model_begins_with_the_turns_alone(
+    session: Session, engine: Engine, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever followed from the model before is gone: what did not fit into its context, its answer, its statistics."""
+    with mlxspec.load(str(model), max_context=160) as small:
+        talk = Conversation(engine=small, params=session.talk.params, spec=small.spec)
+        session.talk = talk
+        while not talk.num_forgotten:
+            chat._turn(session, f"question {len(talk.turns) // 2} with some words")
+        turns = list(talk.turns)
+        talk.go_on_with(engine, {})
+        capsys.readouterr()
+        with pytest.raises(ConfigError, match="no answer to prove"):
+            obey(session, "/prove")
+        obey(session, "/stats")
+        assert "no answer yet" in capsys.readouterr().err
+    chat._turn(session, "and now?")
+    assert talk.turns[: len(turns)] == turns
+    assert talk.num_forgotten == 0
+    assert talk.last is not None
+    assert "question 0" in engine.tokenizer.decode(list(talk.last[0]))
 
 
 def test_set_takes_underscores_as_other_programs_write_them(session: Session) -> None:

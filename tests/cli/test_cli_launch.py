@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs import Run, refused
+from planting import catches, rewritten
 
 import mlxspec.demo
 from mlxspec.cli import chat, launch, pull
@@ -141,6 +142,23 @@ def test_nothing_stays_when_launch_is_ended(
         else:
             assert process.returncode == 128 + number
             assert not is_alive(pid)
+
+
+@catches(
+    "a signal is taken away from 128",
+    "mlxspec.cli.launch:_run",
+    rewritten("128 - code", "128 + code"),
+    case="-",
+)
+@pytest.mark.parametrize("code", [0, 7, -signal.SIGTERM, -signal.SIGKILL])
+def test_an_agents_end_is_told_as_a_shell_tells_it(tmp_path: Path, code: int) -> None:
+    """Its exit code as it is, and 128 and the number of the signal that ended it."""
+    program = tmp_path / "agent"
+    how = f"exit {code}" if code >= 0 else f"kill -{-code} $$"
+    program.write_text(f"#!/bin/sh\n{how}\n")
+    program.chmod(0o755)
+    at = ServedModel(root="http://127.0.0.1:1", key="none", model="demo", context=None)
+    assert launch._run(AGENTS["claude"], str(program), at, []) == (code if code >= 0 else 128 + -code)
 
 
 def test_a_server_that_runs_is_used_and_stays(bin_folder: Path, roomy: Path, tmp_path: Path) -> None:

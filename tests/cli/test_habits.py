@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from cli_runs import Run, refused
+from planting import catches, rewritten
 
 from mlxspec.cli import launch, options
 from mlxspec.errors import ModelError
@@ -95,6 +97,33 @@ def test_run_without_a_name_lists_what_fits(run: Run, monkeypatch: pytest.Monkey
     data = {"model": "x", "day": "2026-12-03", "kinds": []}
     monkeypatch.setattr("mlxspec.engine.measured.kept_json.read", lambda path: data)
     assert "qwen3.5:9b measured here on 3 Dec.: " in run("run").err
+
+
+@catches(
+    "what is of unknown size fits",
+    "mlxspec.cli.models:_search",
+    rewritten("0 < m.size <= machine]", "m.size <= machine]"),
+)
+@catches(
+    "what takes all of the memory does not fit",
+    "mlxspec.cli.models:_search",
+    rewritten("0 < m.size <= machine]", "0 < m.size < machine]"),
+)
+def test_models_that_fit_are_known_to_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each size around both bounds: none is listed by --fits that the table does not call fitting."""
+    from mlxspec.checkpoints import search
+    from mlxspec.platform import memory
+
+    sizes = (0, 1, 1_000_000, 1_000_001)
+    of_no_kind = {"model_type": "", "quantization": "", "downloads": 0, "base_models": (), "gated": False}
+    every = [search.Found(name=f"owner/of-{size}", size=size, **of_no_kind) for size in sizes]
+    monkeypatch.setattr(memory, "machine_memory", lambda: 1_000_000)
+    monkeypatch.setattr(search, "search", lambda words, **more: every)
+    table = run("models", "of")
+    told = [row.split()[-2] for row in table.out.splitlines()[1:]]
+    fitting = json.loads(run("models", "of", "--fits", "--json").out)["models"]
+    assert told == ["?", "yes", "yes", "no"], table.out
+    assert [m["size"] for m in fitting] == [1, 1_000_000]
 
 
 def test_other_words_for_commands(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

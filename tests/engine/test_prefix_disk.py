@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.engine.kept_files import KeptFiles
 from mlxspec.engine.prefix import disk as disk_module
@@ -167,6 +167,55 @@ def test_a_state_that_a_conversation_has_left_behind_goes_first_but_not_the_syst
     assert [check(found(made, [i] * 9), [i] * 9) for i in (1, 2, 3)] == [9, 9, 9]
     assert check(found(made, text), text) == 30
     assert check(found(made, text[:25]), text) == 10
+
+
+@catches(
+    "a system prompt that waits is superseded like any other state",
+    "mlxspec.engine.prefix.disk:PrefixDisk.offer",
+    rewritten("not state.is_shared and state.length < length", "state.length < length"),
+)
+@catches(
+    "nothing that waits is superseded",
+    "mlxspec.engine.prefix.disk:PrefixDisk.offer",
+    lambda right: (
+        lambda self, text, length, *, is_shared=False, supersedes=False: right(
+            self, text, length, is_shared=is_shared
+        )
+    ),
+)
+def test_a_state_that_waits_is_left_behind_too_but_not_the_system_prompt(tmp_path: Path) -> None:
+    """A text of one turn may bring all of its states before the first of them is written."""
+    made, tree, text = disk(tmp_path), PrefixTree(PLENTY), list(range(30))
+    for num, more in ((10, {"is_shared": True}), (20, {"supersedes": True}), (30, {"supersedes": True})):
+        put(tree, text[:num])
+        made.offer(KeyedText(text[:num]), num, **more)
+    made.flush(tree, 60.0)
+    assert [check(found(made, text[:num]), text) for num in (30, 29, 19)] == [30, 10, 10]
+
+
+@catches(
+    "what has been taken still counts as waiting",
+    "mlxspec.engine.prefix.disk:Fetch.take",
+    rewritten("self._nbytes -= pieces[0].nbytes", "pass"),
+)
+def test_as_much_waits_as_may_however_large_a_state_is(tmp_path: Path, monkeypatch) -> None:
+    """The file thread goes on as soon as something was taken, and reads no more than one tensor beyond the limit."""
+    text = list(range(20))
+    made = disk(tmp_path)
+    keep(made, PrefixTree(PLENTY), text)
+    settle(made)
+    monkeypatch.setattr(disk_module, "READ_AHEAD", 1)
+    fetch = made.fetch(KeyedText(text), 0, PLENTY, len(text))
+    try:
+        while not fetch.is_done:
+            fetch.wait(60.0)
+            with fetch._changed:
+                assert len(fetch._waiting) <= 1
+                assert fetch._nbytes == sum(tensor.nbytes for _, tensor in fetch._waiting)
+            fetch.take(1)
+        assert check(fetch.hit(), text) == 20
+    finally:
+        fetch.cancel()  # the file thread does not wait for a test that has failed
 
 
 def test_a_smaller_limit_holds_from_the_start(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.text_index import TextIndex
@@ -84,6 +84,26 @@ def test_only_a_text_that_was_damaged_is_lost(tmp_path: Path, how: str) -> None:
     index = filled(tmp_path)
     assert [knows(index, "a", text(seed)) for seed in range(4)] == [True, True, False, True]
     assert not file.exists()
+
+
+@catches(
+    "texts come back in another order",
+    "mlxspec.engine.text_files:TextFiles.fill",
+    rewritten("texts[::-1]", "texts"),
+)
+@pytest.mark.parametrize("seeds", [(1, 2, 3), (3, 2, 1)])
+def test_the_latest_text_is_the_latest_again(tmp_path: Path, seeds: tuple[int, ...]) -> None:
+    """Where texts of one owner go on in different ways, the latest one is followed in the next process as in this one."""
+    index, shared = TextIndex(BUDGET), text(0, 80)
+    for seed in seeds:
+        append(tmp_path, ("a", [*shared, *text(seed, 20)]))
+        index.add("a", [*shared, *text(seed, 20)])
+        while index.has_work:
+            index.work()
+    for each in (index, filled(tmp_path)):
+        found = each.find("a", shared, 4)
+        assert found is not None
+        assert found.tokens[0] == text(seeds[-1], 20)[0]
 
 
 WRITER = """
