@@ -98,7 +98,7 @@ def catches(
 def rewritten(old: str, new: str) -> Callable[[Any], Any]:
     """Return a maker of stand-ins for `catches`: functions, methods and properties of the package whose text has `new` in the place of
     `old`. So a fault may be a bound that is off by one or a line that is missing. Making one raises ValueError where the right text does
-    not hold `old` exactly once."""
+    not hold `old` exactly once. A function that calls `super()` cannot be made so."""
 
     def wrong(right: Any) -> Any:
         function = inspect.unwrap(_function(right))

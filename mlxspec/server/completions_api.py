@@ -354,6 +354,8 @@ class CompletionWriter(ChoicesWriter):
                 yield self._chunk(number, {"text": text})
 
     def _grown(self, answer: Answer, update: Delta) -> Iterator[dict[str, Any]]:
+        if not self._is_wanted:
+            return
         text = _text(update)
         if text or update.logprobs or self._ids(answer.number, update.tokens):
             logprobs = _logprobs(update.logprobs, self._offsets[answer.number])
@@ -369,6 +371,9 @@ class CompletionWriter(ChoicesWriter):
         told = () if answer.end is None else answer.end.prompt_logprobs
         first = self._job.first_tokens[answer.number]
         return {"text": echo + text, "logprobs": _with_first(first, _logprobs([*told, *own], len(first)))}
+
+    def _ids(self, number: int, tokens: Sequence[int], *, has_prompt: bool = False) -> dict[str, Any]:
+        return super()._ids(number, tokens if self._is_wanted else (), has_prompt=has_prompt)
 
     def _used(self) -> dict[str, Any]:
         used = super()._used()
