@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from planting import catches, rewritten
 
 from mlxspec.server.errors import ApiError, BadField
 from mlxspec.server.job_run import Progress
@@ -250,3 +251,22 @@ def test_headers_and_thinking_that_is_not_wanted(thinker: Served) -> None:
     assert "thinking_delta" in [v["delta"]["type"] for v in shown]
     assert "thinking_delta" not in kinds
     assert "signature_delta" in kinds
+
+
+@catches(
+    "a variable of the template gives way to the API's own field",
+    "mlxspec.server.messages_api:_take_thinking",
+    rewritten("(kwargs is not None and kwargs.reasoning_effort)", "None"),
+)
+def test_of_several_efforts_the_servers_own_field_counts_first() -> None:
+    """Then the template's variable, then the API's field; so a client's habit overrides nothing that was set for this server."""
+    places: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("low", {"reasoning_effort": "low"}),
+        ("medium", {"chat_template_kwargs": {"reasoning_effort": "medium"}}),
+        ("high", {"output_config": {"effort": "high"}}),
+    )
+    for chosen in range(8):
+        given = [place for i, place in enumerate(places) if chosen >> i & 1]
+        body = {name: value for _, fields in given for name, value in fields.items()}
+        found = readers.messages({"messages": [USER], **body}).template.get("reasoning_effort")
+        assert found == (given[0][0] if given else None), body

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from planting import catches, rewritten
+
+from mlxspec.config import EngineConfig
 from mlxspec.engine.engine import Engine
+from mlxspec.errors import MemoryBudgetError
 from mlxspec.server.models import Models
 from tests import tiny_models
 
@@ -41,3 +46,43 @@ def test_who_asks_for_the_model_in_memory_waits_behind_who_asks_for_another() ->
     asyncio.run(play())
     assert served[:2] == ["one 1", "other 2"]
     assert sorted(served[2:]) == ["one 3", "one 4"]
+
+
+@catches(
+    "what is held beside a model takes nothing of its budget",
+    "mlxspec.server.models:Models._made",
+    rewritten("engine.memory.hold(", "max(0, "),
+)
+@catches(
+    "only one of the models beside takes memory",
+    "mlxspec.server.models:Models._made",
+    rewritten("engine.memory.hold(sum(", "engine.memory.hold(max("),
+)
+def test_models_for_vectors_take_their_part_of_the_budget() -> None:
+    """However often the model beside them is loaded anew; where nothing would be left, it is not."""
+    alone = made()
+    weights = alone.memory.weights
+    alone.close()
+
+    async def play(budget: int) -> list[int]:
+        def with_budget() -> Engine:
+            config = EngineConfig(memory_budget=budget, prefix_budget=0)
+            return Engine(tiny_models.target(), tiny_models.tokenizer(), config=config)
+
+        models = Models(
+            {"one": with_budget, "other": lambda: with_budget()},
+            beside={"words": made, "ranks": lambda: made()},
+        )
+        found = []
+        try:
+            for name in ("one", "other", "one"):
+                async with models.use(name) as loaded:
+                    found.append(loaded.engine.memory.weights)
+        finally:
+            await models.stop()
+        return found
+
+    assert asyncio.run(play(64 * weights)) == [3 * weights] * 3
+    assert asyncio.run(play(3 * weights + 1)) == [3 * weights] * 3
+    with pytest.raises(MemoryBudgetError):
+        asyncio.run(play(3 * weights))
