@@ -327,11 +327,8 @@ def _check_embeddings(made: AdapterChanges, config: Mapping[str, Any], modules: 
                 f"{printable(path)} is no layer of this model that can be replaced, or its shape differs."
             )
     for path, (ids, value) in made.rows.items():
-        if (
-            path not in shapes
-            or value.shape[1:] != shapes[path][1:]
-            or max(ids, default=0) >= shapes[path][0]
-        ):
+        shape = made.layers[path].shape if path in made.layers else shapes.get(path, (0,))
+        if value.shape[1:] != shape[1:] or max(ids, default=0) >= shape[0]:
             raise ModelError(f"The rows of {printable(path)} do not match this model.")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from planting import catches, rewritten
 
 from mlxspec.bench import plots, tune
 from mlxspec.bench.turns import Score, TimedTurn, compare
@@ -76,6 +78,24 @@ def score(name: str, *pairs: float, different: int = 0, **more) -> Score:
     turns = [TimedTurn(num_decoded=9, seconds=1 / r, num_plain=9, plain_seconds=1.0) for r in pairs]
     counts = {"num_rounds": 3, "num_drafted_rounds": 3, "num_different": different}
     return Score(name=name, drafters=(name,), turns=turns, **(counts | more))
+
+
+@catches(
+    "the last text that differs is told",
+    "mlxspec.bench.turns:Score.compare",
+    rewritten(
+        "self.different or next(iter(differing), None)", "next(iter(differing), None) or self.different"
+    ),
+)
+def test_the_first_text_that_differs_is_told() -> None:
+    """Of several in one turn as of several turns; all are counted."""
+    found = score("a")
+    plain = [SimpleNamespace(tokens=(i,)) for i in range(4)]
+    other = [SimpleNamespace(tokens=(i, 0)) for i in range(4)]
+    for mixed in ((0,), (2, 3), (1,), ()):
+        found.compare([other[i] if i in mixed else plain[i] for i in range(4)][1:], plain[1:])
+    assert found.num_different == 3
+    assert found.different == (other[2], plain[2])
 
 
 def test_the_best_beats_plain_decoding_with_the_same_texts() -> None:

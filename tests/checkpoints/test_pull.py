@@ -14,7 +14,9 @@ import mlx.core as mx
 import pytest
 from hub_machine import Machine, Ran
 from hub_server import COMMIT
+from planting import catches, rewritten
 
+from mlxspec.checkpoints.cache import removal
 from mlxspec.cli.main import main
 from mlxspec.platform.resources import demo_folder
 from tests.models import adapted_zoo
@@ -243,6 +245,38 @@ def test_rm_does_what_is_answered(
     assert "Remove owner/demo (c0ffee000000), 1.5 kB? [y/N]" in out
     assert ("1.5 kB freed" if goes else "Nothing was removed") in out
     assert home.exists() != goes
+
+
+@catches(
+    "what another revision's download has fetched goes with the first one",
+    "mlxspec.checkpoints.cache:removal",
+    rewritten("if len(chosen) == len(repo.revisions) else []", "if chosen else []"),
+)
+def test_what_a_broken_download_left_goes_with_the_last_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "models--owner--demo"
+    part = home / "blobs" / "abc.incomplete"
+    (home / "refs").mkdir(parents=True)
+    (home / "blobs").mkdir()
+    for digit in "12":
+        folder = home / "snapshots" / (digit * 40)
+        folder.mkdir(parents=True)
+        (home / "refs" / f"v{digit}").write_text(digit * 40)
+        (home / "blobs" / digit).write_text("{}" * 500)
+        (folder / "config.json").symlink_to(home / "blobs" / digit)
+    part.write_bytes(bytes(500))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert removal("owner/demo").freed == 2500
+    first = removal("owner/demo", "v1")
+    assert first.freed == 1000
+    first.execute()
+    assert [path.name for path in (home / "snapshots").iterdir()] == ["2" * 40]
+    assert part.exists()
+    last = removal("owner/demo", "v2")
+    assert last.freed == 1500
+    last.execute()
+    assert not home.exists()
 
 
 QUANTIZED: dict[str, dict[str, Any]] = {

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 import tiny_vision
 from mlx.utils import tree_flatten
+from planting import catches, rewritten
 from vision_figures import picture
 
 from mlxspec.checkpoints import memory
+from mlxspec.checkpoints.cache import listing
 from mlxspec.checkpoints.convert import Wish, convert
 from mlxspec.checkpoints.inspect import InspectReport, inspect
 from mlxspec.checkpoints.quantize import Format
+from mlxspec.loading import lm_studio
 from mlxspec.loading.weights import is_of_vision, read_folder
 from mlxspec.models.runnable import judge
 from mlxspec.platform import device
+from mlxspec.platform.resources import demo_folder
 
 Q8 = Format(bits=8, group_size=32)
 
@@ -54,6 +58,32 @@ def test_a_conversion_keeps_the_tower(name: str, tmp_path: Path) -> None:
         assert np.array_equal(rows(made.folder), rows(source(name)))
         assert not [k for k in mx.load(str(made.folder / "model.safetensors")) if is_of_vision(k)]
         load_model(made.folder)
+
+
+@catches(
+    "whatever lies beside a model is its head",
+    "mlxspec.checkpoints.cache:_entry",
+    rewritten("any(path.name != VISION_FILE for path in beside)", "bool(beside)"),
+)
+@catches(
+    "nothing that lies beside a model is its head",
+    "mlxspec.checkpoints.cache:_entry",
+    rewritten("any(path.name != VISION_FILE for path in beside)", "False"),
+)
+def test_a_list_tells_of_the_heads_that_inspect_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of conversions with a head, with a tower, with both and with none, each in files of their own."""
+    monkeypatch.setattr(lm_studio, "PLACES", (str(tmp_path),))
+    monkeypatch.setattr("mlxspec.loading.repositories.cache_folder", lambda: tmp_path / "hub")
+    found = {}
+    for name in ("qwen-64", "gemma3"):
+        for vision in (True, False):
+            made = convert(str(source(name)), tmp_path / "owner" / f"{name}-{vision}", Wish(vision=vision))
+            found[f"owner/{made.folder.name}"] = looked_at(made.folder).head.present
+    convert(str(demo_folder("target")), tmp_path / "owner" / "demo", Wish())
+    assert {e.name: e.has_head for e in listing().entries} == {**found, "owner/demo": True}
+    assert set(found.values()) == {True, False}
 
 
 def test_a_conversion_to_text(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
-from planting import catches
+from planting import catches, rewritten
 from test_adapters import logits_of
 
 from mlxspec.errors import ModelError
+from mlxspec.models.adapter_files import read_adapter
 from mlxspec.models.adapter_keys import MLX_LM_KEYS, MLX_LM_READ, PEFT_KEYS, PEFT_READ
 from tests.models.mlx_lm_families import write
 
@@ -97,6 +100,44 @@ def test_what_does_not_fit_is_refused(
     arrays = {f"base_model.model.{name}": mx.zeros(shape) for name, shape in more.items()}
     with pytest.raises(ModelError, match=said):
         logits_of(model, adapter(tmp_path / "a", arrays, **config))
+
+
+@catches(
+    "rows are compared with those of a layer that is replaced",
+    "mlxspec.models.adapter_files:_check_embeddings",
+    rewritten(
+        "made.layers[path].shape if path in made.layers else shapes.get(path, (0,))", "shapes.get(path, (0,))"
+    ),
+)
+@catches(
+    "a row behind the last one is taken",
+    "mlxspec.models.adapter_files:_check_embeddings",
+    rewritten("max(ids, default=0) >= shape[0]", "max(ids, default=0) > shape[0]"),
+)
+@catches(
+    "the last row cannot be trained",
+    "mlxspec.models.adapter_files:_check_embeddings",
+    rewritten("max(ids, default=0) >= shape[0]", "max(ids, default=0) >= shape[0] - 1"),
+    errors=(ModelError,),
+)
+def test_rows_up_to_the_last_one_can_be_trained(tmp_path: Path) -> None:
+    """Writing to a row behind the last one would end the process."""
+    modules = {"language_model.model.embed_tokens": nn.Embedding(50, 64)}
+    name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    rows = {name: mx.ones((2, 64))}
+    with read_adapter(adapter(tmp_path / "a", rows, trainable_token_indices=[3, 49]), modules) as found:
+        assert [ids for ids, _ in found.rows.values()] == [[3, 49]]
+    behind = adapter(tmp_path / "b", rows, trainable_token_indices=[3, 50])
+    with pytest.raises(ModelError, match="do not match"), read_adapter(behind, modules):
+        pass
+    saved = {"base_model.model.model.embed_tokens.weight": mx.zeros((40, 64))}
+    for last, fits in ((39, True), (40, False)):
+        fewer = adapter(tmp_path / f"{last}", rows | saved, trainable_token_indices=[3, last])
+        with (
+            nullcontext() if fits else pytest.raises(ModelError, match="do not match"),
+            read_adapter(fewer, modules),
+        ):
+            pass
 
 
 def test_keys_of_mlx_lms_training_are_known() -> None:

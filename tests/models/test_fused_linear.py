@@ -11,6 +11,7 @@ import gpu_rounding
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from planting import catches, rewritten
 
 from mlxspec.kernels import launch, products, qmv_rows, wide
 from mlxspec.kernels.quantized_weight import MICROSCALING, product_ops, race_key
@@ -111,6 +112,27 @@ def test_tune_races_each_shape_once_and_keeps_what_it_found(kernel_calls, monkey
     launch.forget()
     tune.races.restore()
     assert launch.speedups() == found
+
+
+@catches(
+    "what is not to be kept is written",
+    "mlxspec.models.tune:tune",
+    rewritten("if found and keep:", "if found:"),
+    case="False",
+)
+@catches(
+    "what is to be kept is not written",
+    "mlxspec.models.tune:tune",
+    rewritten("if found and keep:", "if False:"),
+    case="True",
+)
+@pytest.mark.skipif(gpu_rounding.IS_PLANTED, reason="the stubbed kernel does not have the option's bits")
+@pytest.mark.parametrize("keep", [True, False])
+def test_tune_writes_for_later_processes_if_it_is_asked_to(kernel_calls, monkeypatch, tmp_path, keep):
+    monkeypatch.setenv("MLXSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(launch, "race", lambda name, width, ours, theirs, *, num_bytes: 1.5)
+    assert tune.tune(Pair(), keep=keep)
+    assert any(path.is_file() for path in tmp_path.rglob("*.json")) is keep
 
 
 def test_tune_without_metal_finds_nothing_and_writes_nothing(monkeypatch, tmp_path):

@@ -11,10 +11,11 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.parsers.formats import THINK, ChatFormat
 from mlxspec.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning, merged
+from mlxspec.parsers.values import convert
 
 pytestmark = pytest.mark.smoke
 
@@ -179,3 +180,21 @@ def test_other_tags_in_thinking_are_thoughts() -> None:
     assert found[-1] == Content("Done.")
     assert calls(found) == []
     assert parse("xml", list(text), thinking=True) == found
+
+
+@catches(
+    "a whole number with a point stays a float",
+    "mlxspec.parsers.values:convert",
+    lambda right: lambda text, kinds: float(text) if "." in text else right(text, kinds),
+)
+@catches(
+    "a whole number with an exponent stays a float",
+    "mlxspec.parsers.values:_number",
+    rewritten("return int(value) if value.is_integer() else value", "return value"),
+)
+@pytest.mark.parametrize("kinds", [{"integer"}, {"number"}, {"integer", "null"}, {"string", "integer"}])
+@given(st.integers(-(10**6), 10**6), st.sampled_from(["{}", " {}\n", "{}.0", "{}.", "{}e0", "{}.00E+0"]))
+def test_a_whole_number_is_one_however_it_is_written(kinds: set[str], number: int, form: str) -> None:
+    """Clients whose schema asks for an integer refuse 5.0."""
+    found = convert(form.format(number), kinds)
+    assert (type(found), found) == (int, number)

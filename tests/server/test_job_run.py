@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.config import SpecConfig
 from mlxspec.engine.stats import RequestStats
@@ -85,3 +86,54 @@ def test_why_an_answer_ended(reason: Any, length: int, end_token: int | None, ca
     (end,) = asyncio.run(play())
     assert isinstance(end, End)
     assert (end.cause, end.reason) == (cause, reason)
+
+
+@catches(
+    "the second decoding belongs to nobody",
+    "mlxspec.server.job_run:JobRun._prove",
+    rewritten("SpecConfig(owner=self._job.spec.owner)", "SpecConfig()"),
+)
+@catches(
+    "the second decoding drafts too",
+    "mlxspec.server.job_run:JobRun._prove",
+    rewritten("SpecConfig(owner=self._job.spec.owner)", "self._job.spec"),
+)
+def test_an_answer_is_proved_for_its_owner_and_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second decoding leaves in the prefix cache is the owner's too."""
+
+    def proof(prompt: Any, result: Any, params: Any) -> Any:
+        yield prompt, params
+        return "receipt"
+
+    monkeypatch.setattr(job_run, "proof", proof)
+    monkeypatch.setattr(job_run, "Result", SimpleNamespace(of=lambda request: request))
+    spec = SpecConfig(owner="key", drafters=("suffix",))
+    request = SimpleNamespace(
+        stats=RequestStats(),
+        spec=spec,
+        params=None,
+        finish_reason="stop",
+        end_token=7,
+        history=[1],
+        max_context=10,
+        constraints=None,
+        answer=SimpleNamespace(stop_string=None, text=""),
+        prompt_logprobs=None,
+    )
+    specs: list[SpecConfig] = []
+
+    def submit(*_: Any, spec: SpecConfig, **__: Any) -> Stream:
+        specs.append(spec)
+        stream = Stream(lambda _: None)
+        stream.accept(request)  # type: ignore[arg-type]
+        stream.put(FinishEvent(request=1, reason="stop", error=None))
+        return stream
+
+    async def play() -> list[Any]:
+        run = JobRun(replace(one_answer(), spec=spec, proves=True), SimpleNamespace(submit=submit))  # type: ignore[arg-type]
+        await run.start()
+        return [update async for update in run.updates()]
+
+    (end,) = asyncio.run(play())
+    assert end.receipt == "receipt"
+    assert [(s.owner, s.drafters) for s in specs] == [("key", ("suffix",)), ("key", ())]
