@@ -39,7 +39,13 @@ _WHOLE = re.compile(rf"{_START}(?:\.base_layer|\.modules_to_save)*{_END}\.weight
 _LAYER = re.compile(r"(.*layers\.\d+)\.(.+)\.(\w+)")
 _IN_LAYER = re.compile(r"(.*layers\.\d+)\.")
 _EXPERT = re.compile(r".+\.experts\.(\d{1,5})\.(\w+)")
-_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's names
+_PARTS = {  # Mixtral's names, and those of mlx-lm's stacks without a gate
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "fc1": "up_proj",
+    "fc2": "down_proj",
+}
 _OURS = "language_model."
 
 Modules = Mapping[str, Any]
@@ -78,6 +84,9 @@ class FoldedWeights(Protocol):
     the published weights. names: the folder's name of each float tensor, by mlxspec's name."""
 
     names: Mapping[str, str]
+
+    def name_of(self, path: str) -> str:
+        """Return the name under which the code reads the layer that transformers names `path`."""
 
     def factor(self, path: str) -> mx.array | None:
         """Return the factor by which the code multiplies the published weight of the module at `path`: a number, or one for each row (rows,
@@ -143,14 +152,18 @@ def _of_peft(
     found: dict[tuple[str, str], dict[str, mx.array]] = {}  # by PEFT's name, and the wrappers around
     made = AdapterChanges({}, {}, {}, {}, {})
     names = {} if published is None else published.names
+    turned = set[str]()  # PEFT's names of layers whose weight is stored (in, out)
+    named = (lambda path: path) if published is None else published.name_of
     for name, value in tensors.items():
         lora, rows, whole = (pattern.fullmatch(name) for pattern in (_LORA, _ROWS, _WHOLE))
         if lora is not None:
             found.setdefault((lora[1], lora[2]), {})["m" if lora[4] else lora[3]] = value
+            if config.get("fan_in_fan_out") is True or "lora_embedding_" in name:
+                turned.add(lora[1])
         elif rows is not None:
-            made.rows[path_among(rows[1], modules)] = ([], value)
+            made.rows[path_among(named(rows[1]), modules)] = ([], value)
         elif whole is not None:
-            made.layers[path_among(whole[1], modules)] = value
+            made.layers[path_among(named(whole[1]), modules)] = value
         else:
             raise ModelError(f"{printable(name)} is no tensor of an adapter that is supported.")
     _number_rows(made.rows, config.get("trainable_token_indices") or {})
@@ -159,7 +172,8 @@ def _of_peft(
     alone: dict[str, dict[int, Change]] = {}
     for (name, _), parts in found.items():
         a, b = _pair(name, parts, "A", "B")
-        expert, layer = _EXPERT.fullmatch(name), _IN_LAYER.match(name)
+        place = named(name)
+        expert, layer = _EXPERT.fullmatch(place), _IN_LAYER.match(place)
         beside = stacks.get(path_among(layer[1], stacks), {}) if layer else {}
         if beside and name.endswith(".experts"):
             made.changes.update(_of_stacked(name, parts, beside, config, modules))
@@ -168,12 +182,12 @@ def _of_peft(
             raise ModelError(f"use_dora is set, and {printable(name)} has no lengths.")
         # an embedding's A is (r, tokens), B (dims, r): like a linear layer's, but looked up by A
         change = Change(a.T, b.T, _scale(config, name, a.shape[0]), parts.get("m"))
-        path = path_among(name, modules)
+        path = path_among(place, modules)
         stack = beside.get(_PARTS.get(expert[2], expert[2])) if expert is not None else None
         if stack is not None and expert is not None:
             alone.setdefault(stack, {})[int(expert[1])] = change
-        elif path not in modules and (tensor := our_name(f"{name}.weight")) in names:
-            made.stored[names[tensor]] = change
+        elif not _is_layer(modules.get(path)) and (tensor := our_name(f"{place}.weight")) in names:
+            made.stored[names[tensor]] = _turned(name, change) if name in turned else change
         else:
             made.changes[path] = change
     made.changes.update((path, _in_stack(path, each, modules)) for path, each in alone.items())
@@ -181,6 +195,16 @@ def _of_peft(
     if published is not None:
         _follow(made, published, modules)
     return made
+
+
+def _turned(path: str, change: Change) -> Change:
+    """Return a change to a weight that is stored (out, in) as one to a weight that is stored (in, out). Raises ModelError for one that
+    learns lengths. path: of its layer."""
+    if change.lengths is not None:
+        raise ModelError(
+            f"it learns lengths of {printable(path)}, whose weight is stored with its inputs first"
+        )
+    return change._replace(a=change.b.T, b=change.a.T)
 
 
 def _follow(made: AdapterChanges, published: FoldedWeights, modules: Modules) -> None:
@@ -240,7 +264,8 @@ def _stacks(modules: Modules) -> dict[str, dict[str, str]]:
     for path, module in modules.items():
         layer = _LAYER.fullmatch(path)
         if layer and is_stack(module):
-            found.setdefault(layer[1], {}).setdefault(layer[2], {})[layer[3]] = path
+            part = _PARTS.get(layer[3], layer[3])
+            found.setdefault(layer[1], {}).setdefault(layer[2], {})[part] = path
     return {path: next(iter(each.values())) for path, each in found.items() if len(each) == 1}
 
 
@@ -252,11 +277,14 @@ def _of_stacked(
     modules: Modules,
 ) -> dict[str, Change]:
     """Return the changes of one stacked parameter of experts by module path. The shapes of the tensors tell whether the parameter is
-    gate_up_proj or down_proj. beside: module paths of the layer's parts. Raises ModelError."""
+    down_proj or gate_up_proj, which is up_proj where experts have no gate. beside: module paths of the layer's parts. Raises ModelError."""
     a, b = _pair(name, parts, "A", "B")
     num, hidden, inner = shape_of(modules[beside["down_proj"]])
-    sizes = {"gate_up_proj": (hidden, 2 * inner), "down_proj": (inner, hidden)}
-    part = next((p for p, size in sizes.items() if size == (a.shape[-1], b.shape[0])), None)
+    has_gate = "gate_proj" in beside or "gate_up_proj" in beside
+    wide = ("gate_up_proj", 2 * inner) if has_gate else ("up_proj", inner)
+    sizes = {wide[0]: (hidden, wide[1]), "down_proj": (inner, hidden)}
+    fitting = [p for p, size in sizes.items() if size == (a.shape[-1], b.shape[0])]
+    part = fitting[0] if len(fitting) == 1 else None
     rank, odd = divmod(a.shape[0], num)
     if part is None or odd or b.shape[-1] != a.shape[0] or "m" in parts:
         raise ModelError(f"The shape of the change to the experts of {printable(name)} does not match.")
@@ -369,6 +397,11 @@ def _pair(path: str, parts: Mapping[str, mx.array], first: str, second: str) -> 
 def is_named(path: str, name: str) -> bool:
     """Return whether a module's path is `name` or ends with it after a dot, as PEFT compares names."""
     return path == name or path.endswith(f".{name}")
+
+
+def _is_layer(module: Any) -> bool:
+    """Return whether low-rank changes can be made to a module itself."""
+    return isinstance(module, (*LINEAR, *LOOKED_UP)) or is_stack(module)
 
 
 def is_stack(module: Any) -> bool:

@@ -50,6 +50,8 @@ CONFIGS = {
     "deepseek_v3": adapted_zoo.config_of("deepseek_v3"),
     "lfm2_moe": _LFM2,
     "baichuan_m1": adapted_zoo.config_of("baichuan_m1"),
+    "nemotron_h": adapted_zoo.config_of("nemotron_h"),
+    "gpt2": adapted_zoo.config_of("gpt2"),
 }
 
 
@@ -180,3 +182,53 @@ def test_what_code_does_to_weights_is_known(kind: str) -> None:
     known = {"falcon_h1": scaled, "baichuan_m1": {"lm_head"}}
     assert changed <= known.get(kind, set())
     assert changed or kind not in known
+
+
+@catches(
+    "layers of an adapter have the names that mlx-lm's code reads",
+    "mlxspec.models.adapted.published_weights:PublishedWeights.name_of",
+    lambda right: lambda self, path: path,
+    errors=(ModelError,),
+)
+@catches(
+    "a pattern is compared with the name that mlx-lm's code reads",
+    "mlxspec.models.adapter_files:_scale",
+    lambda right: lambda config, name, rank: right(config, name.replace("model.", "backbone."), rank),
+)
+def test_an_adapter_may_have_the_names_of_transformers(tmp_path: Path) -> None:
+    """Which renames layers when it loads a folder; patterns are compared with its names."""
+    weights = as_published("nemotron_h")
+    mx.eval(weights)
+    name = next(name for name in weights if name.endswith("mixer.q_proj.weight"))
+    theirs = name.replace("backbone.", "model.")
+    patterns = {theirs.removesuffix(".weight"): 16}
+    base = write(tmp_path / "base", "nemotron_h", dict(weights))
+    change = 2 * write_adapter(tmp_path / "adapter", theirs, weights[name].shape, alpha_pattern=patterns)
+    right = logits(write(tmp_path / "merged", "nemotron_h", weights | {name: weights[name] + change}))
+    found = logits(base, str(tmp_path / "adapter"))
+    assert np.abs(found - right).max() < 1e-5 * np.abs(right).max()
+    assert np.abs(right - logits(base)).max() > 1e-2 * np.abs(right).max()
+
+
+@catches(
+    "every weight is stored with its outputs first",
+    "mlxspec.models.adapter_files:_turned",
+    lambda right: lambda path, change: change,
+    case="attn.c_proj",
+)
+@pytest.mark.parametrize("part", ["attn.c_proj", "mlp.c_proj"])
+def test_weights_may_be_stored_with_their_inputs_first(part: str, tmp_path: Path) -> None:
+    """As GPT-2's are; the first is square, so that its shape does not tell."""
+    weights = {
+        name.removeprefix("model."): value.T if ".c_" in name and value.ndim == 2 else value
+        for name, value in as_published("gpt2").items()
+    }
+    mx.eval(weights)
+    name = f"h.1.{part}.weight"
+    base = write(tmp_path / "base", "gpt2", dict(weights))
+    shape = weights[name].shape[::-1]
+    change = write_adapter(tmp_path / "adapter", f"transformer.{name}", shape, fan_in_fan_out=True).T
+    right = logits(write(tmp_path / "merged", "gpt2", weights | {name: weights[name] + change}))
+    found = logits(base, str(tmp_path / "adapter"))
+    assert np.abs(found - right).max() < 1e-5 * np.abs(right).max()
+    assert np.abs(right - logits(base)).max() > 1e-2 * np.abs(right).max()

@@ -16,7 +16,7 @@ from mlxspec.errors import ModelError
 from mlxspec.loading.names import printable
 from mlxspec.loading.weights import Weights, our_name
 from mlxspec.models.adapted.classes import classes_of
-from mlxspec.models.adapted.words import older_names
+from mlxspec.models.adapted.words import older_name, older_names
 from mlxspec.models.adapter_files import read_adapter
 from mlxspec.models.adapters import merged
 from mlxspec.platform import device
@@ -57,6 +57,11 @@ class PublishedWeights:
         with read_adapter(adapter, dict(module.named_modules()), self) as found:
             for name, change in found.stored.items():
                 weight = weights[name]
+                is_table = weight.shape[0] == self._config.get("vocab_size")
+                if is_table and not any("lm_head" in other or "embed_out" in other for other in weights):
+                    raise ModelError(
+                        f"it changes {printable(name)} alone, which is the head of this model as well"
+                    )
                 shape = (change.b.shape[-1], change.a.shape[0])
                 if weight.shape != shape or change.a.shape[1] != change.b.shape[0]:
                     raise ModelError(
@@ -65,6 +70,10 @@ class PublishedWeights:
                 weights[name] = merged(weight, change).astype(
                     weight.dtype if device.has_gpu() else mx.float32
                 )
+
+    def name_of(self, path: str) -> str:
+        """Return the name under which mlx-lm's code reads the layer that transformers names `path`."""
+        return older_name(self._config.get("model_type"), f"{path}.").removesuffix(".")
 
     def factor(self, path: str) -> mx.array | None:
         """Return the factor by which mlx-lm's code multiplies the published weight of the module at `path`: a number, or one for each row

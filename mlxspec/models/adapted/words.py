@@ -179,14 +179,21 @@ def older_names(kind: Any, weights: Weights) -> Weights:
     """Return a folder's tensors under the names that mlx-lm's code for this model_type reads. kind: the model_type."""
     if kind == "gpt_oss":
         return _apart(weights)
+    return {older_name(kind, name): value for name, value in weights.items()} if kind in _NAMES else weights
+
+
+def older_name(kind: Any, name: str) -> str:
+    """Return the name that mlx-lm's code for this model_type reads for a tensor, or for a path that ends with a dot. kind: the
+    model_type."""
     for old, new in _NAMES.get(str(kind), ()):
-        weights = {re.sub(old, new, name): value for name, value in weights.items()}
-    return weights
+        name = re.sub(old, new, name)
+    return name
 
 
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "gpt2": ((r"^transformer\.", ""),),
     "llama4": ((r"^(model|lm_head)\.", r"language_model.\1."),),
+    "mixtral": ((r"\.mlp\.gate\.", ".block_sparse_moe.gate."),),
     "nanochat": (
         (r"^model\.embed_tokens\.", "transformer.wte."),
         (r"^model\.layers\.(\d+)\.self_attn\.o_", r"transformer.h.\1.attn.c_"),
@@ -194,6 +201,7 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"^model\.layers\.(\d+)\.mlp\.fc1", r"transformer.h.\1.mlp.c_fc"),
         (r"^model\.layers\.(\d+)\.mlp\.fc2", r"transformer.h.\1.mlp.c_proj"),
     ),
+    "nemotron_h": ((r"^model\.", "backbone."),),
     "olmo_hybrid": (
         (r"\.attention_layer_norm\.", ".input_layernorm."),
         (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
