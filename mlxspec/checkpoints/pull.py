@@ -18,6 +18,7 @@ from mlxspec.loading.folder import INDEX, tensor_names
 from mlxspec.loading.progress import amount
 from mlxspec.loading.published import MODELOPT_FILE, is_unpacked
 from mlxspec.loading.ranges import Repository
+from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import Tokenizer, read_json, template_in
 from mlxspec.models.assemble import assemble_folder
 from mlxspec.models.assemble_drafter import assemble_alone
@@ -41,17 +42,25 @@ def memory_of(plan: Plan, context: int | None = None, *, engine: Engine = "auto"
 
 def _unpacked(plan: Plan, runs: Runnable) -> str:
     """Return the formats of the weights that loading unpacks, as `Runnable.unpacked` returns them. Where config.json alone would refuse
-    the model, the names of the tensors in the repository's index decide. Raises ModelError for formats that are not read."""
+    the model, the names of the tensors decide, as they do in loading. Raises ModelError for formats that are not read."""
     where = _repository(plan)
-    has_own = MODELOPT_FILE in where.sizes
-    modelopt = ranges.read_json(where, MODELOPT_FILE) if has_own else None
+    modelopt = None
     try:
+        if MODELOPT_FILE in where.sizes:
+            modelopt = ranges.read_json(where, MODELOPT_FILE)
         return runs.unpacked(modelopt)
     except ModelError:
-        if INDEX not in where.sizes:
-            raise
-        names = ranges.read_json(where, INDEX).get("weight_map")
-        return runs.unpacked(names=names if isinstance(names, dict) else ())
+        return runs.unpacked(modelopt, names=_names(plan, where))
+
+
+def _names(plan: Plan, where: Repository) -> set[str]:
+    """Return the names of a repository's tensors: those in its index, else those in the headers of its files. Raises ModelError."""
+    if INDEX in where.sizes:
+        listed = ranges.read_json(where, INDEX).get("weight_map")
+        return set(listed if isinstance(listed, dict) else ())
+    here, others = _placed(plan)
+    held = [check_header(plan.folder / name) for name in here & _shards(plan)]
+    return set[str]().union(*held, *(found for _, found in ranges.headers(where, others).values()))
 
 
 def check_files(plan: Plan, *, engine: Engine = "auto") -> None:
@@ -67,41 +76,46 @@ def check_runs(plan: Plan, *, engine: Engine = "auto") -> Kind:
     """Check a repository as `check_files` does, and that loading would accept the tensors by their names, shapes and formats. Fetches
     headers. Returns the kind of model or drafter that the tensors are. Raises ModelError."""
     check_files(plan, engine=engine)
-    return _check_tensors(plan, engine)
+    return _check_tensors(plan, engine)[0]
 
 
 def check_fits(plan: Plan, *, engine: Engine = "auto") -> None:
-    """Check a repository as `check_runs` does, and that the model fits into memory and its tokenizer can be read. Raises
-    MemoryBudgetError or ModelError where a check fails."""
+    """Check a repository as `check_runs` does, and that the model fits into memory, its tokenizer can be read, and the model has the
+    tokens of the tokenizer. Raises MemoryBudgetError or ModelError where a check fails."""
     memory = memory_of(plan, engine=engine)
     if memory is not None and not memory.fits and plan.missing:
         raise MemoryBudgetError(
             f"{plan.repo} would need {amount(memory.total)} of memory with {memory.context} tokens of context, and this machine gives "
             f"{amount(memory.machine)}; take a smaller or more quantized one, or fetch it all the same with `mlxspec pull --force`."
         )
-    kind = check_runs(plan, engine=engine)
+    check_files(plan, engine=engine)
     with _named(plan):
-        if kind == "model" or has_vocabulary(plan.folder):
-            Tokenizer.from_folder(plan.folder)
+        tokenizer = Tokenizer.from_folder(plan.folder) if has_vocabulary(plan.folder) else None
+    kind, rows = _check_tensors(plan, engine)
+    with _named(plan):
+        if kind == "model":
+            (tokenizer or Tokenizer.from_folder(plan.folder)).check_rows(rows)
 
 
-def _check_tensors(plan: Plan, engine: Engine) -> Kind:
-    """Assemble the model from the files that are on this disk and the headers of the others, as loading does; return the kind of model
-    or drafter that the tensors are. Raises ModelError where loading would refuse them."""
+def _check_tensors(plan: Plan, engine: Engine) -> tuple[Kind, int]:
+    """Assemble the model from the files that are on this disk and the headers of the others, as loading does. Returns the kind of model
+    or drafter that the tensors are, and the rows of a model's embedding, 0 for a drafter. Raises ModelError where loading would refuse
+    the tensors."""
+    rows = 0
     with _named(plan), TemporaryDirectory() as made:
         folder = Path(made)
-        here = {f.name for f in plan.files if (plan.folder / f.name).is_file()}
+        here, others = _placed(plan)
         for name in here:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(plan.folder / name)
-        ranges.write_outline(_repository(plan), sorted(_shards(plan) - here), folder)
+        ranges.write_outline(_repository(plan), others, folder)
         outline = ModelFolder(folder)
         kind = outline.kind()
         if kind == "model":
-            assemble_folder(outline, engine=engine)
+            rows = assemble_folder(outline, engine=engine).model.vocab_size
         elif kind in ALONE:
             assemble_alone(outline.config(), outline.read)
-    return kind
+    return kind, rows
 
 
 @contextmanager
@@ -125,6 +139,12 @@ def check_chat(plan: Plan) -> None:
 
 def _shards(plan: Plan) -> set[str]:
     return {f.name for f in plan.files if f.name.endswith(".safetensors")}
+
+
+def _placed(plan: Plan) -> tuple[set[str], list[str]]:
+    """Return the names of a plan's files that are in its folder, and those of the weight files that are not."""
+    here = {f.name for f in plan.files if (plan.folder / f.name).is_file()}
+    return here, sorted(_shards(plan) - here)
 
 
 def _repository(plan: Plan) -> Repository:

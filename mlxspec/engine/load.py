@@ -27,7 +27,6 @@ from mlxspec.engine.head_check import TEXT, TRIAL_TOKENS, check_head
 from mlxspec.engine.load_drafters import (
     DrafterBuilder,
     asked_drafters,
-    check_rows,
     drafters_that_draft,
     own_drafters,
     towers_of,
@@ -300,7 +299,7 @@ def _assemble(wanted: _Wanted, folders: _Folders, *, is_narrowed: bool) -> _Part
             "Models that run by mlx-lm's code give no exact results: verifies may round otherwise than plain steps. Leave exact out."
         )
     check_kv_bits(target.model.make_cache(0).layers, wanted.config.kv_bits, "This model", "kv_bits")
-    check_rows(tokenizer, target)
+    tokenizer.check_rows(target.model.vocab_size)
     if tokenizer.template is not None:
         tokenizer.template.prepare()
     own = wanted.drafters
@@ -365,7 +364,7 @@ def _start(wanted: _Wanted, folders: _Folders, parts: _Parts) -> Engine:
         notices=[
             *parts.notices,
             *_unused(wanted.names, parts.names, target, wanted.spec, parts.drafters),
-            *_limits(parts.tokenizer, target, wanted.chat_template),
+            *_without_chat(parts.tokenizer, wanted.chat_template),
         ],
         vision=target.vision,
         no_images=target.no_images
@@ -453,13 +452,9 @@ def _dtype(name: str | None) -> mx.Dtype | None:
     return _DTYPES.get(name or "")
 
 
-def _limits(tokenizer: Tokenizer, target: Assembled, given: str | os.PathLike[str] | None) -> Iterator[str]:
-    """Yield notices on what does not work with the model's tokenizer and chat template: answers that never end by themselves, and chat.
-    given: the user's own template file; raises ConfigError where that does not compile."""
-    rows = target.model.vocab_size
-    if tokenizer.eos_ids and not any(0 <= i < rows for i in tokenizer.eos_ids):
-        named = ", ".join(map(str, sorted(tokenizer.eos_ids)))
-        yield f"No answer ends by itself: the model has {rows} rows, and its files end a text with {named}."
+def _without_chat(tokenizer: Tokenizer, given: str | os.PathLike[str] | None) -> Iterator[str]:
+    """Yield a notice where the model's chat template cannot be used. given: the user's own template file; raises ConfigError where that
+    cannot be used."""
     fault = None if tokenizer.template is None else tokenizer.template.check()
     if fault and given is not None:
         raise ConfigError(f"{given} cannot be used. {fault}")

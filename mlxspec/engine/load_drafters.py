@@ -162,7 +162,7 @@ class DrafterBuilder:
         vision = _draft_vision(small, self.target, self.notices)
         self.modules.extend(towers_of(small) if vision is not None else [])
         own = Tokenizer.from_folder(beside.path)
-        check_rows(own, small)
+        own.check_rows(small.model.vocab_size)
         check_vocabularies(self.tokenizer, own, vocab_size, small.model.vocab_size)
         self.modules.append(small.model)
         return DraftModel(
@@ -269,13 +269,3 @@ def _draft_vision(small: Assembled, target: Assembled, notices: list[str]) -> Vi
         )
         return None
     return small.vision
-
-
-def check_rows(tokenizer: Tokenizer, made: Assembled) -> None:
-    """Raise ModelError where the tokenizer encodes ordinary text into ids for which the model's embedding has no row. Added tokens may
-    lie beyond the rows, as `<image_soft_token>` does in Gemma 3's text models; a request that uses one is refused."""
-    rows = made.model.vocab_size
-    if tokenizer.num_ordinary > rows:
-        raise ModelError(
-            f"The tokenizer beside the model has {tokenizer.num_ordinary} tokens for text, the model only {rows} rows."
-        )

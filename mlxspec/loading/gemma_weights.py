@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-import mlx.core as mx
-
-from mlxspec.loading.weights import Weights, rename, split_experts, without_tied_head
+from mlxspec.loading.weights import Weights, as_factor, rename, split_experts, without_tied_head
 
 STACKS = "experts.switch_glu."  # our name of stacks of experts
 _RANGES = (".input_max", ".input_min", ".output_max", ".output_min")  # of activations, kept for other formats
@@ -17,7 +15,7 @@ def sanitize_gemma3(weights: Weights, *, tied: bool) -> Weights:
     """Return the text model's tensors of a Gemma 3 folder under mlxspec's names. Norm weights, which are zero-centred in every folder,
     become factors (1 is added). tied: whether the language-model head is the embedding; a stored head is then dropped."""
     trunk = rename(weights)
-    trunk |= {k: v.astype(mx.float32) + 1.0 for k, v in trunk.items() if k.endswith("norm.weight")}
+    trunk |= {k: as_factor(v) for k, v in trunk.items() if k.endswith("norm.weight")}
     return without_tied_head(trunk) if tied else trunk
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import mlx.core as mx
 
 from mlxspec.errors import ModelError
-from mlxspec.loading.weights import Weights, rename, split_experts, without_tied_head
+from mlxspec.loading.weights import Weights, as_factor, rename, split_experts, without_tied_head
 
 _NORMS = (
     ".input_layernorm.weight",
@@ -91,7 +91,7 @@ def normalize_trunk(weights: Weights) -> tuple[Weights, bool]:
     raw, named = is_raw(weights), rename(weights)
     if raw:
         named |= {k: mx.moveaxis(v, 2, 1) for k, v in named.items() if "conv1d.weight" in k and v.ndim == 3}
-        named |= {k: v.astype(mx.float32) + 1.0 for k, v in named.items() if k.endswith(_NORMS)}
+        named |= {k: as_factor(v) for k, v in named.items() if k.endswith(_NORMS)}
     return split_experts(named), raw
 
 
@@ -125,7 +125,7 @@ def normalize_mtp(head: Weights, trunk: Mapping[str, mx.array], *, raw: bool) ->
     last = head.get("norm.weight")
     if last is not None and (raw or _mean([last]) < 0.5):
         shifted.add("norm.weight")
-    return split_experts({k: v.astype(mx.float32) + 1.0 if k in shifted else v for k, v in head.items()})
+    return split_experts({k: as_factor(v) if k in shifted else v for k, v in head.items()})
 
 
 def _lies_below(head: Mapping[str, mx.array], trunk: Mapping[str, mx.array]) -> bool:

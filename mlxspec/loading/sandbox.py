@@ -36,6 +36,10 @@ class GenerationTag(Extension):
         return caller()
 
 
+class Refusal(TemplateError):
+    """An error that a template raises about its messages (`raise_exception`)."""
+
+
 class PublicNamespace(Namespace):
     """A Jinja namespace that refuses members whose names begin with an underscore, because those could replace Python's own."""
 
@@ -47,7 +51,7 @@ class PublicNamespace(Namespace):
 def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     """Compile a chat template, and render it where values are given. ask: `most`, the most characters to render. body: JSON with the
     template's `source`, and optionally the `values` of its variables. Returns {"fault": reason} where the template does not compile,
-    {"refused": reason} where it does not render, else {} and the text in UTF-8."""
+    {"refused": reason} where it does not render, with `is_own` true where it says so itself, else {} and the text in UTF-8."""
     asked = json.loads(body)
     try:
         template = _compiled(asked["source"])
@@ -62,13 +66,13 @@ def run(ask: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         for piece in template.generate(asked["values"]):
             size += len(piece)
             if size > ask["most"]:
-                return {"refused": "it writes more text than any prompt may have"}, b""
+                return {"refused": "it writes more text than any prompt may have", "is_own": False}, b""
             pieces.append(piece)
         return {}, "".join(pieces).encode()
     except MemoryError:
         raise
     except Exception as error:
-        return {"refused": _reason(error)}, b""
+        return {"refused": _reason(error), "is_own": isinstance(error, Refusal)}, b""
 
 
 @functools.lru_cache(maxsize=4)
@@ -101,7 +105,7 @@ def _check_public(name: Any) -> None:
 
 
 def _refuse(message: Any) -> None:
-    raise TemplateError(str(message))
+    raise Refusal(str(message))
 
 
 def _to_json(

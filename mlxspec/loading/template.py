@@ -30,6 +30,10 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # what templates and
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"  # names that transformers knows
 
 
+class _OwnRefusal(ConfigError):
+    """An error that a template raises itself about its messages."""
+
+
 class ChatTemplate:
     """A model's chat template. It may have a second text, `tool_use`, for conversations with tools.
 
@@ -58,11 +62,14 @@ class ChatTemplate:
         helper.prepare(PROGRAM)
 
     def check(self) -> str | None:
-        """Compile the template. Returns a sentence on why it cannot be used, None where it compiles. May wait for the helper process to
-        start."""
+        """Compile the template and render a user's message with it. Returns a sentence on why it cannot be used, None where it can, also
+        where it refuses that message itself. May wait for the helper process to start."""
         try:
             for text in self._texts.values():
                 self._run({"source": text}, replace(PROGRAM, seconds=_CHECK_SECONDS))
+            self.render([{"role": "user", "content": "Hello"}])
+        except _OwnRefusal:
+            return None
         except (ConfigError, HelperError) as error:
             return str(error)
         return None
@@ -165,7 +172,8 @@ class ChatTemplate:
                 f"The chat template does not compile: {said['fault']}; chat_template (--chat-template FILE) gives another in its place."
             )
         if "refused" in said:
-            raise ConfigError(f"The chat template refuses these messages: {said['refused']}.")
+            kind = _OwnRefusal if said["is_own"] else ConfigError
+            raise kind(f"The chat template refuses these messages: {said['refused']}.")
         try:
             return text.decode()
         except UnicodeDecodeError as error:

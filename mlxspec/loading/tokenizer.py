@@ -105,6 +105,14 @@ class Tokenizer:
             template = template_in(folder)
         return cls(inner, ends | _turn_ends(inner, template), template, special)
 
+    def check_rows(self, rows: int) -> None:
+        """Raise TokenizerError where ordinary text is encoded into ids beyond `rows`, the rows of a model's embedding. Added tokens may lie
+        beyond, as `<image_soft_token>` does in Gemma 3's text models; a request that uses one is refused."""
+        if self.num_ordinary > rows:
+            raise TokenizerError(
+                f"The tokenizer beside the model has {self.num_ordinary} tokens for text, the model only {rows} rows."
+            )
+
     def encode(self, text: str, *, special: bool = True, most: int | None = None) -> list[int]:
         """Return the token ids of a text. special: whether to add the tokens that the tokenizer puts around a plain text (a
         beginning-of-text token, for example), unless the text begins with them; texts of templates hold them already.
@@ -349,14 +357,24 @@ def _turn_ends(inner: _Tokenizer, template: ChatTemplate | None) -> set[int]:
 
 
 def _eos_ids(folder: Path, inner: _Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
-    """Return every id that one of the model's files gives as end of text. special: the tokenizer's `special`."""
+    """Return every id that one of the model's files gives as end of text. special: the tokenizer's `special`. Raises TokenizerError where
+    a file gives only ids that neither the vocabulary of config.json nor the tokenizer has."""
     found: set[int] = set()
     config = read_json(folder / "config.json")
     text = config.get("text_config")
-    sources = [read_json(folder / "generation_config.json"), config, text if isinstance(text, dict) else {}]
-    for source in sources:
-        ids = source.get("eos_token_id")
-        found.update(i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int)
+    text = text if isinstance(text, dict) else {}
+    rows = [n for n in (text.get("vocab_size"), config.get("vocab_size")) if type(n) is int]
+    there = inner.get_added_tokens_decoder()
+    sources = {"generation_config.json": read_json(folder / "generation_config.json")}
+    for source, values in (sources | {"config.json": config, "text_config of config.json": text}).items():
+        given = values.get("eos_token_id")
+        ids = {i for i in (given if isinstance(given, list) else [given]) if type(i) is int}
+        known = {i for i in ids if i >= 0 and (not rows or i < max(rows) or i in there)}
+        if ids and not known:
+            raise TokenizerError(
+                f"{source} ends texts with token {min(ids)}, which the model's vocabulary does not have."
+            )
+        found |= ids
     if "eos_token" in special and inner.token_to_id(special["eos_token"]) is not None:
         found.add(inner.token_to_id(special["eos_token"]))
     return frozenset(found)

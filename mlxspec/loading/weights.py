@@ -184,6 +184,11 @@ def our_name(name: str) -> str:
     return name
 
 
+def as_factor(norm: mx.array) -> mx.array:
+    """Return a zero-centred weight of a norm as the factor that it stands for, in float32. What is no float stays, for `fill` to refuse."""
+    return norm.astype(mx.float32) + 1.0 if mx.issubdtype(norm.dtype, mx.floating) else norm
+
+
 def without_tied_head(trunk: Weights) -> Weights:
     """Return the tensors without the language-model head, for models that use the embedding as head."""
     return {k: v for k, v in trunk.items() if not k.startswith("language_model.lm_head.")}
@@ -259,7 +264,9 @@ def _format(path: str, packed: mx.array, weights: Weights, shape: tuple[int, ...
     if rows and packed.dtype == mx.uint32 and 0 not in (packed.size, scales.size):
         bits, odd = divmod(packed.shape[-1] * 32, shape[-1])
         group_size, over = divmod(shape[-1], scales.shape[-1])
-        mode = (_BYTES if scales.dtype == mx.uint8 else _AFFINE).get((bits, group_size))
+        is_float = mx.issubdtype(scales.dtype, mx.floating)
+        known = _AFFINE if is_float else _BYTES if scales.dtype == mx.uint8 else {}
+        mode = known.get((bits, group_size))
         shifts = biases is not None and biases.shape == scales.shape
         whole = not odd and not over and (shifts if mode == "affine" else biases is None)
         if mode is not None and whole and (own is None or own.shape == shape[:-2] != ()):

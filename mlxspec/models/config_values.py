@@ -12,7 +12,7 @@ from mlxspec.errors import ModelError
 
 WIDEST = 1 << 24  # outputs of one projection
 _MOST = {
-    "num_hidden_layers": 1024,
+    **dict.fromkeys(("n_layer", "n_layers", "num_hidden_layers", "num_layers"), 1024),
     "num_kv_shared_layers": 1024,
     "vocab_size": 1 << 22,
     "hidden_size": 1 << 16,
@@ -22,6 +22,19 @@ _MOST = {
 }
 
 
+_PLAIN = {  # by the way to read them, keys that every architecture spells alike
+    "size": (
+        "hidden_size",
+        "max_position_embeddings",
+        "n_layer",
+        "n_layers",
+        "num_hidden_layers",
+        "num_layers",
+        "vocab_size",
+    ),
+    "number": ("rms_norm_eps", "rope_theta"),
+    "flag": ("tie_word_embeddings",),
+}
 # What every config.json may hold: who wrote it and how, training, generation (which generation_config.json or a request decides), labels.
 EVERYWHERE = frozenset(
     """
@@ -66,6 +79,17 @@ def mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ModelError(f"{key} in config.json is not an object.")
     return found
+
+
+def check_plain(config: Mapping[str, Any]) -> None:
+    """Check the keys of a config.json that every architecture spells alike, for models whose other keys are read by others' code. A list,
+    as of a number for each layer, is not checked. Raises ModelError that names the key."""
+    for part in (config, mapping(config, "text_config")):
+        get = Values(part)
+        for how, keys in _PLAIN.items():
+            for key in keys:
+                if get.value(key) is not None and not isinstance(part[key], list):
+                    getattr(get, how)(key)
 
 
 class Values:

@@ -27,7 +27,7 @@ def drafter_in(config: Mapping[str, Any]) -> Kind | None:
 def kind_by(names: Collection[str], config: Mapping[str, Any]) -> Kind:
     """Return the kind of a folder: "model", "head", or a kind of drafter. names: names of its tensors, those of an MTP head under
     `mtp.`."""
-    if all(name.startswith("mtp.") for name in names):
+    if names and all(name.startswith("mtp.") for name in names):
         return "head"
     return folder_kind(names, {}) or folder_kind((), config) or "model"
 
@@ -80,8 +80,8 @@ class ModelFolder:
             found = check_header(path)
             prefix = "mtp." if is_bare_head(found) else ""
             names.update(prefix + name for name in found)
-        needs_config = not all(name.startswith("mtp.") for name in names)
-        return kind_by(names, self.config() if needs_config else {})
+        kind = kind_by(names, {})
+        return kind if kind == "head" else kind_by(names, self.config())
 
     def title(self) -> str:
         """Return what the folder holds, with its article: "an EAGLE-3 drafter"."""

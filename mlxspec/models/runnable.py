@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxspec.loading.published import description, storage
+from mlxspec.models.config_values import check_plain
 from mlxspec.models.folder import Kind, ModelFolder, drafter_in
 from mlxspec.models.registry import ARCHITECTURES, architecture
 
@@ -53,10 +54,12 @@ class Runnable:
 def judge(config: Mapping[str, Any], engine: Engine = "auto", *, kind: Kind | None = None) -> Runnable:
     """Return how mlxspec runs a folder with this config.json. engine: "mlx-lm" to run a model by mlx-lm's code, "auto" to prefer mlxspec's
     own. kind: the kind of the folder by its tensors, None where these are unknown. Raises ModelError for a model_type that mlxspec's own
-    code does not run and mlx-lm's is not to run."""
+    code does not run and mlx-lm's is not to run, and for values that no model has."""
     kind = kind or drafter_in(config) or "model"
     by_mlx_lm = kind == "model" and _runs_by_mlx_lm(config, engine)
-    if kind == "model" and not by_mlx_lm:
+    if by_mlx_lm:
+        check_plain(config)
+    elif kind == "model":
         architecture(config)
     return Runnable(kind=kind, by_mlx_lm=by_mlx_lm, config=config)
 

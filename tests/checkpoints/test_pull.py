@@ -309,22 +309,31 @@ def test_formats_of_others_cost_no_download(
     machine: Machine, tmp_path: Path, method: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = quantized(machine, tmp_path / "repo", QUANTIZED[method])
+    scaled(tmp_path / "repo")
     name, *more = command.split()
     more = [str(tmp_path / "made") if word == "made" else word for word in more]
     refused(machine.run(name, *more, repo), "is not supported")
-    assert machine.hub.served["model.safetensors"] == 0
+    assert machine.hub.served["model.safetensors"] < 1 << 16  # its header, whose names decide
     assert not list((machine.home / "hub").rglob("*.mlxspec-part"))
     assert machine.hub.served["tokenizer.json"] == 0
     found = json.loads(machine.run("models", "quantized", "--json").out)["models"]
     assert [m["name"] for m in found] == ([repo] if method == "integers" else [])
 
 
+def scaled(folder: Path) -> None:
+    """Give it a tensor of a quantized matrix."""
+    found = dict(mx.load(str(folder / "model.safetensors")))
+    mx.eval(found)
+    (folder / "model.safetensors").unlink()
+    found["model.layers.0.mlp.up_proj.weight_scale"] = mx.ones((1,))
+    mx.save_safetensors(str(folder / "model.safetensors"), found, {"format": "mlx"})
+
+
 def test_modelopts_own_file_is_asked(machine: Machine, tmp_path: Path) -> None:
-    refused(
-        machine.run("pull", quantized(machine, tmp_path / "a", {"quant_algo": "W4A16_AWQ"}, modelopt=True)),
-        "modelopt (W4A16_AWQ)",
-    )
-    assert machine.hub.served["model.safetensors"] == 0
+    repo = quantized(machine, tmp_path / "a", {"quant_algo": "W4A16_AWQ"}, modelopt=True)
+    scaled(tmp_path / "a")
+    refused(machine.run("pull", repo), "modelopt (W4A16_AWQ)")
+    assert machine.hub.served["model.safetensors"] < 1 << 16
     fine = quantized(machine, tmp_path / "b", {"quant_algo": "FP8"}, modelopt=True)
     assert machine.run("pull", fine).code == 0
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mlxspec import Engine, SamplingParams, load
 from mlxspec.demo import GEMMA
 from mlxspec.drafters.draft_model import check_vocabularies
-from mlxspec.errors import ConfigError, GrammarError, ModelError
+from mlxspec.errors import ConfigError, GrammarError, ModelError, TokenizerError
 from mlxspec.loading.token_bytes import TokenBytes
 from mlxspec.loading.tokenizer import Tokenizer
 from mlxspec.parsers.formats import ChatFormat
@@ -178,16 +178,26 @@ def test_only_ends_with_rows_end_a_grammar(tmp_path: Path) -> None:
     assert made.generate("a", SamplingParams(max_tokens=20, regex="[ab]{3}")).finish_reason == "stop"
 
 
-def test_without_an_end_within_the_rows_no_grammar_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_an_end_that_the_vocabulary_lacks_is_refused(file: str, tmp_path: Path) -> None:
+    folder = with_added(tmp_path / "model")
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | {"eos_token_id": [5000, -1]}))
+    with pytest.raises(TokenizerError, match=rf"{file} ends texts with token -1, which"):
+        load(str(folder), draft="off")
+    (folder / file).write_text(json.dumps(content | {"eos_token_id": [5000, 2047]}))
+    assert {5000, 2047} <= Tokenizer.from_folder(folder).eos_ids
+
+
+def test_without_an_end_no_grammar_ends(tmp_path: Path) -> None:
     folder = with_added(tmp_path / "model")
     for name in ("generation_config.json", "config.json"):
         content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | {"eos_token_id": 5000}))
+        (folder / name).write_text(json.dumps(content | {"eos_token_id": None}))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")  # which closes no turn
     made = load(str(folder), draft="off")
-    assert [n for n in made.notices if "No answer ends by itself" in n and "5000" in n]
     with pytest.raises(GrammarError, match="no token that ends a text"):
         made.generate("a", SamplingParams(regex="b"))
 

@@ -18,6 +18,12 @@ MLX_LM = f"mlx-lm {version('mlx-lm')}"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _PUBLISHED = frozenset({"weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "qweight"})
 _SHARED = ("base", "cache")  # files of mlx-lm that know no config
+_ACTS = (  # the beginning of an activation's name, and how code spells it
+    ("silu|swish", r"silu|swiglu"),
+    ("gelu", r"gelu|geglu"),
+    ("relu2|sqrelu", r"relu2|relu_squared|square\("),
+    ("relu", r"\brelu\b"),
+)
 _CODE = Path(mlx_lm.models.__path__[0])
 
 
@@ -49,6 +55,12 @@ def names_key(config: Mapping[str, Any], key: str) -> bool:
     """Return whether mlx-lm's code for this model_type, or a file of mlx-lm that this code imports, uses the key `key` of config.json."""
     used = re.compile(rf"""\.{re.escape(key)}\b|["']{re.escape(key)}["']""")
     return any(used.search(text) for text in _all_texts(config))
+
+
+def computes(config: Mapping[str, Any], activation: str) -> bool:
+    """Return whether mlx-lm's code for this model_type computes an activation that config.json names, by its text."""
+    spelled = next((code for name, code in _ACTS if re.match(name, activation)), re.escape(activation))
+    return any(re.search(spelled, text, re.IGNORECASE) for text in _all_texts(config))
 
 
 def _all_texts(config: Mapping[str, Any]) -> list[str]:

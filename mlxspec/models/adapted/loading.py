@@ -25,13 +25,22 @@ from mlxspec.loading.names import printable
 from mlxspec.loading.published import MODELOPT_FILE
 from mlxspec.loading.safetensors import check_header
 from mlxspec.loading.tokenizer import read_json
-from mlxspec.models.adapted.classes import MLX_LM, classes_of, has_code, maker_of, reads_parts
+from mlxspec.models.adapted.classes import (
+    MLX_LM,
+    classes_of,
+    computes,
+    has_code,
+    maker_of,
+    names_key,
+    reads_parts,
+)
 from mlxspec.models.adapted.fused import fold_norms, join_products
-from mlxspec.models.adapted.mended import differences, mend, short_factors, unread
+from mlxspec.models.adapted.mended import differences, mend, short_factors, text_of, unread
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapted.published_weights import PublishedWeights
 from mlxspec.models.adapted.words import older_words
 from mlxspec.models.adapters import add_adapter, add_adapters
+from mlxspec.models.config_values import check_plain, short
 from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
 from mlxspec.models.float16 import narrow_module
 from mlxspec.models.folder import ModelFolder
@@ -48,9 +57,7 @@ _CONTEXTS = (
     "n_positions",
 )
 _LACKS = re.compile(r"missing \d+ required positional arguments?: (.+)")
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _ROWS = ("vocab_size",)
-_MOST_LAYERS, _MOST_ROWS = 1024, 1 << 22
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_EACH = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
 
@@ -111,7 +118,7 @@ def load_module(
     _judge(config)
     with _in_one_sentence(config):
         words = _words(config, max_context)
-    names = [name for path in folder.files() for name in check_header(path)]
+    names = _names(folder)
     formats = judge(config, "mlx-lm", kind="model").unpacked(
         read_json(folder.path / MODELOPT_FILE), names=names
     )
@@ -128,6 +135,18 @@ def load_module(
     with _in_one_sentence(config):
         mend(found[0], config)
     return found
+
+
+def _names(folder: ModelFolder) -> list[str]:
+    """Return the names of the tensors in a folder. Raises ModelError where two of the files that mlx-lm reads hold one name, as its order
+    would decide which counts."""
+    held = dict[str, Path]()
+    for path in sorted({*folder.files(), *folder.path.glob("model*.safetensors")}):
+        names = check_header(path)
+        if twice := sorted(held.keys() & names.keys()):
+            raise ModelError(f"{path.name} holds {printable(twice[0])}, which another file holds too.")
+        held |= dict.fromkeys(names, path)
+    return list(held)
 
 
 def _filled(
@@ -184,9 +203,11 @@ def _judge(config: Mapping[str, Any]) -> None:
     if not has_code(config):
         kind = printable(repr(config.get("model_type")), 80)
         raise ModelError(f"{MLX_LM} has no code for models of type {kind}.")
-    for names, most in ((_LAYERS, _MOST_LAYERS), (_ROWS, _MOST_ROWS)):
-        if number(config, *names, default=1) > most:
-            raise ModelError(f"config.json names a {names[0]} above {most}, which no model has.")
+    check_plain(config)
+    text = text_of(config)
+    for key in ("activation_function", "hidden_act", "hidden_activation"):
+        if isinstance(text.get(key), str) and not (names_key(config, key) or computes(config, text[key])):
+            raise ModelError(f"config.json: {key} {short(text[key])} is not supported.")
 
 
 def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
@@ -196,14 +217,18 @@ def _words(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]
 
 
 def _check_floats(module: Any) -> None:
-    """Check that the weights of linear layers and embeddings which are not quantized are floats, as mlx-lm takes a tensor of any dtype.
-    Raises ModelError."""
+    """Check that the weights of a module are floats, but for quantized matrices and bytes that scale them, as mlx-lm takes a tensor of any
+    dtype. Raises ModelError."""
     for path, part in module.named_modules():
-        if isinstance(part, nn.Linear | nn.Embedding) and not mx.issubdtype(part.weight.dtype, mx.floating):
-            kind = str(part.weight.dtype).removeprefix("mlx.core.")
-            raise ModelError(
-                f"The model cannot be loaded: {printable(path)}.weight holds {kind}, expected floats."
-            )
+        packed = {name for name in part if "scale" in name} and {"weight"}
+        packed |= {"scales"} if getattr(part, "mode", "affine") != "affine" else set()
+        for name in {"weight", "bias", "scales", "biases"} & set(part) - packed:
+            value = part[name]
+            if isinstance(value, mx.array) and not mx.issubdtype(value.dtype, mx.floating):
+                kind = str(value.dtype).removeprefix("mlx.core.")
+                raise ModelError(
+                    f"The model cannot be loaded: {printable(path)}.{name} holds {kind}, expected floats."
+                )
 
 
 def _check_token_ids(module: Any, config: Mapping[str, Any]) -> None:
