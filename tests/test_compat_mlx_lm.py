@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.compat import mlx_lm as ours
 from mlxspec.config import EngineConfig
@@ -488,6 +488,34 @@ def test_limits_progress_and_printing(capsys: pytest.CaptureFixture[str]) -> Non
     it.close()
     assert first.generation_tokens == 1
     assert model.engine.is_idle
+
+
+@catches(
+    "tokens of the prompt cache are told as read",
+    "mlxspec.compat.mlx_lm._answers:_responses",
+    rewritten("max(0, event.num_done - len(before))", "event.num_done"),
+)
+def test_progress_is_that_of_the_new_tokens() -> None:
+    """With a prompt cache, too: never more than the whole, and never less than before."""
+    model, tokenizer = ours.load("demo", config=EngineConfig(prefix_budget=0))
+    prompt = tokenizer.encode(CODE * 4)
+    cache = their_cache.make_prompt_cache(model)
+    for _ in range(3):
+        told: list[tuple[int, int]] = []
+        ours.generate(
+            model,
+            tokenizer,
+            prompt,
+            max_tokens=2,
+            prompt_cache=cache,
+            prefill_step_size=16,
+            prompt_progress_callback=lambda *a, told=told: told.append(a),
+        )
+        done = [num for num, _ in told]
+        assert {total for _, total in told} == {len(prompt)}
+        assert (done[0], done[-1]) == (0, len(prompt))
+        assert done == sorted(done)
+        assert max(done) == len(prompt)
 
 
 def test_what_cannot_be_honoured_says_so() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from planting import catches, rewritten
 
 from mlxspec.platform import bundled_blas, compile_folder, device, folders
 
@@ -428,6 +429,21 @@ class TestFolders:
         folder, notice = folders.private_folder("blas")
         assert notice is None
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+    @catches(
+        "the group may go on writing",
+        "mlxspec.platform.folders:make_private",
+        rewritten("info.st_mode & 0o077", "info.st_mode & 0o007"),
+        case="group",
+    )
+    @pytest.mark.parametrize("who", ["group", "others"])
+    def test_nobody_else_may_do_anything(self, tmp_path: Path, who: str) -> None:
+        for bits in (1, 2, 4):
+            folder = tmp_path / str(bits)
+            folder.mkdir()
+            folder.chmod(0o700 | bits << (3 if who == "group" else 0))
+            folders.make_private(folder)
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
     def test_link_to_another_disk_is_followed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "disk").mkdir()

@@ -69,6 +69,7 @@ SHARED = {
     "sampling/grammar.py:GrammarCompiler._kept": BY_OWNER,
     "sampling/noise.py:_words": SIZES,
     "sampling/survivors.py:_cuts": SIZES,
+    "server/answers_file.py:AnswersFile._weights": "digests of models' weights, the same for every request",
     "server/forms/base.py:_NAMES": PROGRAM,
     "server/http/fairness.py:Lane._waiting": "requests that wait, by client, until they run",
     "server/images.py:_made": "images of requests that run, found by random marks that never leave the process",

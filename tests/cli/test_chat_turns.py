@@ -108,6 +108,29 @@ def test_a_full_context_forgets_the_first_turns_and_says_so(session: Session) ->
     assert talk.num_forgotten == 0
 
 
+@catches(
+    "turns that are taken back stay forgotten",
+    "mlxspec.cli.conversation:Conversation.undo",
+    rewritten("self.num_forgotten = min(self.num_forgotten, len(self.turns))", "pass"),
+    errors=(ConfigError,),
+)
+def test_turns_taken_back_down_to_the_forgotten_ones_are_shown_again(session: Session) -> None:
+    """What is asked next is in the prompt, however many turns were taken back."""
+    talk, engine = session.talk, session.talk.engine
+    while talk.num_forgotten < 4:
+        chat._turn(session, f"question {len(talk.turns) // 2:02d} with some words")
+    while talk.turns:
+        obey(session, "/undo")
+        assert talk.num_forgotten <= len(talk.turns)
+        before = list(talk.turns)
+        if len(before) in (0, 2):
+            chat._turn(session, "and what now?")
+            assert talk.last is not None
+            assert "and what now?" in engine.tokenizer.decode(list(talk.last[0]))
+            obey(session, "/undo")
+            assert talk.turns == before
+
+
 def test_set(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     talk = session.talk
     obey(session, "/set top-p 0.9")

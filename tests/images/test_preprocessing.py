@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from planting import catches, rewritten
 
 from mlxspec.errors import ConfigError, ImageError
-from mlxspec.images.gemma import Gemma3Images, Gemma4Images
+from mlxspec.images.gemma import TOKEN_BUDGETS, Gemma3Images, Gemma4Images
 from mlxspec.images.prepared import Preprocessor
 from mlxspec.images.qwen import QwenImages
 
@@ -135,6 +136,31 @@ def test_max_pixels() -> None:
     ):
         with pytest.raises(ImageError, match=least):
             family.prepare(image, max_pixels=1000)
+
+
+@catches(
+    "a bound that is just met is not",
+    "mlxspec.images.gemma:Gemma4Images._budget",
+    rewritten("n * area <= max_pixels", "n * area < max_pixels"),
+    errors=(ImageError,),
+)
+@catches(
+    "a bound that is just not met is",
+    "mlxspec.images.gemma:Gemma4Images._budget",
+    rewritten("n * area <= max_pixels", "n * area <= max_pixels + 1"),
+)
+@pytest.mark.parametrize("tokens", TOKEN_BUDGETS)
+def test_max_pixels_of_a_budget_give_that_budget(tokens: int) -> None:
+    family, area = Gemma4Images(max_tokens=max(TOKEN_BUDGETS)), (16 * 3) ** 2
+    square = picture(2000, 2000)
+    found = family.tokens_of(2000, 2000, max_pixels=tokens * area)
+    assert found == Gemma4Images(max_tokens=tokens).tokens_of(2000, 2000)
+    assert family.prepare(square, max_pixels=tokens * area).tokens == found
+    if tokens == min(TOKEN_BUDGETS):
+        with pytest.raises(ImageError):
+            family.tokens_of(2000, 2000, max_pixels=tokens * area - 1)
+    else:
+        assert family.tokens_of(2000, 2000, max_pixels=tokens * area - 1) < found
 
 
 @pytest.mark.parametrize("name", FAMILIES)
