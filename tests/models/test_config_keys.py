@@ -16,12 +16,15 @@ import tiny_assistant
 import tiny_gemma
 import tiny_qwen3
 from compare import load_ours
+from hypothesis import given
+from hypothesis import strategies as st
 from mlx.utils import tree_flatten
+from planting import catches, rewritten
 
 import mlxspec
 from mlxspec.errors import ModelError
 from mlxspec.models import gemma4_assistant, gemma_config, qwen3_5_config, qwen3_config
-from mlxspec.models.config_values import Keys, Values
+from mlxspec.models.config_values import Keys, Values, flattened
 from mlxspec.models.gemma4_assistant import AssistantConfig
 from mlxspec.models.layers import Rotary
 from mlxspec.models.registry import architecture
@@ -285,3 +288,31 @@ def test_a_default_description_beside_one_that_stretches(kind: str, order: tuple
         both = dict(zip(order, (wrong, stretched), strict=True))
         with pytest.raises(ModelError, match="two values of rope_t"):
             qwen3_config.qwen3_config(base | both | {"rope_theta": 1e6})
+
+
+@catches(
+    "a null hides the value of another object",
+    "mlxspec.models.config_values:flattened",
+    rewritten(" if value is not None}", "}"),
+)
+@catches(
+    "earlier objects override later ones",
+    "mlxspec.models.config_values:flattened",
+    rewritten("for part in parts for key", "for part in reversed(parts) for key"),
+)
+@given(
+    st.dictionaries(
+        st.sampled_from(["", "inner", "other", "unread"]),
+        st.dictionaries(st.sampled_from("abc"), st.sampled_from([None, 0, False, 1, 2]), max_size=3),
+    ),
+    st.permutations(["inner", "", "other"]),
+)
+def test_the_last_object_that_has_a_value_gives_it(
+    objects: dict[str, dict[str, Any]], order: list[str]
+) -> None:
+    own = objects.pop("", {})
+    found = flattened({**own, **objects}, *order)
+    parts = {"": own | {"unread": objects["unread"]} if "unread" in objects else own, **objects}
+    for key in "abc":
+        told = [part[key] for name in order if (part := parts.get(name, {})).get(key) is not None]
+        assert (key in found, found.get(key)) == (bool(told), told[-1] if told else None)
