@@ -50,10 +50,12 @@ def qwen3_config(config: Mapping[str, Any]) -> Qwen35Config:
     get = Values(config, QWEN3_KEYS)
     num_experts = get.size("num_experts", get.size("num_local_experts", 0))
     layer_kinds(get, "full_attention")
+    heads = get.size("hidden_size") // get.size("num_attention_heads")
     return plain_layers(
         get,
         merged(get),
         max_context=get.size("max_position_embeddings"),
+        head_dim=get.size("head_dim", heads if num_experts else None),
         intermediate_size=get.size("intermediate_size", None if num_experts == 0 else 0),
         tied=get.flag("tie_word_embeddings"),
         num_experts=num_experts,

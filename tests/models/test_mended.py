@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.utils import MODEL_REMAPPING
 from planting import catches
@@ -14,7 +16,7 @@ from transformers import CONFIG_MAPPING
 import mlxspec
 from mlxspec.models.adapted.classes import has_code
 from mlxspec.models.adapted.loading import load_adapted
-from mlxspec.models.adapted.mended import short_factors, unread
+from mlxspec.models.adapted.mended import mend, short_factors, unread
 from mlxspec.models.folder import ModelFolder
 from mlxspec.models.registry import ARCHITECTURES
 from tests.models import adapted_zoo
@@ -109,3 +111,75 @@ def test_a_longer_context_is_told_what_it_costs(tmp_path: Path) -> None:
     for context, is_told in ((None, True), (64, False), (65, True)):
         notices = load_adapted(ModelFolder(folder), max_context=context).notices
         assert any("--max-context 64" in notice for notice in notices) == is_told
+
+
+def mended_module(kind: str, **more: Any) -> tuple[Any, Any]:
+    """The module of a config as mlx-lm makes it, and one with the same weights that is mended."""
+    config = adapted_zoo.config_of(kind) | more
+    model, arguments = adapted_zoo.classes_of(config)
+    mx.random.seed(5)
+    plain, own = model(arguments.from_dict(dict(config))), model(arguments.from_dict(dict(config)))
+    drawn = [
+        (name, mx.random.normal(value.shape)) for name, value in adapted_zoo.tree_flatten(plain.parameters())
+    ]
+    for module in (plain, own):
+        module.load_weights(drawn)
+    mend(own, config)
+    return plain, own
+
+
+def part_of(module: Any, kind: str) -> Any:
+    return next(part for part in module.modules() if type(part).__name__ == kind)
+
+
+@catches(
+    "all groups are normed together",
+    "mlxspec.models.adapted.mended:_IMPROVED",
+    lambda right: {},
+)
+def test_groups_of_heads_are_normed_alone() -> None:
+    plain, own = (part_of(m, "MambaRMSNormGated") for m in mended_module("mamba2", n_groups=2))
+    x, gate = mx.random.normal((3, 64)), mx.random.normal((3, 64))
+    halves = zip(mx.split(x, 2, -1), mx.split(gate, 2, -1), mx.split(plain.weight, 2), strict=True)
+    expected = []
+    for x_half, gate_half, weight in halves:
+        plain.weight = weight
+        expected.append(plain(x_half, gate_half))
+    assert mx.allclose(own(x, gate), mx.concatenate(expected, -1), rtol=1e-5, atol=1e-5).item()
+
+
+@catches(
+    "shares do not add up to 1",
+    "mlxspec.models.adapted.mended:_IMPROVED",
+    lambda right: {},
+)
+def test_shares_of_the_experts_chosen_add_up_to_1() -> None:
+    _, own = mended_module("qwen2_moe", norm_topk_prob=True)
+    shares = mx.softmax(part_of(own, "Qwen2MoeSparseMoeBlock").gate(mx.random.normal((5, 32))), axis=-1)
+    assert ((shares > 0).sum(-1) == 2).all().item()
+
+
+@catches(
+    "shares are of the experts chosen alone",
+    "mlxspec.models.adapted.mended:_IMPROVED",
+    lambda right: {},
+)
+def test_shares_are_of_all_experts() -> None:
+    plain, own = (part_of(m, "JambaSparseMoeBlock") for m in mended_module("jamba"))
+    x = mx.random.normal((5, 32))
+    most = mx.softmax(plain.router(x), axis=-1).max(-1, keepdims=True)  # the one expert that is chosen
+    assert mx.allclose(own(x), plain(x) * most, rtol=1e-5, atol=1e-5).item()
+
+
+@catches(
+    "an expert of a group that is not chosen may be chosen",
+    "mlxspec.models.adapted.mended:mend",
+    lambda right: lambda module, config: None,
+)
+def test_only_experts_of_chosen_groups_are_chosen() -> None:
+    _, own = mended_module("deepseek_v3", n_group=2, n_routed_experts=8)
+    gate, x = part_of(own, "MoEGate"), mx.random.normal((9, 32))
+    right = np.sort(np.array(gate(x)[0]))
+    gate.e_score_correction_bias -= gate.e_score_correction_bias.max() + 2.0  # no score is above 0
+    mend(own, {"model_type": "deepseek_v3", "n_group": 2})
+    assert (np.sort(np.array(gate(x)[0])) == right).all()

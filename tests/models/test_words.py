@@ -27,9 +27,18 @@ TOLD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rope_theta": 500.0, "rope_local_base_freq": 7.0, "rope_scaling": None},
     ),
     "apertus": ({"hidden_size": 64, "num_attention_heads": 4}, {"head_dim": 16, "mlp_bias": False, "qk_norm": True}),
+    "exaone": ({"num_hidden_layers": 3, "rms_norm_eps": 1e-6}, {"num_layers": 3, "layer_norm_epsilon": 1e-6}),
     "exaone4": ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window_pattern": 2}, {"sliding_window_pattern": "LG"}),
     "gpt_neox": ({"rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}, {"rotary_emb_base": 500.0, "rotary_pct": 0.5}),
     "granitemoehybrid": ({"layer_types": ["linear_attention", "full_attention"]}, {"layer_types": ["mamba", "attention"]}),
+    "kimi_linear": ({"mlp_layer_types": ["dense", "sparse", "sparse"]}, {"first_k_dense_replace": 1}),
+    "mimo_v2_flash": (
+        {
+            "num_key_value_heads": 2, "sliding_window": 17, "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": _ROPE | {"partial_rotary_factor": 0.5}, "sliding_attention": {"rope_theta": 7.0}},
+        },
+        {"swa_num_key_value_heads": 4, "sliding_window_size": 17, "hybrid_layer_pattern": [0, 1], "swa_rope_theta": 7.0},
+    ),
     "lfm2": ({"hidden_size": 64}, {"block_dim": 64}),
     "mamba2": ({"hidden_size": 64, "expand": 2, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
         {"intermediate_size": 128, "time_step_limit": [0.0, float("inf")]},
@@ -159,6 +168,12 @@ def test_experts_of_gpt_oss_in_floats(tmp_path: Path) -> None:
             "model.layers.0.input_layernorm.weight",
         ),
         ("gpt2", "transformer.wte.weight", "wte.weight"),
+        (
+            "kimi_linear",
+            "model.layers.0.block_sparse_moe.up_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
+        ),
+        ("mimo_v2_flash", "model.layers.1.self_attn.sinks", "model.layers.1.self_attn.attention_sink_bias"),
     ],
 )
 def test_names_are_those_of_mlx_lms_modules(kind: str, saved: str, read: str) -> None:
@@ -172,3 +187,34 @@ def test_what_stays_other_than_published_is_said() -> None:
     config = {"model_type": "minicpm3", "tie_word_embeddings": True, "hidden_size": 64}
     assert [said for said in differences(config | {"dim_model_base": 32}, 512) if "dim_model_base" in said]
     assert not list(differences(config | {"dim_model_base": 64}, 512))
+
+
+def test_experts_of_qwen3_vl_are_turned_once() -> None:
+    both, down = (
+        "model.language_model.layers.0.mlp.experts.gate_up_proj",
+        "model.language_model.layers.0.mlp.experts.down_proj",
+    )
+    published = {both: mx.random.normal((4, 8, 6)), down: mx.random.normal((4, 3, 8))}
+    saved = {name: value.swapaxes(1, 2) for name, value in published.items()}
+    for weights in (published, saved):
+        found = older_names("qwen3_vl_moe", weights)
+        assert all(mx.array_equal(found[name], published[name]).item() for name in published)
+
+
+def test_the_outer_config_says_whether_the_head_is_the_embedding() -> None:
+    config = {
+        "model_type": "mistral3",
+        "text_config": {"model_type": "mistral", "tie_word_embeddings": False},
+    }
+    assert older_words(config | {"tie_word_embeddings": True})["text_config"]["tie_word_embeddings"] is True
+
+
+def test_an_error_names_the_key_that_decides(tmp_path: Path) -> None:
+    folder = adapted_zoo.write("gemma", tmp_path / "a")
+    path = folder / "model.safetensors"
+    there = dict(mx.load(str(path)))
+    mx.eval(there)
+    path.unlink()
+    mx.save_safetensors(str(path), there | {"lm_head.weight": there["model.embed_tokens.weight"]})
+    with pytest.raises(ModelError, match=r"lm_head.weight \(config.json: tie_word_embeddings\)"):
+        load_module(ModelFolder(folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,13 @@ _CONTEXTS = (
     "n_positions",
 )
 _LACKS = re.compile(r"missing \d+ required positional arguments?: (.+)")
+# What an error names, and words in the keys of config.json that decide whether there is such a tensor, or what shape it has.
+_DECIDED_BY = (
+    ("Expected shape.*[kv]_proj", "num_key_value_heads"), ("Expected shape.*mlp", "intermediate_size"),
+    ("weight_scale", "quantization_config"),
+    (r"lm_head\.weight", "tie_word_embeddings"), (r"mlp\.(down|gate|up)_proj\.weight", "mlp_only|sparse"), ("expert", "expert"),
+    ("norm", "norm$"), (r"\.bias", "bias"),
+)  # fmt: skip
 _ROWS = ("vocab_size",)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_EACH = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
@@ -256,15 +264,26 @@ def _in_one_sentence(config: Mapping[str, Any]) -> Iterator[None]:
         yield
     except MlxspecError:
         raise
-    except SystemExit as error:  # as mlx-lm's olmo.py does where a package is missing
-        raise ModelError(
-            f"{maker_of(config)} cannot load this model: its code ended with status {error}."
-        ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # mlx-lm's olmo.py exits where a package is missing
         lacks = _LACKS.search(str(error))
         what = f"config.json lacks {lacks[1]}" if lacks else printable(error, 4096)
+        if isinstance(error, SystemExit):
+            what = f"its code ended with status {error}"
         what = textwrap.shorten(what, 160, placeholder=" and more").rstrip(".") or type(error).__name__
-        raise ModelError(f"{maker_of(config)} cannot load this model: {what}.") from error
+        keys = "" if lacks else f" (config.json: {', '.join(_concerned(error, config))})"
+        raise ModelError(f"{maker_of(config)} cannot load this model: {what}{keys}.") from error
+
+
+def _concerned(error: BaseException, config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of config.json that an error of mlx-lm's code is about, as far as tensors that it names or lines that failed tell;
+    model_type where they do not."""
+    keys = {*text_of(config), "quantization_config"}
+    words = next((words for named, words in _DECIDED_BY if re.search(named, str(error))), "$.")
+    found = {key for key in keys if re.search(words, key)}
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).parent.name == "models" and "mlx_lm" in frame.filename:
+            found |= {*re.findall(r"(?:args|config|self)\.(\w+)", frame.line or "")} & keys
+    return sorted(found) or ["model_type"]
 
 
 def cast(module: Any, dtype: mx.Dtype | None) -> None:

@@ -7,10 +7,11 @@ nothing. What is left over differs from the model as it was published: `unread` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
@@ -25,7 +26,7 @@ IDLE = frozenset(
     """
     attention_bias attention_softmax_in_fp32 audio_soft_tokens_per_image block_size chunk_size classifier_dropout expand
     final_w_init_variance_scale image_seq_length intermediate_size linear_a_log_max linear_dt_init_floor linear_dt_max linear_dt_min
-    mamba_chunk_size mamba_expand mamba_ssm_cache_dtype max_position_embeddings max_seq_len merged_hidden_size mlp_layer_types
+    lm_head_bias mamba_chunk_size mamba_expand mamba_ssm_cache_dtype max_position_embeddings max_seq_len merged_hidden_size mlp_layer_types
     model_max_length moe_layers moe_norm_min moe_shared_expert_overlap multimodal_projector_bias num_channels num_hidden_layers
     num_key_value_heads num_local_experts num_logits_to_keep num_nextn_predict_layers num_sliding_attention_heads out_hidden_size
     patch_size pretraining_tp qk_head_dim qkv_bias rescale_prenorm_residual residual_in_fp32 rope_parameters rope_scaling
@@ -86,7 +87,6 @@ TOLD_TWICE: dict[str, tuple[str, ...]] = {
         "bailing_hybrid", "deepseek_v32", "exaone4", "glm_moe_dsa", "kimi_linear", "llama4", "llama4_text", "mimo_v2_flash", "minimax",
     ),
     **dict.fromkeys(("linear_conv_kernel_dim", "linear_head_dim", "linear_num_heads"), ("bailing_hybrid", "kimi_linear")),
-    "no_rope_layers": ("llama4",),
     **dict.fromkeys(("num_expert_group", "num_experts_per_token"), ("bailing_hybrid",)),
     "num_experts_per_tok": ("step3p5",),
     "rms_norm_eps": ("exaone", "mimo_v2_flash"),
@@ -108,10 +108,23 @@ _WINDOWED = (
 _OF_WINDOWS = ("sliding_window", "layer_types", "max_window_layers", "use_sliding_window")
 _MENDED = {  # keys that `mend` or `differences` looks at
     "key_multiplier": ("falcon_h1",),
+    "no_rope_layers": ("llama4",),
     "partial_rotary_factor": ("glm",),
     "norm_topk_prob": ("qwen2_moe",),
     "moe_use_aux_free": ("ernie4_5_moe",),
     "layer_types": ("cohere2",),
+    "scale_attn_by_inverse_layer_idx": ("gpt2",),
+}
+# By key, the model_type whose class reads no list, and the values of most layers and of every fourth layer.
+_IN_FOURS: dict[str, tuple[str, Any, Any]] = {
+    "layer_types": ("cohere2", "sliding_attention", "full_attention"),
+    "no_rope_layers": ("llama4", 1, 0),
+}
+# By model_type and key, what mlx-lm's class has built in, what counts where config.json lacks the key, and what the class does.
+_DIFFERENT: dict[tuple[str, str], tuple[Any, Any, str]] = {
+    ("ernie4_5_moe", "moe_use_aux_free"): (False, True, "chooses experts without e_score_correction_bias"),
+    ("falcon_h1", "attention_in_multiplier"): (1.0, 1.0, "leaves values as they are"),
+    ("gpt_bigcode", "multi_query"): (True, True, "has the queries of all heads before their keys"),
 }
 LONG = ("longrope", "su")  # kinds of rotary positions with factors for short texts and for long ones
 
@@ -123,9 +136,12 @@ def text_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_of(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of rotary positions, from `rope_scaling` or `rope_parameters`; empty where there are none."""
+    """Return the settings of rotary positions, from `rope_scaling` or `rope_parameters`; empty where there are none. Of settings for each
+    kind of layers they are those of full attention."""
     found: Any = next((text[key] for key in ("rope_scaling", "rope_parameters") if text.get(key)), {})
-    return dict(found) if isinstance(found, Mapping) else {}
+    found = found if isinstance(found, Mapping) else {}
+    whole = found.get("full_attention")
+    return dict(whole if isinstance(whole, Mapping) else found)
 
 
 def short_factors(config: Mapping[str, Any], max_context: int | None) -> dict[str, Any]:
@@ -138,7 +154,8 @@ def short_factors(config: Mapping[str, Any], max_context: int | None) -> dict[st
     for key in ("rope_scaling", "rope_parameters"):
         rope = text.get(key)
         if isinstance(rope, Mapping) and "short_factor" in rope:
-            words[key] = {**rope, "long_factor": rope["short_factor"]}
+            short = {key.replace("short", "long"): value for key, value in rope.items() if "short_" in key}
+            words[key] = {**rope, **short}
     return words
 
 
@@ -163,12 +180,79 @@ def mend(module: Any, config: Mapping[str, Any]) -> None:
         for part in module.modules():
             if isinstance(part, YarnRoPE) and isinstance(theta, int | float):
                 _put_yarn(part, Values(rope), float(theta), int(text.get("max_position_embeddings") or 0))
-    if text.get("model_type") == "glm" and isinstance(turned := _turned(text), float):
-        for layer in module.layers:
+    kind, layers = text.get("model_type"), module.layers
+    if kind == "glm" and isinstance(turned := _turned(text), float):
+        for layer in layers:
             layer.self_attn.rope.dims = int(layer.self_attn.head_dim * turned)
-    if text.get("model_type") == "falcon_h1":
-        for layer in module.layers:  # mlx-lm looks for it under the name of another matrix
+    if kind == "falcon_h1":
+        for layer in layers:  # mlx-lm looks for it under the name of another matrix
             layer.self_attn.scale *= float(text.get("key_multiplier") or 1.0)
+    if kind == "gpt2" and text.get("scale_attn_by_inverse_layer_idx"):
+        for i, layer in enumerate(layers):
+            layer.attn.scale /= i + 1
+    for part in module.modules():
+        if (improve := _IMPROVED.get((kind, type(part).__name__))) is not None:
+            improve(part, text)
+        for name in ("e_score_correction_bias", "expert_bias"):
+            if (text.get("n_group") or text.get("num_expert_group") or 1) > 1 and part.get(name) is not None:
+                # mlx-lm gives experts of groups that are not chosen a score of 0: no other score may be less
+                bias = part[name].astype(mx.float32)
+                part[name] = bias - mx.minimum(bias.min(), 0.0)
+
+
+def _norm_groups(norm: Any, text: Mapping[str, Any]) -> None:
+    """Make a gated norm of a Mamba 2 layer norm each group of heads alone."""
+    num, kind = text.get("mamba_n_groups") or text.get("n_groups") or 1, type(norm)
+    eps = getattr(norm, "eps", None) or norm.variance_epsilon
+    is_first = getattr(norm, "norm_before_gate", False)
+
+    def call(self: Any, x: mx.array, gate: mx.array) -> mx.array:
+        x = x if is_first else x * nn.silu(gate)
+        x = mx.fast.rms_norm(mx.unflatten(x, -1, (num, -1)), None, eps).reshape(x.shape) * self.weight
+        return x * nn.silu(gate) if is_first else x
+
+    if num > 1:
+        norm.__class__ = _with_call(kind, call)
+
+
+def _share_among_all(mixture: Any, text: Mapping[str, Any]) -> None:
+    """Make a mixture of experts weight them by a softmax over all experts. Its class takes a softmax over those that it chooses."""
+    kind = type(mixture)
+
+    def call(self: Any, x: mx.array) -> mx.array:
+        shares = mx.softmax(self.router(x), axis=-1, precise=True)
+        chosen = mx.topk(shares, self.num_experts_per_tok, axis=-1)
+        return kind.__call__(self, x) * chosen.sum(-1, keepdims=True)
+
+    mixture.__class__ = _with_call(kind, call)
+
+
+def _share_among_chosen(mixture: Any, text: Mapping[str, Any]) -> None:
+    """Make the shares of the experts that a mixture chooses add up to 1, if config.json asks for it: the gate's logits of all others become
+    so small that a softmax gives these experts nothing."""
+    kind, most = type(mixture.gate), mixture.top_k
+
+    def call(self: Any, x: mx.array) -> mx.array:
+        logits = kind.__call__(self, x)
+        return mx.where(logits < mx.topk(logits, most, axis=-1).min(-1, keepdims=True), -mx.inf, logits)
+
+    if text.get("norm_topk_prob"):
+        mixture.gate.__class__ = _with_call(kind, call)
+
+
+def _with_call(kind: Any, call: Any) -> Any:
+    """Return a subclass of `kind` with this `__call__`."""
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+# By model_type and class, what changes a part of a module that has this class.
+_IMPROVED: dict[tuple[Any, str], Callable[[Any, Mapping[str, Any]], None]] = {
+    ("falcon_h1", "FalconH1RMSNormGated"): _norm_groups,
+    ("granitemoehybrid", "GraniteMoeHybridRMSNormGated"): _norm_groups,
+    ("jamba", "JambaSparseMoeBlock"): _share_among_all,
+    ("mamba2", "MambaRMSNormGated"): _norm_groups,
+    ("qwen2_moe", "Qwen2MoeSparseMoeBlock"): _share_among_chosen,
+}
 
 
 def _turned(text: Mapping[str, Any]) -> Any:
@@ -217,7 +301,7 @@ def _masked(kind: Any) -> Any:
         own = create_attention_mask(x, cache, return_array=written_out)
         return kind.__call__(self, x, own, cache)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return _with_call(kind, call)
 
 
 def _put_yarn(part: YarnRoPE, rope: Values, theta: float, max_context: int) -> None:
@@ -238,20 +322,18 @@ def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
             f"Texts of up to {until} tokens get the rotary positions for longer ones: --max-context {until} (max_context) gives those "
             "that the model was published with."
         )
-    if kind == "qwen2_moe" and text.get("norm_topk_prob"):
-        yield "norm_topk_prob of config.json is not used: mlx-lm's code adds experts up with the weights that are not normed."
-    if kind == "jamba" and text.get("num_experts", 16) > 1:
-        yield "This model weights experts otherwise than as published: mlx-lm's code norms the weights of those that it chooses."
-    if kind == "ernie4_5_moe" and text.get("moe_use_aux_free", True):
-        yield "This model chooses other experts than as published: mlx-lm's code drops e_score_correction_bias."
     sizes = {text.get("dim_model_base"), text.get("hidden_size")}
     if kind == "minicpm3" and text.get("tie_word_embeddings") and len(sizes) > 1:
         yield "dim_model_base of config.json is not used: mlx-lm's code divides no logits where the head is the embedding."
-    named, step = text.get("layer_types"), text.get("sliding_window_pattern", 4)
-    if kind == "cohere2" and isinstance(named, list) and isinstance(step, int):
-        coded = ["full_attention" if (i + 1) % step == 0 else "sliding_attention" for i in range(len(named))]
-        if named != coded:
-            yield "layer_types of config.json is not used: mlx-lm's code gives every fourth layer all tokens."
+    for (of, key), (built_in, default, done) in _DIFFERENT.items():
+        if kind == of and text.get(key, default) != built_in:
+            yield f"{key} of config.json is not used as the model was published: mlx-lm's code {done}."
+    for key, (of, windowed, whole) in _IN_FOURS.items():
+        named, step = text.get(key), text.get("sliding_window_pattern", 4)
+        if config.get("model_type") != of or not isinstance(named, list) or not isinstance(step, int):
+            continue
+        if named != [whole if (i + 1) % step == 0 else windowed for i in range(len(named))]:
+            yield f"{key} of config.json is not used: mlx-lm's code has every fourth layer of its own kind."
 
 
 def unread(config: Mapping[str, Any]) -> tuple[str, ...]:

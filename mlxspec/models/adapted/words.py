@@ -28,8 +28,9 @@ def older_words(config: Part) -> dict[str, Any]:
     words |= _absent(plain, ({} if knows_rope else _rope(plain)) | _of_kind(plain))
     text = plain.get("text_config")
     if isinstance(text, Mapping):
-        outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        inner = _absent(text, _rope(text) | _of_kind(text) | outer)
+        inner = _absent(text, _rope(text) | _of_kind(text))
+        if config.get("tie_word_embeddings") is not None:
+            inner["tie_word_embeddings"] = config["tie_word_embeddings"]
         if inner:
             words["text_config"] = {**text, **inner}
     return words
@@ -81,7 +82,7 @@ def _head_dim(hidden: Any, heads: Any) -> dict[str, Any]:
     return {"head_dim": hidden // heads} if is_known else {}
 
 
-def _turned(part: Part, default: float = 1.0) -> float:
+def _share_turned(part: Part, default: float = 1.0) -> float:
     rope = part.get("rope_parameters")
     found = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
     return float(found or part.get("partial_rotary_factor") or default)
@@ -90,25 +91,32 @@ def _turned(part: Part, default: float = 1.0) -> float:
 def _neox(part: Part) -> dict[str, Any]:
     return {
         "rotary_emb_base": (part.get("rope_parameters") or {}).get("rope_theta", 10000),
-        "rotary_pct": _turned(part, 0.25),
+        "rotary_pct": _share_turned(part, 0.25),
     }
 
 
 def _granite(part: Part) -> dict[str, Any]:
     names = {"linear_attention": "mamba", _FULL: "attention"}
     named = [names.get(name, name) for name in part.get("layer_types") or []]
-    return {"layer_types": named, "position_embedding_type": part.get("position_embedding_type") or "nope"}
+    words = {"layer_types": named, "position_embedding_type": part.get("position_embedding_type") or "nope"}
+    return (
+        words
+        if part.get("num_local_experts")
+        else words | {"intermediate_size": part.get("shared_intermediate_size")}
+    )
 
 
 def _exaone4(part: Part) -> dict[str, Any]:
-    letters = ["L" if name == "sliding_attention" else "G" for name in part.get("layer_types") or []]
-    return {"sliding_window_pattern": "".join(letters)} if letters else {}
+    named = part.get("layer_types") or []
+    letters = "".join("L" if name == _WINDOWED else "G" for name in named)
+    return {"sliding_window_pattern": letters if _WINDOWED in named else None} if letters else {}
 
 
 def _kimi(part: Part) -> dict[str, Any]:
     named = list(part.get("layer_types") or [])
     return {
         "rope_theta": 10000.0,
+        "first_k_dense_replace": list(part.get("mlp_layer_types") or []).count("dense"),
         "linear_attn_config": {
             "kda_layers": [i + 1 for i, name in enumerate(named) if name == "linear_attention"],
             "full_attn_layers": [i + 1 for i, name in enumerate(named) if name != "linear_attention"],
@@ -116,6 +124,25 @@ def _kimi(part: Part) -> dict[str, Any]:
             "head_dim": part.get("linear_head_dim"),
             "short_conv_kernel_size": part.get("linear_conv_kernel_dim"),
         },
+    }
+
+
+def _mimo(part: Part) -> dict[str, Any]:
+    layers = {"swa_" + key: part.get(key) for key in ("head_dim", "num_attention_heads", "v_head_dim")}
+    rope = part.get("rope_parameters") or {}
+    return {
+        **layers,
+        "swa_num_key_value_heads": 2 * part.get("num_key_value_heads", 0),
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "hybrid_layer_pattern": [int(name == _WINDOWED) for name in part.get("layer_types") or []],
+        "layernorm_epsilon": part.get("rms_norm_eps"),
+        "moe_layer_freq": [int(name == "sparse") for name in part.get("mlp_layer_types") or []],
+        "n_shared_experts": None,
+        "partial_rotary_factor": (rope.get(_FULL) or {}).get("partial_rotary_factor"),
+        "sliding_window_size": part.get("sliding_window"),
+        "swa_rope_theta": (rope.get(_WINDOWED) or {}).get("rope_theta"),
+        **_DEEPSEEK,
     }
 
 
@@ -136,30 +163,46 @@ def _llama4(part: Part) -> dict[str, Any]:
     return {"model_type": "llama4", "text_config": {**part, **_absent(part, _rope(part))}}
 
 
+_DEEPSEEK = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 # By model_type, what mlx-lm's class wants to be told beside.
 _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     "apertus": lambda part: {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "deepseek_v2": lambda part: _unstretched(part, {"type": "yarn", "factor": 1.0}),
+    "exaone": lambda part: {
+        "num_layers": part.get("num_hidden_layers"),
+        "layer_norm_epsilon": part.get("rms_norm_eps"),
+    },
     "exaone4": _exaone4,
     "exaone_moe": lambda part: {"is_moe_layer": [k == "sparse" for k in part.get("mlp_layer_types") or []]},
+    "glm_moe_dsa": lambda part: {**_DEEPSEEK, "moe_layer_freq": 1},
     "gpt2": lambda part: {"n_ctx": part.get("n_positions")},
+    "gpt_bigcode": lambda part: {"n_inner": 4 * part.get("n_embd", 0)},
     "gpt_neox": _neox,
     "granitemoehybrid": _granite,
     "kimi_linear": _kimi,
     "lfm2": lambda part: {"block_dim": part.get("hidden_size")},
     "llama4_text": lambda part: _llama4(part) if _has_experts(part) else {},
+    "longcat_flash": lambda part: {
+        "attention_method": "MLA",
+        "mla_scale_kv_lora": True,
+        "mla_scale_q_lora": True,
+        "zero_expert_type": "identity",
+    },
     "mamba2": lambda part: {"intermediate_size": part.get("expand", 2) * part.get("hidden_size", 0)},
     "mellum": lambda part: {"num_experts": part.get("num_local_experts")},
     "minicpm3": lambda part: _unstretched(
         part,
         {"type": "longrope", "original_max_position_embeddings": part.get("max_position_embeddings")},
     ),
+    "mimo_v2_flash": _mimo,
     "minimax_m2": lambda part: {
-        "rotary_dim": int(part.get("head_dim", 0) * _turned(part)),
+        "rotary_dim": int(part.get("head_dim", 0) * _share_turned(part)),
         "shared_intermediate_size": 0,
     },
     "nemotron_h": lambda part: (
-        {"time_step_limit": [part["time_step_min"], float("inf")]} if part.get("time_step_min") else {}
+        {"time_step_limit": [part["time_step_min"], float("inf")]}
+        if part.get("time_step_min") and (part.get("layers_block_type") or not part.get("time_step_limit"))
+        else {}
     ),
     "qwen3_vl_moe_text": lambda part: {"num_experts": part.get("num_local_experts"), "norm_topk_prob": True},
     "solar_open": lambda part: {
@@ -169,9 +212,11 @@ _WORDS: dict[str, Callable[[Part], dict[str, Any]]] = {
     },
 }
 _RENAMED = (
+    "intermediate_size",
     "layer_types",
     "model_type",
     "sliding_window_pattern",
+    "time_step_limit",
 )  # whose values have other names, not only the key
 
 
@@ -179,6 +224,8 @@ def older_names(kind: Any, weights: Weights) -> Weights:
     """Return a folder's tensors under the names that mlx-lm's code for this model_type reads. kind: the model_type."""
     if kind == "gpt_oss":
         return _apart(weights)
+    if kind == "qwen3_vl_moe":
+        return _turned(weights)
     return {older_name(kind, name): value for name, value in weights.items()} if kind in _NAMES else weights
 
 
@@ -192,6 +239,7 @@ def older_name(kind: Any, name: str) -> str:
 
 _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "gpt2": ((r"^transformer\.", ""),),
+    "kimi_linear": ((r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj."),),
     "llama4": ((r"^(model|lm_head)\.", r"language_model.\1."),),
     "mixtral": ((r"\.mlp\.gate\.", ".block_sparse_moe.gate."),),
     "nanochat": (
@@ -201,6 +249,7 @@ _NAMES: dict[str, tuple[tuple[str, str], ...]] = {
         (r"^model\.layers\.(\d+)\.mlp\.fc1", r"transformer.h.\1.mlp.c_fc"),
         (r"^model\.layers\.(\d+)\.mlp\.fc2", r"transformer.h.\1.mlp.c_proj"),
     ),
+    "mimo_v2_flash": ((r"\.self_attn\.sinks$", ".self_attn.attention_sink_bias"),),
     "nemotron_h": ((r"^model\.", "backbone."),),
     "olmo_hybrid": (
         (r"\.attention_layer_norm\.", ".input_layernorm."),
@@ -228,4 +277,17 @@ def _apart(weights: Weights) -> Weights:
         else:
             found[f"{stack[1]}.gate_proj.{leaf}"] = value[:, ::2]
             found[f"{stack[1]}.up_proj.{leaf}"] = value[:, 1::2]
+    return found
+
+
+def _turned(weights: Weights) -> Weights:
+    """Return the experts of Qwen3-VL as mlx-lm's code reads them: stacks (E, in, out). transformers 5 saves (E, out, in)."""
+    found = dict(weights)
+    for name, both in weights.items():
+        down = name.removesuffix("gate_up_proj") + "down_proj"
+        if name.endswith(".experts.gate_up_proj") and both.shape[1:] == (
+            2 * weights[down].shape[2],
+            weights[down].shape[1],
+        ):
+            found |= {name: both.swapaxes(1, 2), down: weights[down].swapaxes(1, 2)}
     return found
