@@ -295,7 +295,7 @@ class Worker:
         try:
             self._note_load(engine)
             while self._obey(engine):
-                if self._ahead is None and not engine.is_idle:
+                if self._ahead is None and self._must_step(engine):
                     self._step(engine)
                     if engine.is_idle:
                         self._rehearses_until = time.monotonic() + IDLE_SECONDS
@@ -353,6 +353,11 @@ class Worker:
         if piece is not None:
             piece(engine)
         return True
+
+    def _must_step(self, engine: Engine) -> bool:
+        """Return whether a request is in the engine, or has ended between two steps and its stream has no end yet."""
+        with self._changed:
+            return not engine.is_idle or any(stream.request is not None for stream in self._open)
 
     def _work_ahead(self, engine: Engine) -> None:
         """Run one piece of the work for later requests: expected prompts first, then the rehearsal. An error ends this work; the

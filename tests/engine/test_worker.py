@@ -15,8 +15,9 @@ import mlx.core as mx
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import SamplingParams
 from mlxspec.drafters.lookup import ngram_lookup
+from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.stats import DrafterStats
 from mlxspec.engine.stream import Stream
@@ -25,7 +26,7 @@ from mlxspec.engine.worker import Worker
 from mlxspec.errors import CancelledError, ConfigError, ContextOverflowError, EngineStoppedError, ModelError
 from mlxspec.events import FinishEvent, PrefillEvent, TokensEvent
 from mlxspec.platform import device
-from tests import tiny_models
+from tests.engine import equality
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 120.0
@@ -33,12 +34,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 def make() -> Engine:
-    return Engine(
-        tiny_models.target(),
-        tiny_models.tokenizer(),
-        drafters=[ngram_lookup("ngram-simple", 2, 8)],
-        config=EngineConfig(max_rows=4, prefill_chunk=64),
-    )
+    return equality.engine([ngram_lookup("ngram-simple", 2, 8)], max_rows=4, prefill_chunk=64)
 
 
 def params(num: int = 16) -> SamplingParams:
@@ -154,6 +150,32 @@ def test_closed_before_the_engine_took_it() -> None:
         while not engine.is_idle and time.monotonic() < until:  # it runs artificial rounds while nobody asks
             time.sleep(0.01)
         assert engine.is_idle
+
+
+@catches(
+    "an idle engine is not asked for the ends of what it dropped",
+    "mlxspec.engine.worker:Worker._must_step",
+    lambda right: lambda self, engine: not engine.is_idle,
+    errors=(TimeoutError,),
+)
+def test_what_a_full_queue_drops_has_an_end_where_all_others_leave_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "_OBEYS_FOR", LONG)
+    begin, go = threading.Event(), threading.Event()
+    with Worker(lambda: equality.engine([], max_waiting=2)) as worker:
+        worker.call(lambda _: begin.wait(LONG))
+        streams = [worker.submit(PROMPT, params(), client=client) for client in "aab"]
+        worker.call(lambda _: go.wait(LONG))
+        begin.set()
+        for stream in streams:
+            stream.wait_accepted(LONG)
+        for stream in (streams[0], streams[2]):
+            stream.close()
+        go.set()
+        last = streams[1].get(5.0)
+        assert isinstance(last, FinishEvent)
+        assert last.reason == "error"
 
 
 def test_a_deadline_ends_the_answer(worker: Worker) -> None:
