@@ -159,9 +159,7 @@ class KeptFiles:
             self.forget(name)
         except MlxspecError as error:
             _log.warning("%s removes a damaged file: %s", self._what, error)
-            with contextlib.suppress(OSError):
-                (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
-            self.forget(name)
+            self.discard(name)
         return None
 
     def write(
@@ -278,6 +276,12 @@ class KeptFiles:
             if remove:
                 (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
             self._set({other: file for other, file in self.found.items() if other != name})
+
+    def discard(self, name: str) -> None:
+        """Delete a file that can be of no use to any process, without waiting for the lock."""
+        with contextlib.suppress(OSError):
+            (self.path / (name + _SUFFIX)).unlink(missing_ok=True)
+        self.forget(name)
 
     def _set(self, found: Mapping[str, KeptFile]) -> None:
         """Replace `found` after a change that this process has made to the folder."""

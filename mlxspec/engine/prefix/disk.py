@@ -221,6 +221,7 @@ class PrefixDisk:
             metadata = self.files.read(name, fetch.put)
             if metadata is not None and not self._is_of(key, metadata):
                 metadata = None
+                self.files.discard(name)  # it would take room, uncounted
             if metadata is not None:
                 self.files.use(name)
                 self.stats.bytes_read += fetch.nbytes
