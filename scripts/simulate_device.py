@@ -371,8 +371,8 @@ def record(
         params = SamplingParams(max_tokens=1000, ignore_eos=True, seed=1, **SAMPLING[sampling])
         for _ in range(rows):
             engine.submit(list(range(1, PROMPT + 1)), params, spec=spec)
-        while len(engine._rows) < rows:
-            engine._read() if engine._prefills else engine._admit()
+        while len(engine.places.rows) < rows:
+            engine._read() if engine.places.prefills else engine._admit()
         mx.enable_compile()
         real = host.numbers
         own = [module for name, module in sys.modules.items() if name.split(".")[0] == "mlxspec"]
@@ -404,7 +404,7 @@ def _watch(put: Callable[..., None], recorder: Recorder, engine: Engine, shape: 
 
     def accept(round_: Round, *args: Any, **options: Any) -> Any:
         found = real_accept(round_, *args, **options)
-        recorder.events.append(End(round_.rows.num_tokens - len(engine._rows)))
+        recorder.events.append(End(round_.rows.num_tokens - len(engine.places.rows)))
         return found
 
     real_accept = pipeline.accept

@@ -90,7 +90,7 @@ def engine_behind(
     assert made.prefix.tree.put(KeyedText(known), len(known), parts, mx.zeros((1, target.hidden_size)))
     made.prefix.limit(1 << 30)
     request = made.submit(prompt, replace(params, ignore_eos=True), spec=spec)
-    while not made._rows:
+    while not made.places.rows:
         made.step()
     assert request.stats.num_cached == len(known)
     made.prefix.limit(0)  # what is kept is not what a step costs
@@ -210,9 +210,9 @@ def _nodes(engine: Engine) -> int:
     def counted(*arguments: object, **options: object) -> rounds.Round:
         nonlocal num
         made = forward(*arguments, **options)  # type: ignore[arg-type]
-        assert engine._rows.cache is not None
-        num += graph_nodes(*made.sampled.arrays, *engine._rows.cache.arrays)
-        mx.eval(made.sampled.arrays, engine._rows.cache.arrays)
+        assert engine.places.rows.cache is not None
+        num += graph_nodes(*made.sampled.arrays, *engine.places.rows.cache.arrays)
+        mx.eval(made.sampled.arrays, engine.places.rows.cache.arrays)
         return made
 
     both = mock.patch.object(rounds, "verify", counted), mock.patch.object(pipeline, "verify", counted)

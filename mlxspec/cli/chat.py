@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         talk=talk,
         view=best_view("show" if args.show_thinking else "hide") if at_terminal else View(),
         load=load,
-        ask=_turn,
+        ask=run_turn,
         all_figures=args.stats,
     )
     try:
@@ -182,7 +182,7 @@ def _take(session: Session, line: Typed) -> bool:
         session.talk.show(*names)
         if names and not text:
             return chat_commands.obey(session, "/image")
-    return _turn(session, text[1:] if line.may_command and text.startswith("//") else text)
+    return run_turn(session, text[1:] if line.may_command and text.startswith("//") else text)
 
 
 def _is_pasted(session: Session, text: str) -> bool:
@@ -200,7 +200,7 @@ def _piped_lines() -> Iterator[Typed]:
             yield Typed(text)
 
 
-def _turn(session: Session, text: str) -> bool:
+def run_turn(session: Session, text: str) -> bool:
     """Answer a question: stream the answer, print its statistics, and save the conversation to its file. Returns whether Ctrl-C stopped
     the answer."""
     talk, view = session.talk, session.view

@@ -85,7 +85,8 @@ class Engine(EngineApi):
     texts, from which the drafter `suffix` drafts), text_files (their files, None where there are none), factory (makes requests), ranks
     (the processes that run the model together), health (finds drafters that are hardly ever right; None: no check), pooling (how hidden
     states become embeddings, or the sentence why they do not), refused_adapters (by adapter's name, why it cannot be used), dtype_reason
-    (a sentence on the dtype that the model computes in, and why; empty for a model that `load` did not load).
+    (a sentence on the dtype that the model computes in, and why; empty for a model that `load` did not load), places (all requests, by
+    place), pipeline (launches and reads the rounds).
     """
 
     @by_name
@@ -156,14 +157,14 @@ class Engine(EngineApi):
         self._widest = self._exact_width() if self.config.exact else None
         # after unread drafts attention sums over more than a row's own tokens, which rounds otherwise
         overlaps, num_bytes = not self.config.exact, bytes_of(model)
-        self._pipeline: Rounds = Pipeline(
+        self.pipeline: Rounds = Pipeline(
             self.drafts, self.stats, widest=self._widest, overlaps=overlaps, num_bytes=num_bytes
         )
-        self._places = RequestPlaces(self.config.max_waiting)
+        self.places = RequestPlaces(self.config.max_waiting)
         self._queue, self._prefills, self._rows = (
-            self._places.queue,
-            self._places.prefills,
-            self._places.rows,
+            self.places.queue,
+            self.places.prefills,
+            self.places.rows,
         )
         self._unread: frozenset[int] = frozenset()  # requests whose clients do not read, as callers say
         self._paused: frozenset[int] = frozenset()  # likewise, as this step goes by
@@ -214,7 +215,7 @@ class Engine(EngineApi):
         displaced = self._queue.put(request)
         if displaced is not None:
             displaced.fail(QueueFullError(len(self._queue)))
-            self._places.gone.append(displaced)
+            self.places.gone.append(displaced)
             self._retire_soon()
         return request
 
@@ -252,8 +253,8 @@ class Engine(EngineApi):
     def is_resting(self) -> bool:
         """Return whether steps only check deadlines now: all requests that have begun are paused by `rest`, and there is no memory for
         those that wait."""
-        parked = self._places.parked
-        return not self._places.is_busy and bool(parked) and all(r.number in self._unread for r in parked)
+        parked = self.places.parked
+        return not self.places.is_busy and bool(parked) and all(r.number in self._unread for r in parked)
 
     def _rest(self) -> None:
         if self.is_idle:
@@ -270,12 +271,12 @@ class Engine(EngineApi):
         self._check_outside("close")
         self.drain()
         self.dismiss()
-        for request in self._places.requests:
+        for request in self.places.requests:
             self.cancel(request.number)
         self._model, self.drafts, self._rows.cache = None, Drafts(), None
         self.factory.features = self.features = None
         self.policies = Policies()
-        self._pipeline = Rounds(self.drafts, self.stats)
+        self.pipeline = Rounds(self.drafts, self.stats)
         self.write_out(CLOSE_SECONDS)
         self.texts = TextIndex(0)
         self.memory.close()
@@ -341,13 +342,13 @@ class Engine(EngineApi):
     def is_idle(self) -> bool:
         """Return whether no request waits, is read, decodes or is parked. Events of cancelled requests may still be left for the next
         step."""
-        return not (self._places.is_busy or self._queue or self._places.parked)
+        return not (self.places.is_busy or self._queue or self.places.parked)
 
     @property
     def num_waiting(self) -> int:
         """Return the number of requests that have no place: queued ones, and parked ones, which have begun and are paused while other
         clients have their turn."""
-        return len(self._queue) + len(self._places.parked)
+        return len(self._queue) + len(self.places.parked)
 
     @property
     def num_running(self) -> int:
@@ -394,12 +395,12 @@ class Engine(EngineApi):
     def _expire(self) -> None:
         """Apply the decisions about this step: queue the requests that rank 0 has received, end those whose deadline has passed, and
         remove those that have ended."""
-        orders = self.ranks.step(self._places, self._unread, self._checksum)
+        orders = self.ranks.step(self.places, self._unread, self._checksum)
         for given in orders.submitted:
             self.enqueue(self.factory.new_request(**given))
         self._paused = orders.paused
-        self._places.step += 1
-        self._places.end(orders.endings)
+        self.places.step += 1
+        self.places.end(orders.endings)
         self._retire()
 
     def _decide_alike(self) -> None:
@@ -419,7 +420,7 @@ class Engine(EngineApi):
     def _checksum(self) -> int:
         """Return a checksum over the texts of running requests, the prompts being read and the counts of the engine. Ranks compare it to
         find out whether they differ."""
-        texts = [(r.number, len(r.history), r.history[-1]) for r in self._places.running]
+        texts = [(r.number, len(r.history), r.history[-1]) for r in self.places.running]
         read = [p.num_done for p in self._prefills]
         counts = self.stats.num_rounds, self.stats.num_verified, self.prefix.tree.nbytes
         return crc32(repr((texts, read, counts)).encode())
@@ -448,12 +449,12 @@ class Engine(EngineApi):
     def _admit(self) -> None:
         """Give free places to the waiting requests whose turn it is, reserve their memory and begin to read their prompts."""
         most = min(self.config.max_rows, self._widest or MAX_ROWS)
-        for request in self._places.admit(
+        for request in self.places.admit(
             most,
             self._paused,
             self.memory.has_room,
             lambda: self.model.make_cache(1, kv_bits=self.config.kv_bits),
-            is_on_way=self._pipeline.is_on_way,
+            is_on_way=self.pipeline.is_on_way,
         ):
             try:
                 self.memory.reserve(request)
@@ -486,10 +487,10 @@ class Engine(EngineApi):
 
     def _read(self) -> None:
         """Read a chunk of prompts. Does nothing while a drafted round is launched and not read, because rows cannot join then."""
-        if not self._prefills or self._pipeline.is_open:
+        if not self._prefills or self.pipeline.is_open:
             return
         for prefill, end in self._prefills.pieces(self.memory.chunk, is_busy=bool(self._rows)):
-            self._pipeline.share()
+            self.pipeline.share()
             if end is not None:
                 self._read_piece(prefill, end)
 
@@ -527,11 +528,11 @@ class Engine(EngineApi):
         self.factory.constraints.clock.begin(sum(r.params.has_grammar for r in rows))
         times = None
         try:
-            may_follow = not self._prefills and not self._places.awaits_read
-            events, times = self._pipeline.advance(rows, self.model, cache, may_follow=may_follow)
+            may_follow = not self._prefills and not self.places.awaits_read
+            events, times = self.pipeline.advance(rows, self.model, cache, may_follow=may_follow)
             self._tell(events)
         except BaseException as error:
-            self._pipeline.end()
+            self.pipeline.end()
             self._fail(self._rows.lose_all(), error)
             if not isinstance(error, Exception):
                 self._retire()
@@ -561,7 +562,7 @@ class Engine(EngineApi):
     def cancel(self, number: int) -> bool:
         """End the request of this number at any stage; return whether it was running. Its row is removed at once, or, in a call from
         within a step, at that step's end. The next step returns its FinishEvent."""
-        for request in self._places.requests:
+        for request in self.places.requests:
             if request.number == number and request.finish_reason is None:
                 request.finish_reason = "cancelled"
                 self._retire_soon()
@@ -628,7 +629,7 @@ class Engine(EngineApi):
             raise ConfigError(
                 f"An engine with {which} keeps the kv_bits it was made with, {self.config.kv_bits}; give kv_bits with {which}."
             )
-        if any(True for _ in self._places.requests):
+        if any(True for _ in self.places.requests):
             raise EngineBusyError(f"kv_bits cannot become {bits} while requests run; end them first.")
         self.prefix.tree.clear()
         self.config = self.memory.config = config
@@ -674,17 +675,17 @@ class Engine(EngineApi):
 
     def _retire(self) -> None:
         """Remove all requests that have ended: waiting, being read, or decoding."""
-        for request in self._places.take_ended():
+        for request in self.places.take_ended():
             self._leave(request)
         leaving = [r for r in self._rows if r.finish_reason is not None]
         if not leaving:
             return
         if self._rows.cache is not None:
-            self._pipeline.drop(self._rows.cache)
+            self.pipeline.drop(self._rows.cache)
         self._keep_answers(leaving)
         self._rows.leave(leaving)
         if not self._rows:
-            self._pipeline.end()
+            self.pipeline.end()
         for request in leaving:
             self._leave(request)
 

@@ -46,7 +46,8 @@ _NO_COPIES = 20 * (50 << 20)
 
 class Pipeline(Rounds):
     """The rounds of an engine, of which the next one may be launched before the host has read the current one's results. next: the
-    launched round whose results the host has not read, or None."""
+    launched round whose results the host has not read, or None. overlaps: whether a round with drafts may be launched before the one in
+    front of it is read."""
 
     def __init__(
         self,
@@ -57,12 +58,11 @@ class Pipeline(Rounds):
         overlaps: bool,
         num_bytes: int = 0,
     ) -> None:
-        """Start with no round. widest: the most tokens of a round. overlaps: whether a round with drafts may be launched before the one
-        in front of it is read. num_bytes: of the weights that a round reads."""
+        """Start with no round. widest: the most tokens of a round. overlaps: as in the class. num_bytes: of weights that rounds read."""
         super().__init__(drafts, stats, widest=widest)
         self.next: Round | None = None
         self._commit: UnreadCommit | None = None  # of the round that is being read, on which `next` goes on
-        self._copies, self._overlaps = num_bytes < _NO_COPIES, overlaps
+        self._copies, self.overlaps = num_bytes < _NO_COPIES, overlaps
         self._launching = 0.0  # seconds in which `next` was launched
         self._is_shared = False  # the device has read prompts while `next` was on its way
 
@@ -88,7 +88,7 @@ class Pipeline(Rounds):
         drafts.take_up(current.plan)
         is_shared, self._is_shared = self._is_shared, False
         launched = time.perf_counter()
-        if may_follow and (self._overlaps or not current.is_open):
+        if may_follow and (self.overlaps or not current.is_open):
             holds = self._copies and _buffer_bytes(cache) > _COPIED_AT_MOST
             self.next = self._launch_behind(current, rows, model, cache, holds=holds)
         self._launching = 0.0 if self.next is None else time.perf_counter() - launched
@@ -143,7 +143,7 @@ class Pipeline(Rounds):
         drafted = time.perf_counter()
         self._stats.draft_seconds += drafted - started
         if not rests:  # a drafter may draft
-            return self._drafted_behind(last, rows, model, cache) if self._overlaps else None
+            return self._drafted_behind(last, rows, model, cache) if self.overlaps else None
         tokens = last.sampled.tokens
         if len(rows) < len(last.requests):
             tokens = tokens[mx.array([places[r.number] for r in rows])]

@@ -225,13 +225,13 @@ class Model:
             peaks = {}
             for turn in range(3):
                 for ahead in (True, False):
-                    self.engine._pipeline._overlaps = ahead
+                    self.engine.pipeline.overlaps = ahead
                     mx.clear_cache()
                     stats, more = self._behind(context, new, drafted)
                     peaks[ahead] = more / max(1, self._kv_bytes(context))
                     if turn:
                         speeds[ahead].append(stats.decode_speed)
-            self.engine._pipeline._overlaps = True
+            self.engine.pipeline.overlaps = True
             over = median(a / b for a, b in zip(speeds[True], speeds[False], strict=True))
             more = [f"{peaks[a]:.2f}" for a in (True, False)]
             rows.append([str(context), f"{self._kv_bytes(context) / 1e6:.1f}", f"{over:.2f}", *more])
@@ -244,7 +244,7 @@ class Model:
         """Statistics of an answer behind so many tokens, and the most memory that decoding it took above what was held before."""
         params = SamplingParams(max_tokens=new, ignore_eos=True)
         request = self.engine.submit(self.prompt(context), params, spec=spec)
-        while not self.engine.num_running or request in [p.request for p in self.engine._prefills]:
+        while not self.engine.num_running or request in [p.request for p in self.engine.places.prefills]:
             self.engine.step()
         mx.synchronize()
         held = mx.get_active_memory()

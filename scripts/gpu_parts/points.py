@@ -156,8 +156,8 @@ def _partial(model: Model) -> Found:
         calls.append(1)
         handed_over(*arrays)
 
-    pipeline = model.engine._pipeline
-    before, pipeline._overlaps = pipeline._overlaps, False
+    pipeline = model.engine.pipeline
+    before, pipeline.overlaps = pipeline.overlaps, False
     mx.async_eval = counted
     try:
         spec = SpecConfig(drafters=("mtp",), policy="fixed", n_max=3)
@@ -165,7 +165,7 @@ def _partial(model: Model) -> Found:
         stats = model.engine.generate(model.prompt(64), params, spec=spec).stats
     finally:
         mx.async_eval = handed_over
-        pipeline._overlaps = before
+        pipeline.overlaps = before
     each = len(calls) / max(1, stats.num_rounds)
     return Found(each >= 1, f"{each:.1f} times a round")
 

@@ -8,7 +8,7 @@ import pytest
 from cli_checkpoints import write_checkpoint
 
 import mlxspec
-from mlxspec.cli.chat import _turn
+from mlxspec.cli.chat import run_turn
 from mlxspec.cli.chat_commands import Session, obey
 from mlxspec.cli.conversation import Conversation
 from mlxspec.cli.interrupt import Interrupt
@@ -60,7 +60,7 @@ def test_a_loop_in_thinking_is_told(
 ) -> None:
     monkeypatch.setattr(loops, "LEAST", 40)  # this model's context is short
     talk.params = SamplingParams(max_tokens=600, ignore_eos=True, logit_bias={65: 100.0})
-    _turn(Session(talk=talk, view=View(), load=lambda name: (talk.engine, {})), "hi")
+    run_turn(Session(talk=talk, view=View(), load=lambda name: (talk.engine, {})), "hi")
     told = "".join(capsys.readouterr()).casefold()
     assert "thinking looped and was closed: it repeats every 1 tokens (loop_breaker)" in told
 

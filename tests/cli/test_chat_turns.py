@@ -33,7 +33,7 @@ def engine(model: Path) -> Engine:
 @pytest.fixture
 def session(engine: Engine) -> Session:
     talk = Conversation(engine=engine, params=SamplingParams(max_tokens=6), spec=engine.spec)
-    return Session(talk=talk, view=View(), load=lambda name: (engine, {}), ask=chat._turn)
+    return Session(talk=talk, view=View(), load=lambda name: (engine, {}), ask=chat.run_turn)
 
 
 @catches(
@@ -44,7 +44,7 @@ def session(engine: Engine) -> Session:
 def test_prove_decodes_the_last_answer_again(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="no answer to prove"):
         obey(session, "/prove")
-    chat._turn(session, "one")
+    chat.run_turn(session, "one")
     capsys.readouterr()
     obey(session, "/prove")
     assert capsys.readouterr().err.startswith("proved: plain decoding gives the same 6 tokens")
@@ -58,8 +58,8 @@ def test_retry_and_undo(session: Session, capsys: pytest.CaptureFixture[str]) ->
     talk = session.talk
     with pytest.raises(ConfigError, match="no turn"):
         obey(session, "/retry")
-    chat._turn(session, "one")
-    chat._turn(session, "two")
+    chat.run_turn(session, "one")
+    chat.run_turn(session, "two")
     first, both = talk.turns[:2], list(talk.turns)
     capsys.readouterr()
     obey(session, "/retry")
@@ -79,7 +79,7 @@ def test_retry_and_undo(session: Session, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_retry_that_is_refused_changes_nothing(session: Session) -> None:
-    chat._turn(session, "one")
+    chat.run_turn(session, "one")
     before = list(session.talk.turns)
     session.talk.system = "x" * 300
     with pytest.raises(ContextOverflowError):
@@ -92,7 +92,7 @@ def test_a_full_context_forgets_the_first_turns_and_says_so(session: Session) ->
     talk = session.talk
     notices = []
     for number in range(12):
-        chat._turn(session, f"question {number:02d} with some words")
+        chat.run_turn(session, f"question {number:02d} with some words")
         notices += talk.answers[-1].stats.notices
     assert len(talk.turns) == 24
     begin = talk.num_forgotten
@@ -102,7 +102,7 @@ def test_a_full_context_forgets_the_first_turns_and_says_so(session: Session) ->
     )
     assert len(notices) < 6  # not with every turn
     with pytest.raises(ContextOverflowError):
-        chat._turn(session, "x" * 300)
+        chat.run_turn(session, "x" * 300)
     assert (talk.num_forgotten, len(talk.turns)) == (begin, 24)
     obey(session, "/clear")
     assert talk.num_forgotten == 0
@@ -172,7 +172,7 @@ def test_answers_end_at_the_context(
     talk.params = replace(talk.params, ignore_eos=True)
     for question in ("one", "and two"):
         talk.turns = []
-        chat._turn(session, question)
+        chat.run_turn(session, question)
         stats = talk.answers[-1].stats
         assert stats.num_prompt + stats.num_generated == engine.max_context
         assert talk.answers[-1].ending == "cut at the end of the context"
@@ -185,7 +185,7 @@ def test_answers_end_where_memory_does(session: Session, monkeypatch: pytest.Mon
     talk = session.talk
     talk.params = replace(talk.params, max_tokens=MAX_CONTEXT, ignore_eos=True)
     monkeypatch.setattr(talk.engine.memory, "most_tokens", lambda spec: 40)
-    chat._turn(session, "one")
+    chat.run_turn(session, "one")
     stats = talk.answers[-1].stats
     assert stats.num_prompt + stats.num_generated == 40
     assert talk.answers[-1].ending == "cut at the token limit"
@@ -194,7 +194,7 @@ def test_answers_end_where_memory_does(session: Session, monkeypatch: pytest.Mon
 def test_copy(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no answer"):
         obey(session, "/copy")
-    chat._turn(session, "one")
+    chat.run_turn(session, "one")
     program = tmp_path / "pbcopy"
     program.write_text(f"#!/bin/sh\ncat > {tmp_path}/copied\n")
     program.chmod(0o700)
@@ -223,7 +223,7 @@ def test_resume(
         assert path is not None
         session.kept = path.with_name(f"2026-01-01 00.00.{i:02} 1.json")
         session.talk.clear()
-        chat._turn(session, f"question {i}")
+        chat.run_turn(session, f"question {i}")
     assert len(saved.kept_files()) == saved.KEPT
     newest = saved.KEPT + 2
     session.kept = None

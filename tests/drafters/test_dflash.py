@@ -157,7 +157,7 @@ def test_drafts_behind_rounds_that_nobody_has_read(kind: str) -> None:
     for window in (None, 9):
         watched = Watched(kind, window=window)
         made = equality.engine([watched])
-        made._pipeline._overlaps = True
+        made.pipeline.overlaps = True
         got = made.generate(some, params, spec=spec("dflash", n_max=4))
         for prompt, wish, one in zip(some, params, got, strict=True):
             wanted = equality.engine([]).generate(prompt, wish, spec=PLAIN)

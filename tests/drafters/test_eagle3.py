@@ -203,7 +203,7 @@ def test_what_the_engine_feeds_it(tmp_path: Path, overlaps: bool, depth: int) ->
     watched = Watched(head)
     config_ = EngineConfig(prefill_chunk=16)
     run = Engine(target, tiny_models.tokenizer(), drafters=[watched], config=config_)
-    run._pipeline._overlaps, run.prefix.near = overlaps, 1
+    run.pipeline.overlaps, run.prefix.near = overlaps, 1
     plain = Engine(target, tiny_models.tokenizer(), config=config_)
     texts, wish = equality.prompts(3, 9), equality.spec("eagle3", n_max=depth)
     params = SamplingParams(max_tokens=24, ignore_eos=True)

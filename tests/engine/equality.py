@@ -28,6 +28,7 @@ from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from mlxspec.models.dflash import DFlash
 from mlxspec.models.head_rows import HeadRows
+from mlxspec.models.vision.base import Vision
 from mlxspec.platform import device
 from mlxspec.sampling.noise import Positions, Shifted, gumbel
 from mlxspec.sampling.processors import process
@@ -45,22 +46,35 @@ _probed: dict[int, tuple[Model, bool]] = {}  # models cannot be hashed; kept, so
 
 
 def engine(
-    drafters: Sequence[Drafter] | None = None, form: str = "float32", *, ngram_m: int = 16, **config
+    drafters: Sequence[Drafter | str] | None = None,
+    form: str = "float32",
+    *,
+    model: Model | None = None,
+    spec: SpecConfig | None = None,
+    vision: Vision | None = None,
+    ngram_m: int = 16,
+    **config,
 ) -> Engine:
-    """The tiny target with its tokenizer and, unless others are given, one drafter of each kind. form: a key of tiny_models.FORMS. ngram_m:
-    tokens of the longest draft of a lookup that a request may ask for."""
-    model = tiny_models.target(form)
-    if drafters is None:
-        drafters = [
-            ngram_lookup("ngram-simple", 3, 12),
-            Mtp(tiny_models.mtp_head(form), model.max_context),
-            Eagle3(tiny_models.eagle3(form), model.max_context),
-            DraftModel(tiny_models.echo(form=form), model.vocab_size),
-        ]
-    loaded = SpecConfig(drafters=tuple(d.name for d in drafters), ngram_m=ngram_m)
-    return Engine(
-        model, tiny_models.tokenizer(), drafters=drafters, spec=loaded, config=EngineConfig(**config)
-    )
+    """The tiny target, unless another model is given, with its tokenizer and drafters: names stand for the target's own, None for one of
+    each kind. form: a key of tiny_models.FORMS. spec: default for requests, None for all drafters. ngram_m: tokens of the longest draft
+    of a lookup that a request may ask for. config: fields of EngineConfig."""
+    model = model or tiny_models.target(form)
+    named = ("ngram-simple", "mtp", "eagle3", "draft-model") if drafters is None else drafters
+    made = [drafter(d, model, form) if isinstance(d, str) else d for d in named]
+    spec = spec or SpecConfig(drafters=tuple(d.name for d in made), ngram_m=ngram_m)
+    known, config = tiny_models.tokenizer(), EngineConfig(**config)
+    return Engine(model, known, drafters=made, spec=spec, config=config, vision=vision)
+
+
+def drafter(name: str, model: Model, form: str = "float32") -> Drafter:
+    """The tiny target's drafter of this name."""
+    if name == "mtp":
+        return Mtp(tiny_models.mtp_head(form), model.max_context)
+    if name == "eagle3":
+        return Eagle3(tiny_models.eagle3(form), model.max_context)
+    if name == "draft-model":
+        return DraftModel(tiny_models.echo(form=form), model.vocab_size)
+    return ngram_lookup(name, 3, 12)
 
 
 def spec(*drafters: str, **limits) -> SpecConfig:

@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import measure
 from mlxspec.engine.engine import Engine
@@ -24,7 +24,7 @@ from mlxspec.policy.account import GROWTH, MOST
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost_file import CostFile, write_followed
 from mlxspec.policy.costs import Curve
-from tests import tiny_models
+from tests.engine import equality
 
 WIDTHS = Curve({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.4, 17: 3.6})  # plain rounds
 PAIRS = 5
@@ -107,14 +107,8 @@ def running(clock: Clock, *, is_sure: bool) -> Iterator[None]:
 
 def loaded() -> Engine:
     """As `load` makes one."""
-    target = tiny_models.target()
-    engine = Engine(
-        target,
-        drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
-        spec=SpecConfig(drafters=("mtp",), policy="auto"),
-        config=EngineConfig(prefix_budget=0),
-    )
-    drafters, config = engine.drafts.drafters, engine.config
+    engine = equality.engine(["mtp"], spec=SpecConfig(drafters=("mtp",), policy="auto"), prefix_budget=0)
+    target, drafters, config = engine.model, engine.drafts.drafters, engine.config
     file = CostFile.of(target, drafters, config, engine.name)
     costs = measure.kept_costs(target, drafters, file.data())
     file.follow(costs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.eagle3 import Eagle3
 from mlxspec.drafters.lookup import ngram_lookup
@@ -28,13 +28,7 @@ PLAIN = equality.PLAIN
 
 
 def engine(drafters=(), form: str = "float32", vision=None, **config) -> Engine:
-    return Engine(
-        tiny_models.target(form),
-        tiny_models.tokenizer(),
-        drafters=list(drafters),
-        config=EngineConfig(**config),
-        vision=vision or images.vision(),
-    )
+    return equality.engine(drafters, form, vision=vision or images.vision(), **config)
 
 
 def all_drafters(form: str = "float32"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from planting import catches, rewritten
 
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import Ask, Draft
 from mlxspec.drafters.dflash import DFlashDrafter
 from mlxspec.drafters.draft_model import DraftModel
@@ -44,13 +44,7 @@ def drafters(form: str = "float32"):
 
 
 def engine(given=(), form: str = "float32", **config) -> Engine:
-    return Engine(
-        tiny_models.target(form),
-        tiny_models.tokenizer(),
-        drafters=list(given),
-        config=EngineConfig(**config),
-        vision=images.vision(),
-    )
+    return equality.engine(given, form, vision=images.vision(), **config)
 
 
 class Case:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxspec.config import EngineConfig, SamplingParams
+from mlxspec.config import SamplingParams
 from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import ngram_lookup
 from mlxspec.engine.engine import Engine
@@ -25,9 +25,7 @@ def engine(form: str, drafters=None, **config) -> Engine:  # type: ignore[no-unt
     vision = images.vision(bidirectional=BLOCKS[form])
     if drafters is None:
         drafters = [ngram_lookup("ngram-simple", 2, 12), draft_model(form)]
-    return Engine(
-        target, tiny_models.tokenizer(), drafters=drafters, config=EngineConfig(**config), vision=vision
-    )
+    return equality.engine(drafters, model=target, vision=vision, **config)
 
 
 def draft_model(form: str) -> DraftModel:

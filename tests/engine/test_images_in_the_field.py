@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams
-from mlxspec.drafters.mtp import Mtp
+from mlxspec.config import SamplingParams
 from mlxspec.engine.engine import Engine
 from tests import tiny_models
 from tests.engine import equality, images
@@ -23,14 +22,7 @@ BLIND = images.prompt(images.text(31, 8))
 
 
 def engine(**config) -> Engine:  # type: ignore[no-untyped-def]
-    model = tiny_models.target()
-    return Engine(
-        model,
-        tiny_models.tokenizer(),
-        drafters=[Mtp(tiny_models.mtp_head(), model.max_context)],
-        config=EngineConfig(**config),
-        vision=images.vision(),
-    )
+    return equality.engine(["mtp"], vision=images.vision(), **config)
 
 
 def check(given, result) -> None:  # type: ignore[no-untyped-def]

@@ -156,7 +156,7 @@ class Walk:
         return error
 
     def check(self) -> None:
-        engine, places = self.engine, self.engine._places
+        engine, places = self.engine, self.engine.places
         live = {r.number for r in places.requests}
         for number, request in self.here.items():
             assert self.ends[number] <= 1
@@ -179,7 +179,7 @@ class Walk:
 
     def _check_shares(self) -> None:
         """Clients that wait have no two places fewer than another, but until the round on its way has been read."""
-        places = self.engine._places
+        places = self.engine.places
         has = Counter(r.client for r in places.running)
         waits = [r.client for r in (*places.queue, *places.parked) if r.number not in self.engine._unread]
         most = max(has.values(), default=0)

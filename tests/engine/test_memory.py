@@ -117,13 +117,8 @@ def test_reading_an_image_is_counted() -> None:
     given = images.prompt([1, 2, 3], images.image(2, 3, 1), [4])
 
     def made(budget: int | None = None, scratch: int = per_token) -> Engine:
-        config = EngineConfig(prefix_budget=0, memory_budget=budget)
-        return Engine(
-            tiny_models.target(),
-            tiny_models.tokenizer(),
-            config=config,
-            vision=images.vision(scratch=scratch),
-        )
+        vision = images.vision(scratch=scratch)
+        return equality.engine([], vision=vision, prefix_budget=0, memory_budget=budget)
 
     free = made(scratch=0)
     row = free.memory.needed(free.submit(given, FEW))
@@ -146,22 +141,6 @@ def test_reading_an_image_is_counted() -> None:
     assert tight.memory.scratch < 6 * per_token
 
 
-def test_what_does_not_fit_now_waits_its_turn() -> None:
-    tight = equality.engine(memory_budget=least() + 200_000, prefill_chunk=32)
-    some = [words(5, i) for i in range(6)]
-    plain = [equality.engine([]).generate(p, FEW) for p in some]
-    requests = [tight.submit(p, FEW, spec=spec()) for p in some]
-    most = 0
-    while not tight.is_idle:
-        tight.step()
-        most = max(most, tight.num_running)
-        assert tight.memory.weights + tight.memory.reserved <= tight.memory.budget
-    assert 1 <= most < 6
-    for number, request in enumerate(requests):
-        same(plain[number], Result.of(request), some[number], FEW, "behind a wait")
-    assert tight.memory.reserved == 0
-
-
 OPEN = SamplingParams(max_tokens=MAX_CONTEXT, ignore_eos=True)
 
 
@@ -169,25 +148,6 @@ OPEN = SamplingParams(max_tokens=MAX_CONTEXT, ignore_eos=True)
 def steps_of_32(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (memory, requests_module):
         monkeypatch.setattr(module, "STEP", 32)
-
-
-@catches(
-    "memory is never reserved for more",
-    "mlxspec.engine.memory:EngineMemory.grow",
-    lambda right: lambda *_: None,
-)
-def test_an_answer_without_a_limit_reserves_in_steps_to_the_contexts_end(steps_of_32: None) -> None:
-    """What is reserved is never less than the row has, and the text is that of a request for all of the context."""
-    made = equality.engine(max_context=200)
-    plain = made.generate([1, 2, 3], SamplingParams(max_tokens=197, ignore_eos=True), spec=spec())
-    request, reserved = made.submit([1, 2, 3], OPEN, spec=spec(*ALL)), set()
-    while not made.is_idle:
-        made.step()
-        reserved.add(made.memory.reserved)
-        assert len(request.history) <= request.most_tokens
-    assert len(reserved) > 197 // 32 + 1
-    same(plain, Result.of(request), [1, 2, 3], OPEN, "in steps")
-    assert not request.stats.notices
 
 
 @catches(
@@ -246,7 +206,7 @@ def test_pieces_shrink_near_the_limit_and_change_nothing() -> None:
     tight.memory.budget = needed + tight.memory.activations(memory.SMALLEST_CHUNK, 158)
     tight.step()
     assert tight.memory.chunk == memory.SMALLEST_CHUNK
-    assert next(iter(tight._prefills)).num_done == memory.SMALLEST_CHUNK
+    assert next(iter(tight.places.prefills)).num_done == memory.SMALLEST_CHUNK
     while not tight.is_idle:
         tight.step()
     same(plain, Result.of(request), text, FEW, "in small pieces")
@@ -451,7 +411,7 @@ def test_logits_of_a_verify_are_counted() -> None:
         made.submit([*words(9, i), *words(9, i), *words(3, i)], params, spec=spec("ngram-simple"))
         for i in (1, 2)
     ]
-    while made.num_running < 2 or made._prefills:
+    while made.num_running < 2 or made.places.prefills:
         made.step()
     gc.collect()
     mx.clear_cache()

@@ -12,13 +12,11 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.errors import ConfigError
 from mlxspec.sampling import opening
 from mlxspec.sampling.constraints import Constraints
-from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same
 from tests.engine.random_requests import Anywhere, case, play
@@ -52,14 +50,8 @@ def params(number: int, **more: Any) -> SamplingParams:
 
 
 def engine(*, overlaps: bool) -> Engine:
-    target = tiny_models.target()
-    made = Engine(
-        target,
-        tiny_models.tokenizer(),
-        drafters=[Mtp(tiny_models.mtp_head(), target.max_context), ngram_lookup("ngram-simple", 2, 8)],
-        config=equality.EngineConfig(prefix_budget=0),
-    )
-    made._pipeline._overlaps = overlaps
+    made = equality.engine(["mtp", ngram_lookup("ngram-simple", 2, 8)], prefix_budget=0)
+    made.pipeline.overlaps = overlaps
     return made
 
 

@@ -17,7 +17,6 @@ from mlxspec.cache.model_cache import ModelCache
 from mlxspec.cache.recurrent import RecurrentLayerCache
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters import model_based
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import pipeline
 from mlxspec.engine.engine import Engine, Result
 from mlxspec.engine.pipeline import Pipeline
@@ -32,14 +31,8 @@ PROMPTS = prompts(6, 3)
 
 
 def engine(*, overlaps: bool = True, model=None, **config) -> Engine:
-    target = model or tiny_models.target()
-    made = Engine(
-        target,
-        tiny_models.tokenizer(),
-        drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
-        config=equality.EngineConfig(**config),
-    )
-    made._pipeline._overlaps = overlaps
+    made = equality.engine(["mtp"], model=model, **config)
+    made.pipeline.overlaps = overlaps
     return made
 
 
@@ -152,7 +145,7 @@ def test_whenever_the_host_waits_another_round_is_queued(
 
     for prompt in PROMPTS[:num_rows]:
         own.submit(prompt, params, spec=MTP)
-    while own.num_running < num_rows or own._prefills:
+    while own.num_running < num_rows or own.places.prefills:
         own.step()
     own._model = Watched()
     before, synchronised = own.stats.num_rounds, own.stats.num_synchronised
@@ -166,7 +159,7 @@ def test_whenever_the_host_waits_another_round_is_queued(
     # each step queues a round, then reads the one before it: one evaluation, and two looks at what it gave, which is evaluated by then
     steps = " ".join(waits).split("step")[1:]
     assert [s.split() for s in steps] == [["queued", "eval", *["eval", "asarray"] * 2]] * 6
-    own.cancel(own._rows[0].number)
+    own.cancel(own.places.rows[0].number)
     own._model = tiny_models.target()
     finished(own)
 
@@ -198,7 +191,7 @@ def test_texts_are_those_of_plain_decoding(depth: int) -> None:
     results = own.generate([PROMPTS[n] for n in numbers], params, spec=wish)
     for number, wanted, got in zip(numbers, params, results, strict=True):
         check(number, wanted, got, f"row {number} of four")
-    assert own.nbytes == own.prefix.tree.nbytes == 0 or own._rows.cache is None
+    assert own.nbytes == own.prefix.tree.nbytes == 0 or own.places.rows.cache is None
 
 
 def test_an_answer_that_ends_inside_a_round_drops_the_next_and_harms_nobody() -> None:
@@ -276,17 +269,17 @@ def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int) -> Non
     engines = [engine(overlaps=overlaps) for overlaps in (True, False)]
     requests = [[own.submit(PROMPTS[n], asked(n, 50), spec=MTP) for n in (1, 4, 5)] for own in engines]
     for own in engines:
-        while own._prefills or not own._rows:
+        while own.places.prefills or not own.places.rows:
             own.step()
         for _ in range(num_steps):
             own.step()
     ahead, waiting = engines
     assert [r.history for r in requests[0]] == [r.history for r in requests[1]]
-    assert ahead._pipeline.is_open
-    assert not waiting._pipeline.is_open
-    ahead._pipeline.drop(ahead._rows.cache)
+    assert ahead.pipeline.is_open
+    assert not waiting.pipeline.is_open
+    ahead.pipeline.drop(ahead.places.rows.cache)
     heads = [own.drafts.drafters["mtp"] for own in engines]
-    assert ahead._rows.cache.lengths == waiting._rows.cache.lengths
+    assert ahead.places.rows.cache.lengths == waiting.places.rows.cache.lengths
     assert heads[0]._order == heads[1]._order
     for place, name in enumerate(heads[0]._order):
         one, other = (head._rows[name] for head in heads)
@@ -296,7 +289,7 @@ def test_a_dropped_round_leaves_what_waiting_rounds_leave(num_steps: int) -> Non
         assert sum(h.shape[0] for h in one.hidden) == len(one.tokens)
     lengths = heads[1]._cache.lengths
     found = [
-        [*kept(own._rows.cache, own._rows.cache.lengths), *kept(head._cache, lengths)]
+        [*kept(own.places.rows.cache, own.places.rows.cache.lengths), *kept(head._cache, lengths)]
         for own, head in zip(engines, heads, strict=True)
     ]
     for got, wanted in zip(*found, strict=True):
@@ -342,15 +335,15 @@ def test_a_head_keeps_the_cells_of_parked_rows_while_it_drafts_behind_unread_rou
     cells: list[dict[int, tuple[int, np.ndarray]]] = []
     for own in engines:
         many = [own.submit(p, s, spec=MTP, client="many") for p, s in zip(given, params[:2], strict=False)]
-        while own.num_running < 2 or own._prefills:
+        while own.num_running < 2 or own.places.prefills:
             own.step()
         own.rest(frozenset({many[0].number}))
         few = own.submit(given[2], params[2], spec=MTP, client="few")
         while few.num_generated < 15:
             own.step()
-        assert list(own._rows.parked) == many[:1]
-        assert own._pipeline.is_open == (own is engines[0])
-        own._pipeline.drop(own._rows.cache)
+        assert list(own.places.rows.parked) == many[:1]
+        assert own.pipeline.is_open == (own is engines[0])
+        own.pipeline.drop(own.places.rows.cache)
         head = own.drafts.drafters["mtp"]
         keys = head._cache.layers[0].keys
         rows = zip(head._order, head._cache.lengths, strict=True)
@@ -388,12 +381,7 @@ def test_what_must_be_seen_is_waited_for(params: dict, wish: SpecConfig) -> None
 
 
 def test_exact_texts_are_not_drafted_ahead() -> None:
-    own = Engine(
-        tiny_models.target(),
-        drafters=[Mtp(tiny_models.mtp_head(), 2048)],
-        config=equality.EngineConfig(exact=True),
-    )
-    assert not own._pipeline._overlaps
+    assert not equality.engine(["mtp"], exact=True).pipeline.overlaps
 
 
 def test_logprobs_are_those_of_plain_decoding() -> None:
@@ -422,7 +410,7 @@ def test_a_forward_that_fails_ends_its_rows_and_the_engine_goes_on(at: int) -> N
     own._model = Failing()
     results = own.generate(PROMPTS[:2], asked(0), spec=MTP)
     assert {r.error for r in results} == {"MemoryError: no memory for that."}
-    assert own._pipeline.next is None
+    assert own.pipeline.next is None
     assert own.nbytes == 0
     check(1, asked(1), own.generate(PROMPTS[1], asked(1), spec=MTP), "after a failure")
 

@@ -42,10 +42,10 @@ def decoding(way: str, *, ahead: bool) -> Engine:
         drafters=[Mtp(head, target.max_context)],
         config=EngineConfig(prefix_budget=0, prefill_chunk=256),
     )
-    engine._pipeline._overlaps = ahead
+    engine.pipeline.overlaps = ahead
     prompt = [3 + 7 * i % 90 for i in range(LENGTH)]
     engine.submit(prompt, SamplingParams(max_tokens=NEW, ignore_eos=True), spec=WAYS[way])
-    while not engine._rows:
+    while not engine.places.rows:
         engine.step()
     engine.step()  # the first round reads what the drafter has missed
     return engine
@@ -71,8 +71,8 @@ def test_rounds_copy_no_keys_and_values(way: str, ahead: bool) -> None:
 
 def test_a_copy_would_be_seen() -> None:
     engine = decoding("4", ahead=False)
-    assert engine._rows.cache is not None
-    held = [array[:, :, :1] for array in engine._rows.cache.arrays if array.shape[2] >= LENGTH]
+    assert engine.places.rows.cache is not None
+    held = [array[:, :, :1] for array in engine.places.rows.cache.arrays if array.shape[2] >= LENGTH]
     mx.eval(held)  # views of the buffers: now nobody writes into them in place
     assert len(held) == 2
     assert peak(engine) > 2 * BUFFER

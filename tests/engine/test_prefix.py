@@ -147,7 +147,7 @@ def test_a_text_goes_on_behind_the_last_turn_that_its_head_drafted_for(turns: tu
     got = {}
     for which, made in (("cold", engine(0)), ("warm", warm)):
         request = made.submit(text, SAMPLED, spec=spec("mtp"))
-        while not made.num_running or made._prefills:
+        while not made.num_running or made.places.prefills:
             made.step()
         head = made.drafts.drafters["mtp"]
         length = head._cache.lengths[0] + head.skips
@@ -242,7 +242,7 @@ def test_a_cancelled_row_with_a_round_in_flight_can_be_gone_on_from() -> None:
     request = warm.submit(text, SamplingParams(max_tokens=100, ignore_eos=True), spec=spec())
     for _ in range(9):
         warm.step()
-    assert warm._pipeline.next is not None
+    assert warm.pipeline.next is not None
     warm.cancel(request.number)
     longer = [*request.history, 5, 6]
     after = warm.generate(longer, GREEDY, spec=spec())
@@ -385,13 +385,7 @@ def test_windows_are_kept_as_states(form: str) -> None:
 
 
 def test_an_mtp_head_of_its_own_context_ends_where_it_must() -> None:
-    model = tiny_models.target()
-    warm = Engine(
-        model,
-        tiny_models.tokenizer(),
-        drafters=[Mtp(tiny_models.mtp_head(), 90)],
-        config=equality.EngineConfig(prefix_budget=BUDGET),
-    )
+    warm = equality.engine([Mtp(tiny_models.mtp_head(), 90)], prefix_budget=BUDGET)
     text = words(80, 61)
     answer = warm.generate(text, GREEDY)
     longer = [*text, *answer.tokens, 1]

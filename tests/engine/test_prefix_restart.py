@@ -129,47 +129,6 @@ def test_a_drafter_that_was_not_there_catches_up(tmp_path: Path) -> None:
         longer = [*longer, *got.tokens, *words(20, 9 + turn)]
 
 
-@pytest.mark.slow
-def test_damaged_files_cost_their_reading(tmp_path: Path, caplog) -> None:
-    """Each in turn: the answer is that of a cold run, and what is continued from is what stands before the damage."""
-    text, one = words(200, 3), engine(None)
-    first = engine(tmp_path)
-    answer = ask(first, text, GREEDY, spec("mtp"))
-    first.close()
-    longer = [*text, *answer.tokens, *words(20, 4)]
-    wanted = one.generate(longer, GREEDY, spec=spec("mtp"))
-    for path in sorted(tmp_path.glob("*.safetensors")):
-        data = bytearray(path.read_bytes())
-        data[-5] ^= 4
-        path.write_bytes(data)
-        again = engine(tmp_path)
-        got = ask(again, longer, GREEDY, spec("mtp"))
-        assert got.tokens == wanted.tokens
-        assert got.stats.notices == []
-        again.close()
-    assert "removes a damaged file" in caplog.text
-
-
-@catches(
-    "weights are not part of a signature",
-    "mlxspec.engine.prefix.signature:fingerprint",
-    lambda right: lambda module: "",
-)
-def test_other_weights_find_nothing(tmp_path: Path) -> None:
-    """A fine-tune has the same shapes and names, and nothing else about the engine differs."""
-
-    def cached(drift: float) -> int:
-        config = EngineConfig(prefix_disk=PLENTY, prefix_dir=tmp_path)
-        made = Engine(tiny_models.echo(drift=drift), tiny_models.tokenizer(), config=config)
-        found = ask(made, words(300, 1), GREEDY, SpecConfig()).stats.num_cached
-        made.close()
-        return found
-
-    assert cached(0.1) == 0
-    assert cached(0.1) > 200
-    assert cached(0.2) == 0
-
-
 def test_states_of_every_drafter_that_has_some_are_written(tmp_path: Path) -> None:
     made = engine(tmp_path)
     ask(made, words(200, 3), GREEDY, spec(*ALL))
@@ -224,13 +183,8 @@ def test_images_continue_behind_a_restart_with_the_same_tower_only(tmp_path: Pat
         model = tiny_models.target()
         drafter = DraftModel(tiny_models.echo(), model.vocab_size, vision=images.vision(seed=drafting))
         more = {} if folder is None else {"prefix_disk": PLENTY, "prefix_dir": folder}
-        return Engine(
-            model,
-            tiny_models.tokenizer(),
-            drafters=[drafter],
-            config=EngineConfig(prefix_budget=1 << 28, **more),
-            vision=images.vision(seed=tower),
-        )
+        vision = images.vision(seed=tower)
+        return equality.engine([drafter], model=model, vision=vision, prefix_budget=1 << 28, **more)
 
     wish = spec("draft-model")
     given = images.prompt(words(40, 1), images.image(6, 6, 1), words(80, 2))
@@ -305,12 +259,12 @@ def test_rows_go_on_while_a_prompt_waits_for_the_disk(tmp_path: Path) -> None:
         made.step()
     assert waiting.num_generated == 0
     assert waiting.stats.num_read == 0
-    assert made.prefix._coming > 0
+    assert made.prefix.coming > 0
     held.go.set()
     while waiting.finish_reason is None:
         made.step()
     assert waiting.stats.num_cached == 300
-    assert made.prefix._coming == 0
+    assert made.prefix.coming == 0
     made.close()
 
 
@@ -323,7 +277,7 @@ def test_a_request_may_end_while_it_waits_for_the_disk(tmp_path: Path, how: str)
     held = _Held(made)
     waiting = made.submit(text, GREEDY, deadline=0.05 if how == "deadline" else None)
     made.step()
-    assert made.prefix._coming > 0
+    assert made.prefix.coming > 0
     if how == "close":
         held.go.set()
         made.close()
@@ -333,7 +287,7 @@ def test_a_request_may_end_while_it_waits_for_the_disk(tmp_path: Path, how: str)
         time.sleep(0.06)
     made.step() if how != "close" else None
     assert made.is_idle
-    assert made.prefix._coming == 0
+    assert made.prefix.coming == 0
     held.go.set()
     if how != "close":
         assert ask(made, text, GREEDY, spec("mtp")).stats.num_cached == 300
@@ -352,7 +306,7 @@ def test_what_lacks_a_drafters_part_is_passed_over_for_a_shorter_beginning(tmp_p
         while not made.is_idle:
             made.step()
         assert (request.stats.num_cached, request.stats.notices) == (cached, [])
-        assert made.prefix._coming == 0
+        assert made.prefix.coming == 0
         made.write_out(0.0)  # nothing of this answer
     made.close()
 
@@ -364,7 +318,7 @@ def test_what_is_read_has_room_in_the_budget(tmp_path: Path) -> None:
     held = _Held(made)
     made.submit(text, GREEDY)
     made.step()
-    coming = made.prefix._coming
+    coming = made.prefix.coming
     assert coming > 10000
     assert made.prefix.tree.budget == (1 << 28) - coming
     held.go.set()

@@ -215,7 +215,7 @@ def test_a_budget_far_away_keeps_plain_rounds_running_ahead() -> None:
     ahead = []
     while not own.is_idle:
         own.step()
-        ahead.append(own._pipeline.next is not None)
+        ahead.append(own.pipeline.next is not None)
     assert (request.finish_reason, request.num_generated) == ("length", 30)
     assert all(ahead[:9])
     assert not any(ahead[11:17])
@@ -239,7 +239,7 @@ def test_a_budget_is_met_exactly_where_plain_rounds_run_ahead_of_the_host(budget
     num_ahead = 0
     while not own.is_idle:
         own.step()
-        num_ahead += own._pipeline.next is not None
+        num_ahead += own.pipeline.next is not None
     assert (request.finish_reason, request.error) == ("length", None)
     thought = at + 1 + budget
     assert request.answer.text[:thought] == free[:thought]

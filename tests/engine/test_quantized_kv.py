@@ -25,6 +25,7 @@ from mlxspec.errors import ConfigError, EngineBusyError
 from mlxspec.kernels.flat import FlatRows
 from mlxspec.models.base import Model
 from tests import rounding, tiny_models
+from tests.engine import equality
 from tests.engine.equality import NEAR_TIE, PLAIN, asked, prompts, same, spec
 
 FORMS = ("float32", "bfloat16")
@@ -47,12 +48,8 @@ def drafters(form: str, draft_kv_bits: int) -> list:
 
 def engine(form: str, kv_bits: int, draft_kv_bits: int = 8, *, alone: bool = False, **config) -> Engine:
     """alone: with no drafter."""
-    return Engine(
-        tiny_models.wide(form).target,
-        tiny_models.tokenizer(),
-        drafters=[] if alone else drafters(form, draft_kv_bits),
-        config=EngineConfig(kv_bits=kv_bits, **config),
-    )
+    given = [] if alone else drafters(form, draft_kv_bits)
+    return equality.engine(given, model=tiny_models.wide(form).target, kv_bits=kv_bits, **config)
 
 
 @cache

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
-from mlxspec.drafters.lookup import ngram_lookup
-from mlxspec.drafters.mtp import Mtp
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.read_ahead import read_ahead
@@ -21,6 +19,7 @@ from mlxspec.engine.request import Request
 from mlxspec.engine.worker import Worker
 from mlxspec.events import FinishEvent
 from tests import tiny_models
+from tests.engine import equality
 
 LONG = 120.0
 CHUNK = 64
@@ -29,14 +28,8 @@ SPEC = SpecConfig(drafters=("suffix", "ngram-simple", "mtp"), policy="fixed", ow
 
 
 def make(**options: Any) -> Engine:
-    target = tiny_models.target()
-    return Engine(
-        target,
-        tiny_models.tokenizer(),
-        drafters=[ngram_lookup("ngram-simple", 2, 16), Mtp(tiny_models.mtp_head(), target.max_context)],
-        spec=SPEC,
-        config=EngineConfig(**{"max_rows": 4, "prefill_chunk": CHUNK} | options),
-    )
+    given = {"max_rows": 4, "prefill_chunk": CHUNK} | options
+    return equality.engine(["ngram-simple", "mtp"], spec=SPEC, **given)
 
 
 def text(num: int, seed: int = 0) -> list[int]:

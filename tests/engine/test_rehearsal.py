@@ -13,9 +13,8 @@ import mlx.core as mx
 import pytest
 from planting import catches
 
-from mlxspec.config import EngineConfig, SamplingParams, SpecConfig
+from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.lookup import ngram_lookup
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import measure as measure_module
 from mlxspec.engine import worker as workers
 from mlxspec.engine.engine import Engine
@@ -31,6 +30,7 @@ from mlxspec.policy.controller import Controller
 from mlxspec.policy.cost_file import CostFile
 from mlxspec.policy.costs import DraftCost
 from tests import tiny_models
+from tests.engine import equality
 from tests.known_costs import known_costs
 
 LONG = 120.0
@@ -39,14 +39,9 @@ PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
 def make(policy: str = "auto") -> Engine:
-    target = tiny_models.target()
-    return Engine(
-        target,
-        tiny_models.tokenizer(),
-        drafters=[ngram_lookup("ngram-simple", 2, 16), Mtp(tiny_models.mtp_head(), target.max_context)],
-        spec=SpecConfig(drafters=("ngram-simple", "mtp"), policy=policy),
-        config=EngineConfig(max_rows=4, prefill_chunk=64),
-    )
+    spec = SpecConfig(drafters=("ngram-simple", "mtp"), policy=policy)
+    drafters = [ngram_lookup("ngram-simple", 2, 16), "mtp"]
+    return equality.engine(drafters, spec=spec, max_rows=4, prefill_chunk=64)
 
 
 @pytest.mark.parametrize("is_rehearsed", [True, False])

@@ -91,7 +91,7 @@ def test_closing_a_stream_cancels_its_request_only() -> None:
     assert isinstance(next(stream), PrefillEvent)
     assert isinstance(next(stream), TokensEvent)
     stream.close()
-    assert len(engine._rows) == 1
+    assert len(engine.places.rows) == 1
     while not engine.is_idle:
         engine.step()
     assert tuple(other.history[len(some[1]) :]) == plain[1].tokens

@@ -21,7 +21,6 @@ from tests.engine.equality import ALL, prompts, same, spec
 
 ROWS = 3
 CHUNK = 32
-MANY = SamplingParams(max_tokens=48, ignore_eos=True)
 LONG = [[(7 * i + j) % 90 + 1 for i in range(12 * CHUNK)] for j in range(ROWS + 2)]
 DRAFTING = [
     (ALL, {}),
@@ -139,66 +138,6 @@ def ended(engine: Engine) -> None:
 
 
 @catches(
-    "places go to whoever came first",
-    "mlxspec.engine.schedule:Shares.next",
-    lambda right: lambda self, waiting, places: min(waiting, key=lambda r: r.number, default=None),
-)
-@catches(
-    "no row makes room for another client",
-    "mlxspec.engine.schedule:makes_room",
-    lambda right: lambda *_: None,
-)
-@pytest.mark.parametrize(("drafters", "options"), DRAFTING, ids=str)
-def test_many_answers_of_one_client_do_not_hold_up_another(drafters: tuple[str, ...], options: dict) -> None:
-    """The other one's first token comes within a few steps, though it comes when all rows are taken; and all texts are those of requests
-    that were alone."""
-    engine, wish = equality.engine(max_rows=ROWS), spec(*drafters, **options)
-    given = prompts(2 * ROWS + 2, 5)
-    sampled = [
-        SamplingParams(max_tokens=48, ignore_eos=True, seed=i, temperature=0.9 * (i % 2))
-        for i in range(len(given))
-    ]
-    wanted = [engine.generate(p, s, spec=wish) for p, s in zip(given, sampled, strict=True)]
-    many = [engine.submit(p, s, spec=wish, client="many") for p, s in zip(given[:-2], sampled, strict=False)]
-    for _ in range(6):
-        engine.step()
-    assert engine.num_running == ROWS
-    few = [engine.submit(given[i], sampled[i], spec=wish, client="few") for i in (-2, -1)]
-    for _ in range(6):
-        if not few[0].num_generated:
-            engine.step()
-    assert few[0].num_generated
-    assert not few[1].num_generated  # it has one place at once, and a second one by turns
-    assert engine.num_running == ROWS
-    assert engine._rows.parked
-    answered(engine, *many, *few)
-    engine.step()
-    assert engine.is_idle
-    assert engine.nbytes == 0
-    assert engine.memory.reserved == 0
-    for i, request in enumerate((*many, *few)):
-        same(wanted[i], Result.of(request), given[i], sampled[i], f"request {i}")
-
-
-def test_a_parked_row_can_be_cancelled() -> None:
-    engine = equality.engine(max_rows=2)
-    many = [engine.submit([5, 6, 7 + i], MANY, client="many") for i in range(3)]
-    for _ in range(4):
-        engine.step()
-    one = engine.submit([9, 10], MANY, client="one")
-    for _ in range(3):
-        engine.step()
-    (parked,) = engine._rows.parked
-    assert engine.num_waiting == 2
-    assert engine.cancel(parked.number)
-    answered(engine, *many, one)
-    engine.step()
-    assert engine.is_idle
-    assert [r.finish_reason for r in many].count("cancelled") == 1
-    assert engine.memory.reserved == 0
-
-
-@catches(
     "a prompt that is read does not make room",
     "mlxspec.engine.schedule:makes_room",
     lambda right: lambda running, *more: right([r for r in running if r.num_generated], *more),
@@ -215,13 +154,13 @@ def test_long_prompts_of_one_client_do_not_hold_up_another(drafters: tuple[str, 
     many = [engine.submit(p, params, spec=wish, client="agent") for p in LONG]
     for _ in range(3):
         engine.step()
-    assert engine.num_running == len(engine._prefills) == ROWS
+    assert engine.num_running == len(engine.places.prefills) == ROWS
     short = engine.submit(given[-1], params, spec=wish, client="person")
     for _ in range(2):  # one chunk of the others, and its own
         engine.step()
     assert short.num_generated
     assert engine.num_running == ROWS
-    assert engine._prefills.parked
+    assert engine.places.prefills.parked
     answered(engine, *many, short)
     ended(engine)
     for i, request in enumerate((*many, short)):
@@ -248,68 +187,6 @@ def test_more_clients_than_places_take_turns(num_clients: int) -> None:
     ended(engine)
     for i, request in enumerate(asked):
         same(wanted[i], Result.of(request), given[i], params, f"client {i}")
-
-
-@catches(
-    "what waits for memory holds up who has it",
-    "mlxspec.engine.schedule:Shares.next",
-    lambda right: (
-        lambda self, waiting, places: right(self, [r for r in waiting if not r.num_generated], places)
-    ),
-)
-def test_who_waits_for_memory_lets_those_go_on_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parked row would never leave its memory if a request that waits for it had the next place for itself."""
-    engine = equality.engine(max_rows=2)
-    many = [engine.submit([5, 6, 7 + i], MANY, client="many") for i in range(2)]
-    for _ in range(4):
-        engine.step()
-    small = engine.submit([9, 10], SamplingParams(max_tokens=12, ignore_eos=True), client="one")
-    for _ in range(3):
-        engine.step()
-    assert engine._rows.parked
-    large = engine.submit([9, 11], MANY, client="one")
-    has_room = engine.memory.has_room
-    monkeypatch.setattr(
-        engine.memory, "has_room", lambda r: has_room(r) and (r is not large or not engine.memory.reserved)
-    )
-    answered(engine, *many, small, large)
-    ended(engine)
-    assert all(len(r.history) == len(r.prompt) + r.params.max_tokens for r in (*many, small, large))
-
-
-@catches(
-    "rows that nobody reads go on",
-    "mlxspec.engine.engine:Engine.rest",
-    lambda right: lambda self, numbers: None,
-)
-@pytest.mark.parametrize(("drafters", "options"), DRAFTING, ids=str)
-def test_rows_that_nobody_reads_rest_and_go_on_later(drafters: tuple[str, ...], options: dict) -> None:
-    engine, wish = equality.engine(max_rows=ROWS), spec(*drafters, **options)
-    given = prompts(ROWS + 1, 6)
-    sampled = [
-        SamplingParams(max_tokens=48, ignore_eos=True, seed=i, temperature=0.9 * (i % 2))
-        for i in range(len(given))
-    ]
-    wanted = [engine.generate(p, s, spec=wish) for p, s in zip(given, sampled, strict=True)]
-    asked = [engine.submit(p, s, spec=wish) for p, s in zip(given, sampled, strict=True)]
-    for _ in range(5):
-        engine.step()
-    sleepers = asked[:ROWS]
-    engine.rest(frozenset(r.number for r in sleepers))
-    for _ in range(3):
-        engine.step()
-    had = [r.num_generated for r in sleepers]
-    answered(engine, asked[-1])  # which had no place before
-    assert [r.num_generated for r in sleepers] == had
-    assert engine.is_resting
-    assert not engine.is_idle
-    engine.cancel(sleepers[0].number)
-    engine.rest(frozenset())
-    assert not engine.is_resting
-    answered(engine, *asked)
-    ended(engine)
-    for i, request in enumerate(asked[1:], 1):
-        same(wanted[i], Result.of(request), given[i], sampled[i], f"request {i}")
 
 
 def test_a_row_that_goes_on_has_its_own_adapters() -> None:

@@ -11,11 +11,9 @@ import pytest
 
 from mlxspec.cache import model_cache
 from mlxspec.config import SamplingParams
-from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine import engine as engines
 from mlxspec.engine import round as rounds
 from mlxspec.engine.engine import Engine
-from tests import tiny_models
 from tests.engine import equality
 from tests.engine.equality import prompts, same, spec
 from tests.engine.without_ahead import rounds_alone
@@ -30,13 +28,7 @@ def texts(monkeypatch: pytest.MonkeyPatch, *, ahead: bool) -> tuple[Engine, list
     with monkeypatch.context() as patch:
         if not ahead:
             patch.setattr(engines, "Pipeline", rounds_alone)
-        target = tiny_models.target()
-        own = Engine(
-            target,
-            tiny_models.tokenizer(),
-            drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
-            config=equality.EngineConfig(prefix_budget=0),
-        )
+        own = equality.engine(["mtp"], prefix_budget=0)
     params = [SamplingParams(max_tokens=16, temperature=0.8 * (i % 2), seed=i) for i in range(4)]
     found = []
     for wish in (spec(), spec("mtp", n_max=3)):

@@ -77,26 +77,6 @@ def test_events_reach_an_event_loop(worker: Worker) -> None:
         assert tokens == tokens_of(list(worker.submit([number, *PROMPT], params())))
 
 
-def test_a_cancelled_wait_loses_no_event(worker: Worker) -> None:
-    async def patient() -> list[int]:
-        stream, events = worker.submit(PROMPT, params(40)), []
-        while not (events and isinstance(events[-1], FinishEvent)):
-            waiting = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            if not waiting.done():
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                events.append(await anext(stream))
-            else:
-                events.append(waiting.result())
-        return tokens_of(events)
-
-    assert asyncio.run(asyncio.wait_for(patient(), LONG)) == tokens_of(
-        list(worker.submit(PROMPT, params(40)))
-    )
-
-
 @pytest.mark.parametrize(
     ("prompt", "options", "error"),
     [
@@ -116,20 +96,6 @@ def test_what_is_wrong_with_a_request_is_the_streams(worker: Worker, prompt, opt
         asyncio.run(stream.accepted())
     assert worker.num_open == 0
     assert tokens_of(list(worker.submit(PROMPT, params())))  # and it goes on
-
-
-def test_closing_a_stream_frees_its_row(worker: Worker) -> None:
-    streams = [worker.submit(PROMPT, params(1500)) for _ in range(6)]
-    assert isinstance(streams[0].get(LONG), PrefillEvent)
-    assert isinstance(streams[0].get(LONG), TokensEvent)
-    for stream in streams:
-        stream.close()
-    rest = list(streams[0])
-    assert rest[-1].reason == "cancelled"
-    assert worker.call(lambda engine: (engine.is_idle, engine.nbytes)).result(LONG) == (True, 0)
-    assert worker.num_open == 0
-    for stream in streams:
-        stream.close()  # once more does nothing
 
 
 def test_closed_before_the_engine_took_it() -> None:

@@ -173,7 +173,7 @@ def test_a_parked_row_goes_on_with_its_adapter(
         engine.rest(resting)
         for _ in range(3):
             list(engine.step())
-        assert [r in engine._rows.parked for r in requests] == [bool(resting), False]
+        assert [r in engine.places.rows.parked for r in requests] == [bool(resting), False]
     while not engine.is_idle:
         list(engine.step())
     assert [r.history[len(r.prompt) :] for r in requests] == [alone["a"], alone["b"]]

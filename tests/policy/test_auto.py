@@ -11,7 +11,6 @@ from planting import catches
 
 from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.drafters.base import NO_DRAFT
-from mlxspec.drafters.draft_model import DraftModel
 from mlxspec.drafters.lookup import Lookup, NgramRow, ngram_lookup
 from mlxspec.drafters.mtp import Mtp
 from mlxspec.engine.engine import Engine, Result
@@ -21,8 +20,8 @@ from mlxspec.policy import auto, costs
 from mlxspec.policy.controller import Controller
 from mlxspec.policy.costs import CostModel, DraftCost
 from tests import tiny_models
+from tests.engine import equality
 from tests.known_costs import known_costs
-from tests.tiny_models import VOCAB
 
 FLAT, LINEAR = {1: 1.0, 2: 1.0}, {1: 1.0, 2: 2.0}
 STILL = auto.REST - 1
@@ -31,13 +30,7 @@ PROMPTS = [[1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3], list(range(30)), [7, 8, 9, 7
 
 
 def engine(widths: dict[int, float] = FLAT, *, policy: str = "auto", step: float = 0.001) -> Engine:
-    target = tiny_models.target()
-    drafters = [
-        ngram_lookup("ngram-simple", 3, 12),
-        Mtp(tiny_models.mtp_head(), target.max_context),
-        DraftModel(tiny_models.echo(), VOCAB),
-    ]
-    made = Engine(target, drafters=drafters, spec=SpecConfig(drafters=NAMES, policy=policy))  # type: ignore[arg-type]
+    made = equality.engine(NAMES, spec=SpecConfig(drafters=NAMES, policy=policy))
     costs = known_costs(
         widths,
         {"mtp": DraftCost(step=step), "draft-model": DraftCost(step=2 * step)},

@@ -245,13 +245,13 @@ def test_where_nobody_drafts_any_more_rounds_are_plain_and_rest() -> None:
         own.step()
     policy = own.policies.auto
     assert policy is not None
-    assert own._pipeline.is_open
+    assert own.pipeline.is_open
     policy.control.costs.drafts["mtp", "greedy"] = DraftCost(step=9.0)  # dear from here on
     before = own.stats.num_synchronised
     for _ in range(3):
         own.step()
-    assert own._pipeline.next is not None
-    assert not own._pipeline.is_open
+    assert own.pipeline.next is not None
+    assert not own.pipeline.is_open
     assert policy._still > 0
     assert own.stats.num_synchronised == before + 1
     while not own.is_idle:
@@ -262,12 +262,12 @@ def test_where_nobody_drafts_any_more_rounds_are_plain_and_rest() -> None:
 def test_what_was_run_for_a_dropped_round_is_queued_again() -> None:
     own = engine("mtp")
     requests = [own.submit(PROMPTS[n], asked(n, 60)) for n in (1, 4)]
-    while not own._pipeline.is_open or own.stats.num_rounds < 8:
+    while not own.pipeline.is_open or own.stats.num_rounds < 8:
         own.step()
     policy, head = own.policies.auto, own.drafts.drafters["mtp"]
     own.cancel(requests[0].number)
     assert policy is not None
-    assert not own._pipeline.is_open
+    assert not own.pipeline.is_open
     row = own.drafts.row(requests[1].number)
     assert head.num_queued(requests[1].number) > 0  # type: ignore[attr-defined]
     assert all(waiting.draft.is_read for waiting in row.waiting)

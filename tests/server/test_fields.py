@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from mlxspec.config import SamplingParams, SpecConfig
-from mlxspec.drafters.mtp import Mtp
-from mlxspec.engine.engine import Engine
 from mlxspec.errors import ConfigError, GrammarError
 from mlxspec.option import options
 from mlxspec.server.answer_format import AnswerFormat
@@ -18,7 +16,7 @@ from mlxspec.server.chat_api import ChatCompletionRequest
 from mlxspec.server.errors import BadField
 from mlxspec.server.forms.base import Fields, names_of, review
 from mlxspec.server.params import spec_of
-from tests import tiny_models
+from tests.engine import equality
 from tests.server.published_fields import LLAMA_CPP, VLLM, honoured
 from tests.server.readers import chat_form, notices, wanted
 from tests.server.serving import QUESTION, Served, content
@@ -412,13 +410,7 @@ def test_completions_in_llama_cpps_form(demo: Served) -> None:
 
 
 def test_a_request_may_choose_policy_auto_where_the_server_drafts_always() -> None:
-    target = tiny_models.target()
-    engine = Engine(
-        target,
-        tiny_models.tokenizer(),
-        drafters=[Mtp(tiny_models.mtp_head(), target.max_context)],
-        spec=SpecConfig(drafters=("mtp",), policy="fixed"),
-    )
+    engine = equality.engine(["mtp"])
     spec = spec_of(chat_form({**BODY, "policy": "auto"}), engine)
     assert spec == SpecConfig(drafters=("mtp",), policy="auto")
     assert engine.generate([[5, 6, 7]], SamplingParams(max_tokens=4), spec=spec)[0].stats.num_rounds > 0

@@ -41,13 +41,13 @@ def stride_of(cache: ModelCache) -> int:
 class Prefix:
     """The prefix cache of an engine. tree: the part in memory. disk: the part in files, None where there is none. stride: tokens between
     two states of a long prompt without marks. spacing: least tokens between two marks at which states are kept. near: a state that
-    saves fewer tokens than this is not kept."""
+    saves fewer tokens than this is not kept. coming: bytes that are being read from the disk."""
 
     def __init__(self, budget: int, *, stride: int = STRIDE, disk: PrefixDisk | None = None) -> None:
         self.tree = PrefixTree(budget)
         self.disk = disk
         self._allowed = budget
-        self._coming = 0  # bytes that are being read from the disk
+        self.coming = 0
         self.near = NEAR
         self._prompts: deque[tuple[bytes, np.ndarray]] = deque(maxlen=_PROMPTS)  # by the key of their owner
         self.space(stride)
@@ -60,7 +60,7 @@ class Prefix:
     def limit(self, budget: int) -> None:
         """Set the budget of the prefix cache in memory, in bytes, and drop states that exceed it."""
         self._allowed = budget
-        self.tree.budget = max(0, budget - self._coming)
+        self.tree.budget = max(0, budget - self.coming)
         self.tree.shrink(self.tree.budget)
 
     @property
@@ -150,16 +150,16 @@ class Prefix:
             return None  # the disk knows texts of the weights alone
         text, num = request.keyed, len(request.prompt)
         known = self.tree.depth(text, num, _needed(request, drafts)) + self.near - 1
-        fetch = self.disk.fetch(text, known, self._allowed - self._coming, num if most is None else most)
+        fetch = self.disk.fetch(text, known, self._allowed - self.coming, num if most is None else most)
         if fetch is not None:
-            self._coming += fetch.nbytes
+            self.coming += fetch.nbytes
             self.limit(self._allowed)
         return fetch
 
     def end_fetch(self, fetch: Fetch) -> None:
         """Cancel a fetch and release its bytes of the budget."""
         fetch.cancel()
-        self._coming -= fetch.nbytes
+        self.coming -= fetch.nbytes
         self.limit(self._allowed)
 
     def find(self, request: Request, drafts: Drafts, fetched: Hit | None = None) -> Hit | None:
