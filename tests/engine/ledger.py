@@ -490,7 +490,7 @@ class Walk:
                     unread = len(asked.told) - len(asked.tokens)
                     assert unread <= asked.most_unread + 2 * DRAFTED, "what nobody reads grows"
                     asked.behind = [*asked.behind, len(asked.told)] if asked.stream.is_behind else []
-                    assert len({*asked.behind}) <= 3, "a row goes on that nobody reads"
+                    assert len({*asked.behind}) <= WAITS, "a row goes on that nobody reads"
         begun = [r for r in live.values() if r not in places.queue]
         self._check_owners([*places.queue])
         assert held.reserved == sum(map(held.needed, begun))
