@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from planting import catches, rewritten
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters import model_based
@@ -286,6 +287,38 @@ def test_a_snapshot_of_the_head_counts_tokens(start: int) -> None:
     back.hear(0, history[6:])
     assert back.propose({0: 3}) == driver.propose({0: 3})
     assert back.length(0) == len(history)
+
+
+@catches(
+    "states that a fork's forward writes take nothing",
+    "mlxspec.drafters.model_based:ModelDrafter.row_bytes",
+    rewritten("2 * states", "states"),
+    case="recurrent",
+)
+@pytest.mark.parametrize("stack", ["attention", "recurrent", "hybrid"])
+def test_a_row_holds_no_more_than_is_planned_for_it_while_it_is_drafted_for(
+    stack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache, the fork on which drafted tokens run, and what a forward on the fork writes."""
+    drafter = DraftModel(tiny_models.stack(stack), VOCAB)
+    history, held, right = list(range(1, 30)), [], drafter._forward
+
+    def watched(step):
+        out = right(step)
+        arrays = {id(x): x.nbytes for cache in (drafter._cache, step.cache) for x in cache.arrays}
+        held.append(sum(arrays.values()))
+        return out
+
+    monkeypatch.setattr(drafter, "_forward", watched)
+    drafter.begin(0)
+    drafter.hear(0, history, None)
+    sampler = RowSampler(SamplingParams(), history, VOCAB)
+    for token in range(20):
+        drafter.draft([Ask(0, history, 4, sampler)], BatchSampler([sampler], VOCAB))
+        assert max(held) <= drafter.row_bytes(len(history) + 4)
+        history = [*history, token]
+        drafter.hear(0, [token], None)
+    assert len(held) >= 80
 
 
 # ---- limits of a draft model that is not made for the target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import families
 import mlx.core as mx
 import pytest
 import tiny_models
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.config import EngineConfig, SamplingParams
 from mlxspec.engine import engine as engines
@@ -117,6 +118,31 @@ def test_a_stall_changes_nothing_for_good(monkeypatch: pytest.MonkeyPatch, stall
 
     sizes = gpu.pieces(watch, 8, seconds)
     assert sizes == ([2048, 1024, 1024, 1024, 2048, 2048, 2048, 2048] if stall == "layer" else [2048] * 8)
+
+
+@catches(
+    "quick pieces on both sides of a slow one count together",
+    "mlxspec.platform.watchdog:PromptWatch._judge",
+    rewritten("self._num_quick = 0\n        if", "if"),
+)
+@catches(
+    "two quick pieces in sequence are enough",
+    "mlxspec.platform.watchdog:PromptWatch._judge",
+    rewritten("self._num_quick >= _QUICK_PIECES", "self._num_quick >= _QUICK_PIECES - 1"),
+)
+def test_pieces_grow_back_behind_three_quick_ones_in_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        gpu, watch = Gpu(monkeypatch), watchdog.PromptWatch()
+        late = [rng.random() < 0.3 for _ in range(16)]
+        wanted, num_quick, is_short = [], 0, False
+        for is_late in late:
+            wanted.append(1024 if is_short else 2048)
+            num_quick = 0 if is_late else num_quick + 1
+            if is_late or num_quick == 3:
+                num_quick, is_short = 0, is_late
+        parts = [[3.0 if is_late else 0.1, 0.1] for is_late in late]
+        assert gpu.pieces(watch, len(late), lambda i, _, parts=parts: parts[i]) == wanted
 
 
 @catches(

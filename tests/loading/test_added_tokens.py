@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planting import catches
+from planting import catches, rewritten
 from tokenizers import Tokenizer as InnerTokenizer
 from tokenizers import pre_tokenizers
 
 from mlxspec.errors import TokenizerError
+from mlxspec.loading.added_tokens import declared
 from mlxspec.loading.tokenizer import Tokenizer
 from tests.loading import byte_tokenizer
 
@@ -65,7 +66,7 @@ def some_files(rng: random.Random) -> dict[str, dict[str, Any]]:
         settings["image_token"] = rng.choice(NAMES[:6])
     if form == "listed":
         files["added_tokens.json"] = {name: i for i, name in numbered(names)}
-    if form == "map":
+    if form == "map" or (form in ("decoder", "mixed") and rng.random() < 0.4):
         strips = {"lstrip": rng.random() < 0.4, "rstrip": False, "normalized": False, "single_word": False}
         role = {"content": rng.choice(NAMES[:6]), **strips}
         extra = rng.sample(NAMES[:6], 2)
@@ -164,3 +165,23 @@ def test_other_vocabularies_are_refused(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").rename(tmp_path / "tiktoken.model")
     with pytest.raises(TokenizerError, match=r"tiktoken\.model alone is not read"):
         Tokenizer.from_folder(tmp_path)
+
+
+@catches(
+    "roles of another file count beside a list of tokens by id",
+    "mlxspec.loading.added_tokens:declared",
+    rewritten("**({} if by_id is not None else beside)", "**beside"),
+)
+@catches(
+    "roles of another file never count",
+    "mlxspec.loading.added_tokens:declared",
+    rewritten("**({} if by_id is not None else beside)", ""),
+)
+@pytest.mark.parametrize("role", ["eos_token", "pad_token", "image_token"])
+def test_where_tokens_are_listed_by_id_no_other_file_adds_any(role: str) -> None:
+    """Else special_tokens_map.json goes over the settings."""
+    listed = {"added_tokens_decoder": {"5": {"content": "<own>", "special": True}}}
+    beside = {role: "<other>", "additional_special_tokens": ["<more>"]}
+    for by_id, wanted in ((listed, ["<own>"]), ({}, ["<other>", "<more>"])):
+        found = declared({role: "<own>", **by_id}, beside, {})
+        assert [token["content"] for token in found] == wanted

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
 
-from planting import catches
+import pytest
+from planting import catches, rewritten
 
+from mlxspec.loading import ranges
 from mlxspec.loading.ranges import FileRange, Repository, Selection, select
 from mlxspec.loading.safetensors import TensorEntry
 
@@ -54,3 +58,30 @@ def test_the_key_of_a_selection_is_that_of_its_content_alone() -> None:
     )
     assert one.key == one._replace(tensors={}).key
     assert len({one.key, *(other.key for other in others)}) == 6
+
+
+@catches(
+    "whatever lies there is taken for what was fetched",
+    "mlxspec.loading.ranges:fetch",
+    rewritten("if path.is_file() and path.stat().st_size == wanted.size:", "if path.is_file():"),
+)
+@catches(
+    "what is there is fetched again",
+    "mlxspec.loading.ranges:fetch",
+    rewritten("if path.is_file() and path.stat().st_size == wanted.size:", "if False:"),
+)
+def test_only_a_whole_file_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Selection("a/b", "0" * 40, {"a": entry(0, 4)}, b"header", (FileRange("one", 8, 12),))
+    whole, path, asked = b"headerdata", tmp_path / "head.safetensors", list[FileRange]()
+
+    def reader(repo: str, commit: str) -> Callable[[FileRange], bytes]:
+        return lambda piece: asked.append(piece) or b"data"  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(ranges, "_reader", reader)
+    for num_bytes in (None, 0, 5, 9, 10, 11):
+        asked.clear()
+        if num_bytes is not None:
+            path.write_bytes((whole + b"more")[:num_bytes])
+        assert ranges.fetch(wanted, path).read_bytes() == whole, num_bytes
+        assert asked == ([] if num_bytes == 10 else list(wanted.pieces)), num_bytes
+        assert [p.name for p in tmp_path.iterdir()] == [path.name]

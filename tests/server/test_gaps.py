@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planting import catches, rewritten
 
 import mlxspec.demo
 from mlxspec import SamplingParams, load
@@ -110,6 +111,23 @@ def test_tokens_around_a_gap_end_an_answer_unless_ends_are_ignored(engine: Engin
         form, _ = review(CompletionRequest, {**body, **more})
         job, _ = completions_api.read(form, Context(engine=engine, defaults=SamplingParams()))
         assert set(job.asks[0].params.stop_token_ids) == wanted
+
+
+@catches(
+    "the longest prompt says how long all answers may be",
+    "mlxspec.server.params:job_of",
+    rewritten("min(map(len, prompts))", "max(map(len, prompts))"),
+)
+@pytest.mark.parametrize("more", [{}, {"suffix": "b"}])
+def test_each_of_several_answers_may_fill_the_context(engine: Engine, more: dict[str, Any]) -> None:
+    """However much longer another prompt of the request is."""
+    body = {"prompt": ["a", "a b c " * 40, "a b"], "max_tokens": -1, **more}
+    form, _ = review(CompletionRequest, body)
+    job, _ = completions_api.read(form, Context(engine=engine, defaults=SamplingParams()))
+    lengths = [len(ask.prompt) for ask in job.asks]
+    assert max(lengths) > min(lengths) + 20
+    for ask, length in zip(job.asks, lengths, strict=True):
+        assert length + ask.params.max_tokens >= engine.max_context
 
 
 def test_the_text_behind_the_gap_is_drafted_from(filler: Served) -> None:
