@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.config import SamplingParams
 from mlxspec.errors import ConfigError, GrammarError
@@ -63,6 +63,34 @@ def test_bits_hold_what_was_put_in(tokens: set[int], vocab: int) -> None:
 
 def test_nothing_asked_is_no_constraint() -> None:
     assert MAKER.constraints_for(SamplingParams(), [1]) is None
+
+
+@catches(
+    "the end is forbidden for one token longer",
+    "mlxspec.sampling.constraints:Constraints._own_mask",
+    rewritten("state.num >= self._least", "state.num > self._least"),
+)
+@catches(
+    "the end is allowed one token early",
+    "mlxspec.sampling.constraints:Constraints._own_mask",
+    rewritten("state.num >= self._least", "state.num >= self._least - 1"),
+)
+@catches(
+    "nothing is known to be forbidden before the end is allowed",
+    "mlxspec.sampling.constraints:Constraints.reaches",
+    rewritten("state.num < self._least", "state.num < self._least - 1"),
+)
+@pytest.mark.parametrize("more", [{}, {"thinking_budget": 50}])
+def test_an_answer_may_end_behind_exactly_min_tokens(more: dict) -> None:
+    """Along a draft as behind committed tokens; and whether the host must know the tokens says the same."""
+    least, text = 5, ids("abcdefgh")
+    for committed in range(len(text) + 1):
+        found = make(min_tokens=least, **more)
+        assert all(map(found.push, text[:committed]))
+        assert found.reaches(1) is (committed < least)
+        masks = found.masks(text[committed:])
+        may_end = [mask is None or bits.holds(mask, EOS) for mask in masks]
+        assert may_end == [num >= least for num in range(committed, len(text) + 1)]
 
 
 # ---- grammars
