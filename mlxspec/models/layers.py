@@ -70,12 +70,6 @@ class FusedLinear(nn.Module):
         outs = [project(p, x) for p in self.parts]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=-1)
 
-    def with_gradient(self, x: mx.array) -> mx.array:
-        """Return the same outputs as a call, from operations for which MLX has gradients for any number of rows."""
-        if "weight" in self:
-            return x @ self.weight.T
-        return mx.concatenate([part(x) for part in self.parts], axis=-1)
-
     def split(self, x: mx.array, *shapes: Sequence[int]) -> list[mx.array]:
         """Return the outputs for x (N, in) as one array (N, size) for each size. shapes: the outputs are reshaped to (N, *shape); a shape
         that contains -1 is used as it is."""

@@ -97,12 +97,6 @@ class Qwen35Attention(nn.Module):
         for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
             delattr(self, name)
 
-    def stored_norms(self) -> tuple[mx.array, mx.array]:
-        """Return the weights (D,) of the query norm and the key norm of a fused layer, in the checkpoint's order."""
-        c = self._c
-        order = mx.argsort(mx.array(rotary_order(c.head_dim, c.rope_dims)))
-        return self.qk_norm[0, order] / self._query_factor, self.qk_norm[c.num_heads, order]
-
     def shifted(self, norm: mx.array, by: float) -> mx.array:
         """Return joined norm weights (heads, D), in the form of `qk_norm`, with `by` added to the weights of the query norm and the key
         norm."""

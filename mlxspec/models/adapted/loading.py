@@ -36,12 +36,12 @@ from mlxspec.models.adapted.classes import (
     reads_parts,
 )
 from mlxspec.models.adapted.fused import fold_norms, join_products
-from mlxspec.models.adapted.mended import differences, mend, short_factors, text_of, unread
+from mlxspec.models.adapted.mended import BUILT_IN, differences, mend, short_factors, text_of, unread
 from mlxspec.models.adapted.model import AdaptedConfig, AdaptedModel
 from mlxspec.models.adapted.published_weights import PublishedWeights
 from mlxspec.models.adapted.words import older_words
 from mlxspec.models.adapters import add_adapter, add_adapters
-from mlxspec.models.config_values import check_plain, short
+from mlxspec.models.config_values import short
 from mlxspec.models.fill import is_packed, unpacked_dtype, unpacked_notice
 from mlxspec.models.float16 import narrow_module
 from mlxspec.models.folder import ModelFolder
@@ -123,13 +123,12 @@ def load_module(
     ModelError."""
     published = published or PublishedWeights()
     config = folder.config()
+    runs = judge(config, "mlx-lm", kind="model")
     _judge(config)
     with _in_one_sentence(config):
         words = _words(config, max_context)
     names = _names(folder)
-    formats = judge(config, "mlx-lm", kind="model").unpacked(
-        read_json(folder.path / MODELOPT_FILE), names=names
-    )
+    formats = runs.unpacked(read_json(folder.path / MODELOPT_FILE), names=names)
     with _in_one_sentence(config):
         if not formats or reads_parts(config, names):
             made = load_model(
@@ -211,10 +210,10 @@ def _judge(config: Mapping[str, Any]) -> None:
     if not has_code(config):
         kind = printable(repr(config.get("model_type")), 80)
         raise ModelError(f"{MLX_LM} has no code for models of type {kind}.")
-    check_plain(config)
     text = text_of(config)
     for key in ("activation_function", "hidden_act", "hidden_activation"):
-        if isinstance(text.get(key), str) and not (names_key(config, key) or computes(config, text[key])):
+        is_known = text.get(key) in BUILT_IN[key].get(config["model_type"], ()) or names_key(config, key)
+        if isinstance(text.get(key), str) and not (is_known or computes(config, text[key])):
             raise ModelError(f"config.json: {key} {short(text[key])} is not supported.")
 
 
