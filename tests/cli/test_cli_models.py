@@ -91,22 +91,28 @@ def test_a_config_that_does_not_fit(run: Run, copied: Path, values: dict[str, ob
     refused(generate(run, copied), words)
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["{{ raise_exception('not so') }}", "{{ 1 / 0 }}", "{{ messages.__class__.mro() }}"],
-)
-def test_a_bad_template(run: Run, copied: Path, template: str) -> None:
-    change(copied / "tokenizer_config.json", chat_template=template)
-    refused(generate(run, copied), "chat template")
+def test_a_template_that_refuses_messages(run: Run, copied: Path) -> None:
+    change(copied / "tokenizer_config.json", chat_template="{{ raise_exception('not so') }}")
+    refused(generate(run, copied), "chat template refuses these messages: not so")
     assert generate(run, copied, "--ignore-chat-template").code == 0
 
 
-def test_a_template_that_does_not_compile_costs_chat_and_not_the_model(run: Run, copied: Path) -> None:
-    change(copied / "tokenizer_config.json", chat_template="{% if %}")
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% if %}", "chat template does not compile"),
+        ("{{ 1 / 0 }}", "chat template refuses these messages"),
+        ("{{ messages.__class__.mro() }}", "chat template refuses these messages"),
+    ],
+)
+def test_a_bad_template_costs_chat_and_not_the_model(
+    run: Run, copied: Path, template: str, words: str
+) -> None:
+    change(copied / "tokenizer_config.json", chat_template=template)
     ran = generate(run, copied)
     notice, error = ran.err.splitlines()
     assert notice.startswith("There is no chat with this model.")
-    refused(ran._replace(err=f"{error}\n"), "chat template does not compile")
+    refused(ran._replace(err=f"{error}\n"), words)
     plain = generate(run, copied, "--ignore-chat-template")
     assert plain.code == 0
     assert plain.out
