@@ -309,7 +309,9 @@ class Walk:
         self._submit(prompt, owner, client)
 
     def _submit(self, prompt: list[int], owner: str, client: str) -> Asked:
-        drafters = self.rng.choice(((), ("mtp",), ("ngram-simple", "mtp")))
+        # rounds of MTP heads alone are launched behind unread ones
+        kinds = ((), ("mtp",), ("ngram-simple", "mtp")) if self.model == "first" else (("mtp",),)
+        drafters = self.rng.choice(kinds)
         spec = equality.spec(*drafters, owner=owner)
         most = MAX_CONTEXT if self.rng.random() < 0.1 else self.rng.randint(1, 50)
         deadline, most_unread = 1e-9 if self.rng.random() < 0.04 else None, self.rng.choice((None, 8))

@@ -88,8 +88,8 @@ FAULTS: tuple[tuple[int, str, str, Callable[[Any], Any]], ...] = (
         ),
     ),
     (1, "rows that nobody reads go on", f"{ENGINE}rest", lambda _: lambda self, numbers: None),
-    (1, "a row that cannot be parked is in two places", "mlxspec.engine.places:Rows.park", parks_at_once),
-    (5, "a row that cannot be restored is lost", "mlxspec.engine.places:Rows.unpark", pops_first),
+    (0, "a row that cannot be parked is in two places", "mlxspec.engine.places:Rows.park", parks_at_once),
+    (9, "a row that cannot be restored is lost", "mlxspec.engine.places:Rows.unpark", pops_first),
     (2, "a request that cannot begin has no end", f"{ENGINE}_begin", begins_unguarded),
     (
         1,
@@ -123,7 +123,7 @@ FAULTS: tuple[tuple[int, str, str, Callable[[Any], Any]], ...] = (
         lambda _: lambda self, number: None,
     ),
     (2, "a row that joins takes no part in rounds", f"{MEMORY}has_room", without_own_row),
-    (1, "memory is never reserved for more", f"{MEMORY}grow", lambda _: lambda *_: None),
+    (0, "memory is never reserved for more", f"{MEMORY}grow", lambda _: lambda *_: None),
     (2, "the budget is not looked at", f"{MEMORY}_fits", lambda _: lambda *_: True),
     # the prefix cache in memory
     (
@@ -174,6 +174,18 @@ FAULTS: tuple[tuple[int, str, str, Callable[[Any], Any]], ...] = (
         lambda _: lambda self, request, drafts: len(request.prompt),
     ),
     # rounds
+    (
+        1,
+        "a round on its way is not dropped when a row leaves",
+        "mlxspec.engine.pipeline:Pipeline.drop",
+        lambda _: lambda self, cache: None,
+    ),
+    (
+        1,
+        "a drafted round is launched behind while rows wait to be parked",
+        "mlxspec.engine.places:RequestPlaces.admit",
+        lambda right: lambda self, *given, is_on_way: right(self, *given, is_on_way=False),
+    ),
     (
         1,
         "a rejected token is accepted",
