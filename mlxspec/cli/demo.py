@@ -81,9 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run all prompts and print the comparison. Returns 0 where every answer is the same as in plain decoding, else 1."""
-    if args.max_tokens is not None:
-        check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
-    check_number("--repeat", args.repeat, 1, 100, integer=True)
+    check_numbers(args)
     prompts = _prompts(args)
     args.all = args.all or bool(args.draft)
     started = time.perf_counter()
@@ -122,6 +120,13 @@ def run(args: argparse.Namespace) -> int:
             _table(console, outcomes)
         _summarize(console, engine, outcomes, seconds)
     return 0 if same else 1
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Check the numbers among the options of `add_options`. Raises ConfigError for one that is out of range."""
+    if args.max_tokens is not None:
+        check_number("--max-tokens", args.max_tokens, 2, 4096, integer=True)
+    check_number("--repeat", args.repeat, 1, 100, integer=True)
 
 
 def load(args: argparse.Namespace) -> tuple[Engine, list[tuple[str, ...]]]:

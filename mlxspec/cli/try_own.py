@@ -17,6 +17,10 @@ from mlxspec.config import SamplingParams, SpecConfig
 from mlxspec.errors import ConfigError, ModelError
 
 _MOST_OWN = 3  # questions of a person's own
+_WITH_PROMPTS = (
+    "--max-tokens",
+    "--repeat",
+)  # options of `demo` that say nothing about a measurement of a minute
 add_options = demo.add_options
 
 
@@ -24,6 +28,11 @@ def run(args: argparse.Namespace) -> int:
     """Choose a model, measure it with drafting and without, keep the result and print it. Returns 0, or 1 where a text differs."""
     if args.file is not None or args.request or args.all or args.draft or args.vision:
         return demo.run(args)
+    demo.check_numbers(args)
+    if idle := [flag for flag in _WITH_PROMPTS if any(word.partition("=")[0] == flag for word in args.given)]:
+        raise ConfigError(
+            f"{idle[0]} needs FILE: without one, answers are measured until their ratios are settled or a minute is over."
+        )
     if not any(word.startswith(("-m", "--model")) for word in args.given):
         args.model = _chosen()
     engine = options.load_engine(args, SpecConfig(), draft="auto")

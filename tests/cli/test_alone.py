@@ -115,6 +115,7 @@ def test_at_a_real_terminal(tmp_path: Path) -> None:
     recorder = pytest.importorskip("recorder", reason="needs POSIX terminals and pyte")
     settings = {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "MLXSPEC_CACHE": str(tmp_path / "cache")}
     settings |= {"HF_HOME": str(tmp_path / "hub"), "TERM": "xterm-256color", "MLX_DISABLE_COMPILE": "1"}
+    settings["COLUMNS"] = "160"  # xdist tells its workers another width
     command = [sys.executable, "-m", "mlxspec"]
     with recorder.Recorder(command, environment={**os.environ, **settings}, columns=160) as person:
         text = person.wait_for("Ctrl-C ends it")

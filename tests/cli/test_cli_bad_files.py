@@ -42,7 +42,7 @@ FOREIGN = [
     ("generate x -m /models/name.gguf", "is in GGUF, which mlxspec does not read; `mlxspec models name`"),
     ("pull owner/name-GGUF", "is in GGUF"),
     ("generate x -m https://huggingface.co/owner/name/tree/main", "owner/name cannot be fetched"),
-    ("generate x -m https://example.com/owner/name", "no Hugging Face id"),
+    ("generate x -m https://example.com/owner/name", "no model of Hugging Face"),
     ("generate x -m qwen3:4b", "mlx-community/Qwen3-4B-4bit cannot be fetched"),
     ("generate x -m gpt-4o", "`mlxspec models gpt 4o`"),
     ("run llama3.2", "mlx-community/Llama-3.2-3B-Instruct-4bit"),

@@ -24,6 +24,7 @@ RIGHT: dict[str, list[str]] = {
     "demo": ["--model", NOWHERE],
     "bench": ["--model", NOWHERE],
     "tune": ["--model", NOWHERE],
+    "try": ["--model", NOWHERE],
     "pull": [REPO],
     "rm": [REPO],
     "inspect": [NOWHERE],

@@ -104,6 +104,21 @@ def test_a_file_is_edited_as_before(run: Run, home: Path, roomy: Path) -> None:
     assert "Same text in 1 of 1." in ran.out
 
 
+@catches(
+    "what changes nothing is accepted",
+    "mlxspec.cli.try_own:_WITH_PROMPTS",
+    lambda right: (),
+)
+@pytest.mark.parametrize(
+    "typed", [("--max-tokens", "8"), ("--max-tokens=8",), ("--repeat", "3"), ("--repeat=1",)]
+)
+def test_what_changes_nothing_without_a_file_is_refused(
+    run: Run, home: Path, roomy: Path, typed: tuple[str, ...]
+) -> None:
+    studio(home, roomy)
+    refused(run("try", *typed), f"{typed[0].partition('=')[0]} needs FILE")
+
+
 def test_json_goes_round_and_tells_no_text(run: Run, home: Path, roomy: Path) -> None:
     """The person's own last questions are asked, and only their number is told."""
     secret = "my very own question"
