@@ -369,6 +369,7 @@ def _eos_ids(folder: Path, inner: _Tokenizer, special: Mapping[str, str]) -> fro
     for source, values in (sources | {"config.json": config, "text_config of config.json": text}).items():
         given = values.get("eos_token_id")
         ids = {i for i in (given if isinstance(given, list) else [given]) if type(i) is int}
+        ids -= {-1}  # how some write that there is none
         known = {i for i in ids if i >= 0 and (not rows or i < max(rows) or i in there)}
         if ids and not known:
             raise TokenizerError(

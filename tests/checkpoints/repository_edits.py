@@ -371,6 +371,7 @@ GOOD: dict[str, Edit] = {
     "a description that was left behind": setting(quantization_config={"quant_method": "frob"}),
     "matrices in 4 bits": quantized(),
     "wrong bits for all": both(quantized(), setting(quantization={"group_size": 64, "bits": 8})),
+    "an end that is -1, for none": json_file("generation_config.json", eos_token_id=-1),
     "some ends of another model": json_file("generation_config.json", eos_token_id=[1, 999_999]),
     "no template": _NO_TEMPLATE,
     "bytes behind the last tensor": lambda folder: (folder / WHOLE).write_bytes((folder / WHOLE).read_bytes() + b"\0" * 64),
