@@ -36,7 +36,7 @@ from mlxspec.engine.rehearsal import IDLE_SECONDS, rehearse
 from mlxspec.engine.stream import Stream
 from mlxspec.engine.thread import JobThread
 from mlxspec.errors import ConfigError, EngineStoppedError, MlxspecError, RankError
-from mlxspec.events import FinishEvent, FinishReason
+from mlxspec.events import Event, FinishEvent, FinishReason
 from mlxspec.platform import device
 from mlxspec.sampling.constraints import Compiled
 
@@ -419,22 +419,23 @@ class Worker:
         with self._changed:
             streams = {s.request.number: s for s in self._open if s.request is not None}
         error: Exception | None = None
+        events: list[Event] = []
         try:
             engine.rest(frozenset(number for number, s in streams.items() if s.is_behind))
-            for event in engine.step():
-                if event.request in streams:
-                    streams[event.request].put(event)
+            events = engine.step()
         except Exception as raised:
             error = raised
-        num_ended = 0
-        for stream in streams.values():
-            request = stream.request
-            if request is not None and request.finish_reason is not None:
-                why = request.error or (None if error is None else _described(error))
-                stream.put(_finish(request.number, request.finish_reason, why))
-                self._forget(stream)
-                num_ended += 1
-        if error is not None and not num_ended:
+        asked = [(s, s.request) for s in streams.values() if s.request is not None]
+        ended = [(s, r, r.finish_reason) for s, r in asked if r.finish_reason is not None]
+        for stream, _, _ in ended:
+            self._forget(stream)  # before its reader has the end: what is open then are the streams of others
+        for event in events:
+            if event.request in streams:
+                streams[event.request].put(event)
+        for stream, request, reason in ended:
+            why = request.error or (None if error is None else _described(error))
+            stream.put(_finish(request.number, reason, why))
+        if error is not None and not ended:
             raise error
 
     def _end(self, state: State, why: BaseException) -> None:

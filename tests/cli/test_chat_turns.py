@@ -118,13 +118,13 @@ def test_turns_taken_back_down_to_the_forgotten_ones_are_shown_again(session: Se
     """What is asked next is in the prompt, however many turns were taken back."""
     talk, engine = session.talk, session.talk.engine
     while talk.num_forgotten < 4:
-        chat._turn(session, f"question {len(talk.turns) // 2:02d} with some words")
+        chat.run_turn(session, f"question {len(talk.turns) // 2:02d} with some words")
     while talk.turns:
         obey(session, "/undo")
         assert talk.num_forgotten <= len(talk.turns)
         before = list(talk.turns)
         if len(before) in (0, 2):
-            chat._turn(session, "and what now?")
+            chat.run_turn(session, "and what now?")
             assert talk.last is not None
             assert "and what now?" in engine.tokenizer.decode(list(talk.last[0]))
             obey(session, "/undo")
@@ -316,7 +316,7 @@ def test_another_model_begins_with_the_turns_alone(
         talk = Conversation(engine=small, params=session.talk.params, spec=small.spec)
         session.talk = talk
         while not talk.num_forgotten:
-            chat._turn(session, f"question {len(talk.turns) // 2} with some words")
+            chat.run_turn(session, f"question {len(talk.turns) // 2} with some words")
         turns = list(talk.turns)
         talk.go_on_with(engine, {})
         capsys.readouterr()
@@ -324,7 +324,7 @@ def test_another_model_begins_with_the_turns_alone(
             obey(session, "/prove")
         obey(session, "/stats")
         assert "no answer yet" in capsys.readouterr().err
-    chat._turn(session, "and now?")
+    chat.run_turn(session, "and now?")
     assert talk.turns[: len(turns)] == turns
     assert talk.num_forgotten == 0
     assert talk.last is not None

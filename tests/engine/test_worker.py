@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from planting import catches
+from planting import catches, rewritten
 
 from mlxspec.config import SamplingParams
 from mlxspec.drafters.lookup import ngram_lookup
@@ -59,6 +59,26 @@ def test_events_are_those_of_the_engine(worker: Worker) -> None:
     assert isinstance(events[-1], FinishEvent)
     assert sum(isinstance(e, FinishEvent) for e in events) == 1
     assert events[-1].reason == "length"
+    assert worker.num_open == 0
+
+
+@catches(
+    "a stream is open when its reader has the end",
+    "mlxspec.engine.worker:Worker._step",
+    rewritten("self._forget(stream)  #", "threading.Timer(0.2, self._forget, (stream,)).start()  #"),
+)
+def test_a_stream_whose_reader_has_the_end_is_not_open(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the worker is slow: what comes next may depend on whether others are open."""
+    forget = Worker._forget
+
+    def slowly(self: Worker, stream: Stream) -> None:
+        time.sleep(0.1)
+        forget(self, stream)
+
+    monkeypatch.setattr(Worker, "_forget", slowly)
+    assert isinstance(list(worker.submit(PROMPT, params()))[-1], FinishEvent)
     assert worker.num_open == 0
 
 
