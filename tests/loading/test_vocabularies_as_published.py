@@ -182,8 +182,8 @@ def test_only_ends_with_rows_end_a_grammar(tmp_path: Path) -> None:
 def test_an_end_that_the_vocabulary_lacks_is_refused(file: str, tmp_path: Path) -> None:
     folder = with_added(tmp_path / "model")
     content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | {"eos_token_id": [5000, -1]}))
-    with pytest.raises(TokenizerError, match=rf"{file} ends texts with token -1, which"):
+    (folder / file).write_text(json.dumps(content | {"eos_token_id": [5000, -4]}))
+    with pytest.raises(TokenizerError, match=rf"{file} ends texts with token -4, which"):
         load(str(folder), draft="off")
     (folder / file).write_text(json.dumps(content | {"eos_token_id": [5000, 2047]}))
     assert {5000, 2047} <= Tokenizer.from_folder(folder).eos_ids
