@@ -142,7 +142,7 @@ def _shards(plan: Plan) -> set[str]:
 
 
 def _placed(plan: Plan) -> tuple[set[str], list[str]]:
-    """Return the names of a plan's files that are in its folder, and those of the weight files that are not."""
+    """Return the names of a plan's files that are on this disk, and the names of its weight files that are not, in order."""
     here = {f.name for f in plan.files if (plan.folder / f.name).is_file()}
     return here, sorted(_shards(plan) - here)
 

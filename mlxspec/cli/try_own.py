@@ -20,7 +20,7 @@ _MOST_OWN = 3  # questions of a person's own
 _WITH_PROMPTS = (
     "--max-tokens",
     "--repeat",
-)  # options of `demo` that say nothing about a measurement of a minute
+)  # options of `demo` that have no meaning in a measurement of a minute
 add_options = demo.add_options
 
 

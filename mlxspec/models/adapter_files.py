@@ -400,7 +400,7 @@ def is_named(path: str, name: str) -> bool:
 
 
 def _is_layer(module: Any) -> bool:
-    """Return whether low-rank changes can be made to a module itself."""
+    """Return whether a module is a linear layer, an embedding or a stack of experts, to which low-rank changes can be added."""
     return isinstance(module, (*LINEAR, *LOOKED_UP)) or is_stack(module)
 
 

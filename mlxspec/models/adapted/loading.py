@@ -277,8 +277,8 @@ def _concerned(error: BaseException, config: Mapping[str, Any]) -> list[str]:
     """Return the keys of config.json that an error of mlx-lm's code is about, as far as tensors that it names or lines that failed tell;
     model_type where they do not."""
     keys = {*text_of(config), "quantization_config"}
-    words = next((words for named, words in _DECIDED_BY if re.search(named, str(error))), "$.")
-    found = {key for key in keys if re.search(words, key)}
+    words = next((words for named, words in _DECIDED_BY if re.search(named, str(error))), None)
+    found = {key for key in keys if words is not None and re.search(words, key)}
     for frame in traceback.extract_tb(error.__traceback__):
         if Path(frame.filename).parent.name == "models" and "mlx_lm" in frame.filename:
             found |= {*re.findall(r"(?:args|config|self)\.(\w+)", frame.line or "")} & keys

@@ -115,16 +115,18 @@ _MENDED = {  # keys that `mend` or `differences` looks at
     "layer_types": ("cohere2",),
     "scale_attn_by_inverse_layer_idx": ("gpt2",),
 }
-# By key, the model_type whose class reads no list, and the values of most layers and of every fourth layer.
-_IN_FOURS: dict[str, tuple[str, Any, Any]] = {
-    "layer_types": ("cohere2", "sliding_attention", "full_attention"),
-    "no_rope_layers": ("llama4", 1, 0),
-}
+# By key, the model_type whose class reads no list, the values of most layers and of every fourth layer, and what the class does.
+_IN_FOURS: dict[str, tuple[str, Any, Any, str]] = {
+    "layer_types": (
+        "cohere2", "sliding_attention", "full_attention", "gives every fourth layer all tokens, and the others a window"
+    ),
+    "no_rope_layers": ("llama4", 1, 0, "gives all layers but every fourth one rotary positions"),
+}  # fmt: skip
 # By model_type and key, what mlx-lm's class has built in, what counts where config.json lacks the key, and what the class does.
 _DIFFERENT: dict[tuple[str, str], tuple[Any, Any, str]] = {
     ("ernie4_5_moe", "moe_use_aux_free"): (False, True, "chooses experts without e_score_correction_bias"),
-    ("falcon_h1", "attention_in_multiplier"): (1.0, 1.0, "leaves values as they are"),
-    ("gpt_bigcode", "multi_query"): (True, True, "has the queries of all heads before their keys"),
+    ("falcon_h1", "attention_in_multiplier"): (1.0, 1.0, "multiplies queries and keys by it, and no values"),
+    ("gpt_bigcode", "multi_query"): (True, True, "reads the queries of all heads first, and then the keys"),
 }
 LONG = ("longrope", "su")  # kinds of rotary positions with factors for short texts and for long ones
 
@@ -201,7 +203,7 @@ def mend(module: Any, config: Mapping[str, Any]) -> None:
 
 
 def _norm_groups(norm: Any, text: Mapping[str, Any]) -> None:
-    """Make a gated norm of a Mamba 2 layer norm each group of heads alone."""
+    """Change a gated norm of a Mamba 2 layer so that it normalizes each group of heads by itself."""
     num, kind = text.get("mamba_n_groups") or text.get("n_groups") or 1, type(norm)
     eps = getattr(norm, "eps", None) or norm.variance_epsilon
     is_first = getattr(norm, "norm_before_gate", False)
@@ -216,28 +218,37 @@ def _norm_groups(norm: Any, text: Mapping[str, Any]) -> None:
 
 
 def _share_among_all(mixture: Any, text: Mapping[str, Any]) -> None:
-    """Make a mixture of experts weight them by a softmax over all experts. Its class takes a softmax over those that it chooses."""
-    kind = type(mixture)
+    """Change a mixture of experts so that the share of each chosen expert is of a softmax over all experts, as in Jamba."""
 
     def call(self: Any, x: mx.array) -> mx.array:
         shares = mx.softmax(self.router(x), axis=-1, precise=True)
-        chosen = mx.topk(shares, self.num_experts_per_tok, axis=-1)
-        return kind.__call__(self, x) * chosen.sum(-1, keepdims=True)
+        return _mixed(self.switch_mlp, x, *_largest(shares, self.num_experts_per_tok))
 
-    mixture.__class__ = _with_call(kind, call)
+    mixture.__class__ = _with_call(type(mixture), call)
 
 
 def _share_among_chosen(mixture: Any, text: Mapping[str, Any]) -> None:
-    """Make the shares of the experts that a mixture chooses add up to 1, if config.json asks for it: the gate's logits of all others become
-    so small that a softmax gives these experts nothing."""
-    kind, most = type(mixture.gate), mixture.top_k
+    """Change a mixture of experts with a shared expert so that the shares of the chosen experts add up to 1, if config.json asks for it
+    (`norm_topk_prob`)."""
 
     def call(self: Any, x: mx.array) -> mx.array:
-        logits = kind.__call__(self, x)
-        return mx.where(logits < mx.topk(logits, most, axis=-1).min(-1, keepdims=True), -mx.inf, logits)
+        chosen, logits = _largest(self.gate(x), self.top_k)
+        y = _mixed(self.switch_mlp, x, chosen, mx.softmax(logits, axis=-1, precise=True))
+        return y + mx.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
 
     if text.get("norm_topk_prob"):
-        mixture.gate.__class__ = _with_call(kind, call)
+        mixture.__class__ = _with_call(type(mixture), call)
+
+
+def _largest(values: mx.array, num: int) -> tuple[mx.array, mx.array]:
+    """Return the places (..., num) of the largest values (..., N) in no order, and these values."""
+    chosen = mx.argpartition(-values, kth=num - 1, axis=-1)[..., :num]
+    return chosen, mx.take_along_axis(values, chosen, axis=-1)
+
+
+def _mixed(experts: Any, x: mx.array, chosen: mx.array, shares: mx.array) -> mx.array:
+    """Return the sum (..., D) of what the chosen experts (..., num) make of x (..., D), weighted by their shares (..., num)."""
+    return (experts(x, chosen) * shares[..., None]).sum(axis=-2)
 
 
 def _with_call(kind: Any, call: Any) -> Any:
@@ -327,13 +338,17 @@ def differences(config: Mapping[str, Any], max_context: int) -> Iterator[str]:
         yield "dim_model_base of config.json is not used: mlx-lm's code divides no logits where the head is the embedding."
     for (of, key), (built_in, default, done) in _DIFFERENT.items():
         if kind == of and text.get(key, default) != built_in:
-            yield f"{key} of config.json is not used as the model was published: mlx-lm's code {done}."
-    for key, (of, windowed, whole) in _IN_FOURS.items():
+            yield _unlike(key, done)
+    for key, (of, most, fourth, done) in _IN_FOURS.items():
         named, step = text.get(key), text.get("sliding_window_pattern", 4)
         if config.get("model_type") != of or not isinstance(named, list) or not isinstance(step, int):
             continue
-        if named != [whole if (i + 1) % step == 0 else windowed for i in range(len(named))]:
-            yield f"{key} of config.json is not used: mlx-lm's code has every fourth layer of its own kind."
+        if named != [fourth if (i + 1) % step == 0 else most for i in range(len(named))]:
+            yield _unlike(key, done)
+
+
+def _unlike(key: str, done: str) -> str:
+    return f"{key} of config.json has not the effect that it has in transformers: mlx-lm's code {done}."
 
 
 def unread(config: Mapping[str, Any]) -> tuple[str, ...]:

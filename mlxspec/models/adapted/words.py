@@ -98,12 +98,11 @@ def _neox(part: Part) -> dict[str, Any]:
 def _granite(part: Part) -> dict[str, Any]:
     names = {"linear_attention": "mamba", _FULL: "attention"}
     named = [names.get(name, name) for name in part.get("layer_types") or []]
-    words = {"layer_types": named, "position_embedding_type": part.get("position_embedding_type") or "nope"}
-    return (
-        words
-        if part.get("num_local_experts")
-        else words | {"intermediate_size": part.get("shared_intermediate_size")}
-    )
+    position = part.get("position_embedding_type") or "nope"
+    words: dict[str, Any] = {"layer_types": named, "position_embedding_type": position}
+    if not part.get("num_local_experts"):
+        words["intermediate_size"] = part.get("shared_intermediate_size")
+    return words
 
 
 def _exaone4(part: Part) -> dict[str, Any]:
@@ -225,7 +224,7 @@ def older_names(kind: Any, weights: Weights) -> Weights:
     if kind == "gpt_oss":
         return _apart(weights)
     if kind == "qwen3_vl_moe":
-        return _turned(weights)
+        return _inputs_first(weights)
     return {older_name(kind, name): value for name, value in weights.items()} if kind in _NAMES else weights
 
 
@@ -280,7 +279,7 @@ def _apart(weights: Weights) -> Weights:
     return found
 
 
-def _turned(weights: Weights) -> Weights:
+def _inputs_first(weights: Weights) -> Weights:
     """Return the experts of Qwen3-VL as mlx-lm's code reads them: stacks (E, in, out). transformers 5 saves (E, out, in)."""
     found = dict(weights)
     for name, both in weights.items():
