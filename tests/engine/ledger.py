@@ -88,8 +88,8 @@ _texts: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
 
 def _decode(name: str, wanted: Mapping[tuple[int, ...], int], *, alone: bool = False) -> None:
-    """Put into _texts how a model's plain decoding goes on behind these prompts, for so many tokens at least. alone: also where that is
-    there, because rows beside each other round otherwise."""
+    """Decode each prompt of `wanted` plainly, for its number of tokens, and keep the texts in _texts. name: of the model. alone: whether a
+    text that is kept is decoded again, as it was decoded beside others, which rounds otherwise."""
     made = Engine(MODELS[name](), config=EngineConfig(prefix_budget=0, max_rows=16))
     asked = [
         made.submit(list(prompt), SamplingParams(max_tokens=num, ignore_eos=True))
@@ -134,7 +134,7 @@ class Files(JobThread):
 
 
 def locks(root: object) -> list[object]:
-    """The locks of all objects of the engine and its parts that an object leads to."""
+    """Return the locks of an object and of all objects of mlxspec.engine that can be reached from it."""
     found, seen, waiting = list[object](), set[int](), [root]
     while waiting:
         at = waiting.pop()
@@ -226,8 +226,12 @@ class Armed:
 
 @dataclass
 class Walk:
-    """kind: what the second life's model has of its own, weights or settings. is_tight: whether memory is short, so that requests wait
-    for it and not for a place. did: what was done, failed and was found, by name. late: steps that what could go on has not."""
+    """A walk through three lives of a worker on one folder.
+
+    kind: what the second life's model has of its own, weights or settings. is_tight: whether memory is short, so that requests wait for
+    it and not for a place. did: what was done,
+    failed and was found, by name. late: number of steps in which a request that could go on did not.
+    """
 
     folder: Path
     seed: int
@@ -352,7 +356,7 @@ class Walk:
         self.monkeypatch.setattr(kept_files, "SPARE", 1 << 60)
 
     def damage(self) -> None:
-        """Between two lives: of three files one holds other bytes, and one is under the name of another."""
+        """Change files between two lives: of three, one holds other bytes, and one is under the name of another."""
         self.monkeypatch.setattr(kept_files, "SPARE", 0)
         paths = sorted(self.folder.glob("*.safetensors"))
         self.rng.shuffle(paths)
@@ -387,7 +391,7 @@ class Walk:
         self.turned = self.worker.call(self.turn, is_piece=True)
 
     def _script(self, engine: Engine, *, has_end: bool) -> Iterator[None]:
-        """What is done in a life, turn by turn. has_end: whether all requests end before the worker is stopped, and a prompt is then read
+        """Yield after each turn of a life. has_end: whether all requests end before the worker is stopped, and a prompt is then read
         ahead of its request."""
         acts = (*5 * [self.submit], self.close, self.stop_reading, self.read_again)
         for number in range(TURNS):
@@ -412,7 +416,7 @@ class Walk:
         raise AssertionError("it does not end")
 
     def _read_ahead(self, engine: Engine) -> Iterator[None]:
-        """A prompt that is expected is read piece by piece, once, and its request finds it."""
+        """Check that an expected prompt is read piece by piece, once, and that its request finds it. Yields after each piece."""
         expected = [self.rng.randint(1, 89) for _ in range(3 * CHUNK)]
         spec = equality.spec("mtp", owner="x")
         self.known["x"].append(expected)
@@ -443,7 +447,7 @@ class Walk:
     # --- a step
 
     def watched(self, engine: Engine, step: Callable[[], list[Event]]) -> list[Event]:
-        """A step of which a call may fail. Its caller goes on behind an interrupt, as in a notebook."""
+        """Run a step in which a call may fail, and return its events. After an interrupt the caller goes on, as in a notebook."""
         self.steps += 1
         was_off = self.disk.files.rests
         if self.may_fail and self.armed is None and self.rng.random() < 0.2:
@@ -513,7 +517,7 @@ class Walk:
         self._check_shares(engine)
 
     def _check_owners(self, waiting: Sequence[Request]) -> None:
-        """What requests found of their prompts is of their own owner's texts."""
+        """Check that what requests found of their prompts is of their own owner's texts."""
         for asked in self.asked:
             if (request := asked.request) is not None and request not in waiting:
                 known = self.known[asked.owner]
@@ -523,8 +527,8 @@ class Walk:
                     known.append(request.history)
 
     def _check_shares(self, engine: Engine) -> None:
-        """Who may have a place has it, clients have no two places fewer than another, and each has its turn: but for the steps until a
-        round on its way has been read."""
+        """Check that who may have a place has it, that no client has two places fewer than another, and that each has its turn, but for the
+        steps until a round on its way has been read."""
         places = engine.places
         rests = {a.request.number for a in self.asked if a.request is not None and a.stream.is_behind}
         has = Counter(r.client for r in places.running)
@@ -549,14 +553,14 @@ class Walk:
             assert steps <= (3 * TURN if what in CLIENTS else WAITS), what
 
     def _check_folder(self, engine: Engine) -> None:
-        """Nothing is left of a file that was being written, nobody has the folder locked, and the limit holds."""
+        """Check that nothing is left of a file that was being written, that nobody has the folder locked, and that the limit holds."""
         assert not [*self.folder.glob("*.new")]
         assert sum(-(-p.stat().st_size // 4096) * 4096 for p in self.folder.glob("*.safetensors")) <= FILES
         with open(self.folder / kept_files.LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _check_answers(self) -> None:
-        """Each request has been told all of its text and one end, and found what its own owner has left."""
+        """Check that each request has been told all of its text and one end, and found what its own owner has left."""
         self.read_again(1.0)
         self.read()
         lengths = Counter[tuple[int, ...]]()
@@ -595,7 +599,7 @@ async def _ticks() -> None:
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with."""
+    """Return the number of tokens with which both texts begin."""
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

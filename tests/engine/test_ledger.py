@@ -11,11 +11,11 @@ import pytest
 from planting import catches
 
 from mlxspec.cache.model_cache import ModelCache
-from mlxspec.engine import memory
 from mlxspec.engine.engine import Engine
 from mlxspec.engine.places import Rows
 from mlxspec.engine.request import Request
 from tests.engine.ledger import Walk
+from tests.engine.memory_faults import without_own_row
 
 FAST = (1, 2)  # one of them is in the fast tier
 SEEDS = (*FAST, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, *range(3, 40))))
@@ -49,18 +49,6 @@ def begins_unguarded(right: Any) -> Any:
             raise error
 
     return begin
-
-
-def without_own_row(_: Any) -> Any:
-    """Room for a request, as if it took no part in the rounds that it joins."""
-    return lambda self, request: (
-        not self._reserved
-        or self.weights
-        + self.reserved
-        + self.needed(request)
-        + self.activations(memory.SMALLEST_CHUNK, max(self._longest, 11), rows=len(self._reserved))
-        <= self.budget
-    )
 
 
 ENGINE, SCHEDULE, PREFIX = (

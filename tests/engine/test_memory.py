@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +26,7 @@ from mlxspec.platform import device
 from tests import tiny_models
 from tests.engine import equality, images
 from tests.engine.equality import ALL, same, spec
+from tests.engine.memory_faults import without_own_row
 
 MIB = 1 << 20
 FEW = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -72,18 +72,6 @@ def test_the_longest_row_is_the_longest_that_is_not_refused() -> None:
                     tight.submit([1, 2, 3], params, spec=spec(*who))
         shared = equality.engine(memory_budget=least() + extra, prefix_budget=MIB // 2)
         assert shared.memory.most_tokens(spec(*who)) < most or most == tight.max_context
-
-
-def without_own_row(_: Any) -> Any:
-    """Room for a request, as if it took no part in the rounds that it joins."""
-    return lambda self, request: (
-        not self._reserved
-        or self.weights
-        + self.reserved
-        + self.needed(request)
-        + self.activations(memory.SMALLEST_CHUNK, max(self._longest, 11), rows=len(self._reserved))
-        <= self.budget
-    )
 
 
 @catches(
