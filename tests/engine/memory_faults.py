@@ -8,7 +8,7 @@ from mlxspec.engine import memory
 
 
 def without_own_row(_: Any) -> Any:
-    """Return a stand-in of `Memory.has_room` for a request that counts as if it took no part in the rounds that it joins."""
+    """Return a stand-in of `EngineMemory.has_room` for a request that counts as if it took no part in the rounds that it joins."""
     return lambda self, request: (
         not self._reserved
         or self.weights
